@@ -1,0 +1,420 @@
+"""Prompts from any common dataset format, and the endless prompt sampler.
+
+`load_prompts` finds the splits, reads the rows, merges those that repeat, puts `--prompt_template` and
+`--system_prompt` around the text, and tokenizes. It goes by the columns:
+
+    GSM8K           question, answer (gold after ####)
+    MATH            problem, answer or solution (gold in the last \\boxed{})
+    verl            prompt, reward_model (a dict with ground_truth), as in DAPO-Math-17k
+    TRL             prompt; prompt, chosen, rejected; or chosen, rejected alone (as in hh-rlhf); plain text or messages
+    anything else   --prompt_column and --answer_column
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.rewards import extract_answer
+from common.runs import InputError
+
+EMBEDDED = Path(__file__).parent / "tiny"
+EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+ANSWER_COLUMNS = ("answer", "reward_model", "solution")
+ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: list[int]  # the token ids the model is given
+    prompt: str | list[dict]  # what reward functions see: the row's own text or messages, no template or system prompt
+    answer: str | None  # gold: `extract_answer` of the answer column, or its whole text when it has no marker
+    columns: dict  # the row's other columns, for the user's reward functions; the raw answer column is among them
+
+
+class Source(NamedTuple):
+    name: str  # as messages call it
+    data: Any  # the path of a file, or a datasets.Dataset
+
+
+class Row(NamedTuple):
+    where: str  # file and line, for messages
+    prompt: str | list[dict]
+    answer: str | None
+    columns: dict
+
+
+def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], list[Prompt], str]:
+    """Training prompts, evaluation prompts, and one line on where they come from and what was merged and dropped.
+
+    Evaluation data: `--eval_dataset` and `--eval_split`; else the dataset's test split, then its validation split (for
+    a local `train.*` the file `test.*` or `validation.*` beside it); else 5 % of the training prompts, at most 512,
+    held out by `seed`. Training does not depend on `--eval_prompts`, so a resumed run may change it.
+    With `needs_answers` a row without an answer is an error. Bad input is an InputError that names file and row.
+    """
+    if args.prompt_template and "{prompt}" not in args.prompt_template:
+        raise InputError(f"--prompt_template {args.prompt_template!r} does not contain {{prompt}}")
+    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
+    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
+    eval_source = find_eval_source(args, splits)
+    train, note = read_prompts(source, args, tokenizer, needs_answers)
+    if eval_source:
+        evaluation, eval_note = read_prompts(eval_source, args, tokenizer, needs_answers)
+    else:
+        train, evaluation = hold_out(train, args.seed)
+        eval_note = "held out of these"
+    if 0 < args.eval_prompts < len(evaluation):
+        chosen = np.random.default_rng(args.seed).permutation(len(evaluation))[: args.eval_prompts]
+        eval_note += f", chosen from {len(evaluation)}"
+        evaluation = [evaluation[i] for i in sorted(chosen)]
+    trained = {prompt_key(p.prompt) for p in train}
+    if seen := sum(prompt_key(p.prompt) in trained for p in evaluation):
+        eval_note += f", {seen} also in training"
+    return train, evaluation, f"training: {len(train)} prompts ({note}); evaluation: {len(evaluation)} ({eval_note})"
+
+
+# --- splits ------------------------------------------------------------------------------------------------
+
+
+def find_splits(name: str, config: str | None, siblings: bool) -> dict[str, Source]:
+    """The splits of "embedded", a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
+    beside a file named `train.*` are further splits."""
+    path = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    if path.is_file():
+        if path.suffix not in EXTENSIONS:
+            raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
+        beside = split_files(path.parent) if siblings and path.stem == "train" else {}
+        return beside | {"train": Source(str(path), path)}
+    if path.is_dir():
+        return split_files(path) or load_splits(str(path), config)
+    if name == "embedded" or path.suffix in EXTENSIONS or name.startswith(("/", "./", "../", "~")):
+        raise InputError(f"{path}: no such file or folder")
+    return load_splits(name, config)
+
+
+def split_files(folder: Path) -> dict[str, Source]:
+    splits = {}
+    for split in ("train", "test", "validation"):
+        paths = [folder / (split + suffix) for suffix in EXTENSIONS]
+        if path := next(filter(Path.is_file, paths), None):
+            splits[split] = Source(str(path), path)
+    return splits
+
+
+def load_splits(name: str, config: str | None) -> dict[str, Source]:
+    """The splits of a hub dataset, of a local copy of one, or of a folder that `save_to_disk` made."""
+    import datasets  # here, because it takes seconds and bad input is to be answered before
+
+    saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config)
+    except Exception as error:  # datasets raises nearly every type there is
+        raise InputError(f"cannot load the dataset {name}: {describe(error)}") from None
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"train": loaded}
+    return {split: Source(f"{name} [{split}]", dataset) for split, dataset in loaded.items()}
+
+
+def describe(error: Exception) -> str:
+    """A datasets error in one line; what went wrong is often in its cause only."""
+    cause = error.__cause__ or error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def get_split(splits: dict[str, Source], split: str, name: str, option: str) -> Source:
+    if split not in splits:
+        raise InputError(f"{name} has no split {split!r} but {', '.join(splits)}: choose with {option}")
+    return splits[split]
+
+
+def find_eval_source(args, splits: dict[str, Source]) -> Source | None:
+    """The evaluation data that `load_prompts` describes; None where it is to be held out of the training data."""
+    name, others = args.dataset, {split: splits[split] for split in splits if split != args.dataset_split}
+    if args.eval_dataset:
+        name = args.eval_dataset
+        splits = others = find_splits(name, args.dataset_config if name == args.dataset else None, siblings=False)
+    if args.eval_split:
+        return get_split(splits, args.eval_split, name, "--eval_split")
+    for split in ("test", "validation"):
+        if split in others:
+            return others[split]
+    if not args.eval_dataset:
+        return None
+    if len(splits) > 1:
+        raise InputError(f"{name} has the splits {', '.join(splits)}: choose with --eval_split")
+    return next(iter(splits.values()))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
+    """The prompts of a source that fit `--max_prompt_tokens`, and a note on what was merged and dropped."""
+    rows, merged = merge_rows(source, args, needs_answers)
+    encoded = tokenize(rows, args, tokenizer)
+    prompts = [
+        Prompt(ids, row.prompt, row.answer, row.columns)
+        for ids, row in zip(encoded, rows, strict=True)
+        if len(ids) <= args.max_prompt_tokens
+    ]
+    if not prompts:
+        raise InputError(
+            f"{source.name}: all {len(rows)} prompts are longer than --max_prompt_tokens {args.max_prompt_tokens},"
+            f" the shortest has {min(map(len, encoded))} tokens"
+        )
+    note = source.name
+    if merged:
+        note += f", {merged} repeated rows merged"
+    if len(prompts) < len(rows):
+        note += f", {len(rows) - len(prompts)} longer than {args.max_prompt_tokens} tokens dropped"
+    if unknown := sum(tokenizer.unk_token_id in prompt.ids for prompt in prompts):
+        note += f", {unknown} with characters unknown to the tokenizer"
+    return prompts, note
+
+
+def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], int]:
+    """The first row of each prompt and answer, and the number of rows that only repeat one.
+
+    This comes before tokenization: of the 1.8 million rows of DAPO-Math-17k one in a hundred is left.
+    """
+    rows = read_json(source.data) if is_json(source) else read_dataset(source)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{source.name}: no rows")
+    prompt_column, answer_column = find_columns(source.name, list(first[1]), args, needs_answers)
+    gold = cache(lambda text: extract_answer(text) or text)
+    kept: dict[Any, Row] = {}
+    repeated = 0
+    for where, row in chain([first], rows):
+        raw = row.get(prompt_column) if prompt_column else shared_prompt(row.get("chosen"), row.get("rejected"))
+        prompt = check_prompt(raw, where)
+        text = answer_text(row.get(answer_column))
+        if needs_answers and text is None:
+            raise InputError(f"{where}: no answer (text or number) in {answer_column!r}, and the reward needs one")
+        answer = None if text is None else gold(text)
+        key = prompt_key(prompt), answer
+        if key in kept:
+            repeated += 1
+        else:
+            kept[key] = Row(where, prompt, answer, {k: v for k, v in row.items() if k != prompt_column})
+    return list(kept.values()), repeated
+
+
+def is_json(source: Source) -> bool:
+    return isinstance(source.data, Path) and source.data.suffix in (".jsonl", ".json")
+
+
+def read_json(path: Path) -> Iterator[tuple[str, dict]]:
+    """(where, row) of JSON lines or of one JSON array.
+
+    Not through datasets: it turns "2024-01-02" into a datetime and 1 beside 2.5 into 1.0, fails on a column that
+    changes its type late in the file, and its errors name no line.
+    """
+    with open(path, "rb") as file:
+        array = path.suffix == ".json" and file.read(64).lstrip().startswith(b"[")
+        file.seek(0)
+        for number, item in enumerate(parse_json(file.read(), str(path)) if array else file, 1):
+            if not array and not item.strip():
+                continue
+            where = f"{path}, {'row' if array else 'line'} {number}"
+            row = item if array else parse_json(item, where)
+            if not isinstance(row, dict):
+                raise InputError(f"{where}: not a JSON object but {type(row).__name__}")
+            yield where, row
+
+
+def parse_json(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not valid JSON: {error}") from None
+
+
+def read_dataset(source: Source) -> Iterator[tuple[str, dict]]:
+    """(where, row) of a parquet or CSV file or of a loaded dataset."""
+    import datasets
+
+    data = source.data
+    if isinstance(data, Path):
+        try:
+            data = datasets.load_dataset(data.suffix[1:], data_files={"train": str(data)}, split="train")
+        except Exception as error:
+            raise InputError(f"{source.name}: cannot be read: {describe(error)}") from None
+    columns = data.column_names
+    batches = (zip(*batch.values(), strict=True) for batch in data.iter(batch_size=1000))
+    for number, values in enumerate(chain.from_iterable(batches), 1):
+        yield f"{source.name}, row {number}", dict(zip(columns, values, strict=True))
+
+
+def find_columns(name: str, columns: list[str], args, needs_answers: bool) -> tuple[str | None, str | None]:
+    """The prompt column (None: what `chosen` and `rejected` share) and the answer column (None: no answers)."""
+    has_pairs = "chosen" in columns and "rejected" in columns
+    found = []
+    for kind, asked, known, optional in (
+        ("prompt", args.prompt_column, PROMPT_COLUMNS, has_pairs),
+        ("answer", args.answer_column, ANSWER_COLUMNS, not needs_answers),
+    ):
+        wanted = (asked,) if asked else known
+        found.append(next((column for column in wanted if column in columns), None))
+        if found[-1] is None and (asked or not optional):
+            raise InputError(
+                f"{name}: no {kind} column, looked for {', '.join(wanted)} and found {', '.join(columns)}:"
+                f" name it with --{kind}_column"
+            )
+    return found[0], found[1]
+
+
+def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
+    """The prompt of a preference pair that has none of its own: what both share, up to the last assistant turn."""
+    if type(chosen) is not type(rejected) or not isinstance(chosen, str | list):
+        return None
+    shared = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
+    if isinstance(chosen, list):
+        while shared and is_message(shared[-1]) and shared[-1]["role"] == "assistant":
+            shared.pop()
+        return shared
+    before, turn, _ = "".join(shared).rpartition(ASSISTANT_TURN)
+    return before + turn or "".join(shared).rpartition(" ")[0]  # without turns, as far as whole words agree
+
+
+def check_prompt(prompt: Any, where: str) -> str | list[dict]:
+    """The prompt; messages lose the keys that are None, which Arrow adds where only other rows have them."""
+    if isinstance(prompt, list) and all(map(is_message, prompt)):
+        prompt = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+        texts = [message["content"] for message in prompt]
+    elif isinstance(prompt, str | None):
+        texts = [prompt or ""]
+    else:
+        raise InputError(f"{where}: the prompt is neither text nor a list of messages with role and content")
+    if not texts or not texts[-1].strip():
+        raise InputError(f"{where}: the prompt is empty")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:  # JSON can hold half a surrogate pair, no tokenizer takes it
+        raise InputError(f"{where}: the prompt is not valid Unicode: {error}") from None
+    return prompt
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def prompt_key(prompt: str | list[dict]) -> Any:
+    return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
+
+
+def answer_text(value: Any) -> str | None:
+    if isinstance(value, dict):  # verl's reward_model
+        value = value.get("ground_truth")
+    return str(value).strip() or None if isinstance(value, str | int | float) else None
+
+
+def hold_out(prompts: list[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    if len(prompts) < 2:
+        raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
+    size = min(512, max(1, len(prompts) // 20))
+    held = set(np.random.default_rng(seed).permutation(len(prompts))[:size].tolist())
+    return [p for i, p in enumerate(prompts) if i not in held], [prompts[i] for i in sorted(held)]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def tokenize(rows: list[Row], args, tokenizer) -> list[list[int]]:
+    """Token ids of each row: through the chat template where the tokenizer has one, else of the plain text."""
+    conversations = [build_messages(row.prompt, args) for row in rows]
+    if tokenizer.chat_template:
+        encoded = [encode_chat(messages, row, tokenizer) for messages, row in zip(conversations, rows, strict=True)]
+    else:
+        texts = [plain_text(messages, row) for messages, row in zip(conversations, rows, strict=True)]
+        encoded = tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"]
+        encoded = [trim_special(ids, tokenizer) for ids in encoded]
+    for ids, row in zip(encoded, rows, strict=True):
+        if not ids:
+            raise InputError(f"{row.where}: the tokenizer makes no token of the prompt")
+    return encoded
+
+
+def build_messages(prompt: str | list[dict], args) -> list[dict]:
+    """The conversation, with `--prompt_template` around its last user message and `--system_prompt` in front, in place
+    of a system message of the data (templates accept one)."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if args.prompt_template and users:
+        last = messages[users[-1]]
+        # not str.format: prompts and templates hold braces of their own
+        messages[users[-1]] = last | {"content": args.prompt_template.replace("{prompt}", last["content"])}
+    if args.system_prompt:
+        messages = [message for message in messages if message["role"] != "system"]
+        messages.insert(0, {"role": "system", "content": args.system_prompt})
+    return messages
+
+
+def encode_chat(messages: list[dict], row: Row, tokenizer) -> list[int]:
+    begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model goes on with it
+    try:
+        chat = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=True, return_dict=True
+        )
+    except Exception as error:  # a template is a program and raises what it likes
+        raise InputError(f"{row.where}: the chat template refuses the prompt: {describe(error)}") from None
+    return chat["input_ids"]
+
+
+def plain_text(messages: list[dict], row: Row) -> str:
+    """System and user text with a blank line between; only a template knows how the turns of a dialogue are marked."""
+    if any(message["role"] not in ("system", "user") for message in messages):
+        raise InputError(
+            f"{row.where}: a dialogue of several turns, and the tokenizer has no chat template:"
+            " take a model that has one, or write the dialogue as plain text"
+        )
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def trim_special(ids: list[int], tokenizer) -> list[int]:
+    """Without the EOS that some tokenizers append (it would end the prompt) and without a BOS twice."""
+    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        ids = ids[1:]
+    return ids
+
+
+# --- sampler ----------------------------------------------------------------------------------------------------------
+
+
+class PromptSampler:
+    """Endless permutations of range(n), a new one each epoch, that depend on `seed` alone.
+
+    Every process draws the whole global batch and takes its own part of it, so the order and the state are the same for
+    any number of processes.
+    """
+
+    def __init__(self, n: int, seed: int):
+        self.n, self.seed, self.drawn = n, seed, 0
+
+    def draw(self, k: int) -> list[int]:
+        """The next k indices, across the end of an epoch if need be."""
+        indices: list[int] = []
+        while len(indices) < k:
+            epoch, start = divmod(self.drawn + len(indices), self.n)
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.n)
+            indices += order[start : start + k - len(indices)].tolist()
+        self.drawn += k
+        return indices
+
+    def state_dict(self) -> dict:
+        return {"n": self.n, "seed": self.seed, "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Raises InputError where the state belongs to other data or another seed: the order would be another."""
+        for name, value in (("n", self.n), ("seed", self.seed)):
+            if state[name] != value:
+                raise InputError(f"the checkpoint's prompt order has {name} {state[name]}, this run {value}")
+        self.drawn = state["drawn"]

@@ -1,0 +1,116 @@
+"""The decoding loop that the scripts hand to `model.generate(custom_generate=decode, n=n)`.
+
+Stock `generate` repeats each prompt n times before the prefill and decodes finished rows until the last one ends. This
+loop runs the prompt once, repeats its key-value cache, and drops rows as they finish. `generate` itself still prepares
+the configuration, the sampling warpers and the empty cache.
+"""
+
+import contextlib
+
+import torch
+from transformers import GenerationConfig
+
+
+def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
+    """A neutral GenerationConfig: samples from the policy itself, or greedily at temperature 0.
+
+    Every default of transformers that bends the distribution is named here (top_k is 50 when unset); what a checkpoint
+    brings along is removed at load (`common.model.load_policy`).
+    """
+    sampling = dict(do_sample=False)
+    if temperature > 0:
+        sampling = dict(do_sample=True, temperature=temperature, top_k=0, top_p=top_p, typical_p=1.0)
+    return GenerationConfig(
+        **sampling,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        num_beams=1,
+        num_return_sequences=num_return_sequences,
+        use_cache=True,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=policy.stop_tokens,
+        pad_token_id=policy.pad_token,
+    )
+
+
+@contextlib.contextmanager
+def seeded(seed, device):
+    """Draw from a stream of its own: `generate` samples from the global generators, which are put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def decode(
+    model,
+    input_ids,
+    logits_processor,
+    stopping_criteria,
+    generation_config,
+    n=1,
+    drop_finished=True,
+    **model_kwargs,
+):
+    """Sample n completions for each of B prompts `input_ids` (B, P), left-padded.
+
+    Returns completions (B*n, T), filled with the pad id after the end, and the log-probs (B*n, T) of their tokens, 0
+    there. The rows of one prompt are adjacent. Without `drop_finished` the random draws are those of stock `generate`
+    with `num_return_sequences=n`; with it they are other draws of the same distribution.
+    """
+    # Naming these in the signature would make `generate` pass them twice. Without padding the mask arrives as None.
+    attention_mask, past_key_values = model_kwargs.get("attention_mask"), model_kwargs["past_key_values"]
+    positions = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    position_ids = (positions.cumsum(dim=1) - 1).clamp(min=0)  # (B, P)
+    device, rows = input_ids.device, len(input_ids) * n
+    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    stop_tokens = torch.tensor(generation_config.eos_token_id, device=device)
+    completions = torch.full((rows, max_new_tokens), generation_config.pad_token_id, device=device)
+    logprobs = torch.zeros((rows, max_new_tokens), device=device)
+
+    outputs = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        past_key_values=past_key_values,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    past_key_values.batch_repeat_interleave(n)
+    logits = outputs.logits[:, -1].repeat_interleave(n, dim=0)
+    position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
+    if attention_mask is not None:
+        attention_mask = attention_mask.repeat_interleave(n, dim=0)
+    running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
+    finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
+
+    for t in range(max_new_tokens):
+        scores = logits_processor(None, logits.float())  # neutral configuration: only warpers, which read no ids
+        probs = scores.softmax(dim=-1)
+        if generation_config.do_sample:
+            tokens = torch.multinomial(probs, 1)
+        else:
+            tokens = scores.argmax(dim=-1, keepdim=True)
+        tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
+        completions[running, t] = tokens[:, 0]
+        logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
+        finished |= torch.isin(tokens[:, 0], stop_tokens)
+        if t + 1 == max_new_tokens or finished.all():
+            break
+        if drop_finished and finished.any():
+            keep = (~finished).nonzero()[:, 0]
+            past_key_values.batch_select_indices(keep)
+            running, finished, tokens, position_ids = running[keep], finished[keep], tokens[keep], position_ids[keep]
+            attention_mask = None if attention_mask is None else attention_mask[keep]
+        if attention_mask is not None:
+            attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(attention_mask), 1)], dim=1)
+        position_ids = position_ids + 1
+        outputs = model(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=True,
+        )
+        logits = outputs.logits[:, -1]
+    return completions[:, : t + 1], logprobs[:, : t + 1]

@@ -1,0 +1,76 @@
+"""Masked arithmetic on (R, T) tensors: R rows (completions), T completion tokens, V vocabulary.
+
+A mask is boolean and true on the tokens that count. Values under a false mask may be anything, NaN included: they go
+through `torch.where` before any sum or `exp`, since `nan * 0` is NaN and a `where` on the finished result makes the
+gradient NaN.
+"""
+
+import torch
+
+
+def masked_sum(values, mask, dim=None):
+    """Sum of `values` where `mask` is true, over `dim` or over everything."""
+    return torch.where(mask, values, 0).sum(dim)
+
+
+def masked_mean(values, mask, dim=None):
+    """Mean of `values` where `mask` is true, over `dim` or over everything; 0 where nothing is."""
+    return masked_sum(values, mask, dim) / mask.sum(dim).clamp(min=1)
+
+
+def completion_mask(completions, stop_tokens):
+    """Which tokens of `completions` (R, T) belong to the completion: all up to the first stop token, which is included.
+
+    By position, never by comparing with the pad id: pad may be a stop token, and may be sampled inside a completion.
+    Returns the mask (R, T) and `truncated` (R,), true for rows without a stop token.
+    """
+    is_stop = torch.isin(completions, torch.as_tensor(stop_tokens, device=completions.device))
+    stops_before = is_stop.cumsum(dim=1) - is_stop.long()
+    return stops_before == 0, ~is_stop.any(dim=1)
+
+
+def log_ratio(logprobs, old_logprobs, mask):
+    """log(pi / pi_old) (R, T), 0 under the mask and clamped to +-20, so that its `exp` is finite in float32."""
+    return torch.where(mask, logprobs - old_logprobs, 0).clamp(-20, 20)
+
+
+def kl_estimate(logprobs, ref_logprobs, mask, estimator):
+    """Per-token estimate (R, T) of KL(pi || ref) from tokens sampled by pi (Schulman's k1, k2, k3), 0 under the mask.
+
+    In a loss they differ by their gradient, in expectation: k1 has none, k2 has that of KL(pi || ref), k3 that of
+    KL(ref || pi).
+    """
+    difference = -log_ratio(logprobs, ref_logprobs, mask)  # d = log(ref / pi)
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        return torch.expm1(difference) - difference
+    raise ValueError(f"kl estimator {estimator!r} is not one of k1, k2, k3")
+
+
+def logprobs_and_entropy(logits, tokens, temperature, entropy_grad=False):
+    """Log-probs of `tokens` (N,) and entropies of the whole distribution (N,) from `logits` (N, V), in float32.
+
+    At the sampling temperature: the ratio of two policies is an importance weight only for the distribution that was
+    sampled from. Without `entropy_grad` the entropy is computed outside the graph and costs no memory.
+    """
+    logits = logits.float() if temperature == 1 else logits.float() / temperature
+    logsumexp = logits.logsumexp(dim=-1)
+    logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - logsumexp
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = logsumexp - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+    return logprobs, entropy
+
+
+def pass_at_k(correct, k):
+    """Unbiased estimate (P,) of the chance that one of k completions is right, from `correct` (P, n) of n >= k samples.
+
+    1 - C(n - c, k) / C(n, k) for c right ones (Chen et al. 2021, arXiv 2107.03374, Eq. 1), as a product that does not
+    overflow.
+    """
+    n = correct.shape[1]
+    wrong = n - correct.double().sum(dim=1, keepdim=True)  # (P, 1)
+    drawn = torch.arange(k, dtype=torch.float64, device=correct.device)
+    return 1 - ((wrong - drawn).clamp(min=0) / (n - drawn)).prod(dim=1)

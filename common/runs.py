@@ -1,0 +1,490 @@
+"""What is not algorithm: arguments, launch check, metrics file and trackers, checkpoints, clean exit."""
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import math
+import os
+import pathlib
+import resource
+import shutil
+import sys
+import time
+import traceback
+
+import numpy as np
+import torch
+
+
+class InputError(ValueError):
+    """Bad input: the scripts print its message as one line and exit with code 2."""
+
+
+@contextlib.contextmanager
+def clean_exit():
+    """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
+
+    One of several processes leaves at once, without the interpreter's clean-up: freeing a process group that a wrapped
+    model still uses can hang, and the launcher stops the others only when this one is gone.
+    """
+    try:
+        yield
+        return
+    except InputError as error:
+        if error.__cause__ is not None:  # the user's own code failed: they need to see where
+            traceback.print_exception(error.__cause__)
+        print(f"{pathlib.Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        code = 2
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if world_size() > 1:
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def one_line(error):
+    """The message of an exception of a library, in one line."""
+    return " ".join(str(error).split())
+
+
+def world_size():
+    """The number of processes that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+# --- arguments ---
+
+
+def option(default, help):
+    """A field of `Args` with its help text."""
+    factory = isinstance(default, list)
+    default = {"default_factory": default.copy} if factory else {"default": default}
+    return dataclasses.field(**default, metadata={"help": help.replace("%", "%%")})
+
+
+def parse_args(cls, argv=None):
+    """`cls` from the command line; `--config FILE.yaml` gives defaults that the command line overrides.
+
+    Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
+    refused (PyYAML alone reads 1e-6 as a string).
+    """
+    from transformers import HfArgumentParser
+
+    class Parser(HfArgumentParser):
+        def error(self, message):
+            raise InputError(f"{message} (--help lists the options)")
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(cls, allow_abbrev=False, description=sys.modules[cls.__module__].__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
+    namespace, unknown = parser.parse_known_args(argv)
+    if namespace.config:
+        namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
+    if unknown:
+        raise InputError(f"unknown option {unknown[0]} (--help lists the options)")
+    values = {name: value for name, value in vars(namespace).items() if name != "config"}
+    return cls(**values)
+
+
+def yaml_arguments(path):
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path}: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"--config {path}: expected `option: value` lines")
+    arguments = []
+    for name, value in values.items():
+        if isinstance(value, list):
+            arguments += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            arguments.append(f"--{name}={value}")
+    return arguments
+
+
+def check_args(args):
+    """Refuse sizes that do not divide, ranges that make no sense, and options that exclude each other."""
+    positive = (
+        "prompts_per_step group_size num_epochs num_minibatches micro_batch_size max_new_tokens max_prompt_tokens"
+    )
+    positive += " keep_checkpoints temperature learning_rate clip_high eval_samples eval_k"
+    not_negative = (
+        "max_steps warmup_steps save_every eval_every eval_prompts micro_batch_tokens rollout_batch_size seed"
+    )
+    not_negative += " weight_decay max_grad_norm kl_coef std_eps eval_temperature"
+    for name in positive.split():
+        if not 0 < getattr(args, name) < math.inf:
+            raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
+    for name in not_negative.split():
+        if not 0 <= getattr(args, name) < math.inf:
+            raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
+    if not 0 < args.clip_low <= 1:
+        raise InputError(f"--clip_low {args.clip_low}: must lie in (0, 1], the ratio is clipped below 1 - clip_low")
+    if not 0 < args.eval_top_p <= 1:
+        raise InputError(f"--eval_top_p {args.eval_top_p}: must lie in (0, 1]")
+    if args.eval_k > args.eval_samples and args.eval_temperature > 0:
+        raise InputError(f"--eval_k {args.eval_k} is more than --eval_samples {args.eval_samples}")
+    num_processes = world_size()
+    if args.prompts_per_step % (num_processes * args.num_minibatches):
+        raise InputError(
+            f"--prompts_per_step {args.prompts_per_step} is not a multiple of {num_processes} processes x "
+            f"--num_minibatches {args.num_minibatches} = {num_processes * args.num_minibatches}"
+        )
+    if args.dual_clip and args.dual_clip <= 1:
+        raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")
+    if args.resume and not args.output_dir:
+        raise InputError("--resume needs --output_dir, the folder of the run to go on with")
+
+
+def learning_rate(step, args):
+    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step."""
+    warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
+    progress = step / max(args.max_steps, 1)
+    schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return args.learning_rate * warmup * schedule[args.lr_scheduler]
+
+
+def stream_seed(*key):
+    """One seed out of several numbers, such as (seed, rank, step, round): streams of unequal keys are independent."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
+
+
+# --- metrics ---
+
+
+class Metrics:
+    """The metrics of one step: each a global sum over a global count, or a global maximum.
+
+    Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
+    """
+
+    def __init__(self, step=0):
+        self.step, self.sums, self.maxima = step, {}, {}
+
+    def add(self, name, values, mask=None):
+        """Count `values` (any shape), or those under `mask`, towards the mean `name`; names in `_max`: the maximum."""
+        values = torch.as_tensor(values).detach().double()
+        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.expand_as(values)
+        if name.endswith("_max"):
+            value = torch.where(mask, values, -math.inf).max()
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+        else:
+            self.add_ratio(name, torch.where(mask, values, 0).sum(), mask.sum())
+
+    def add_ratio(self, name, numerator, denominator):
+        """Count towards `name` = sum of numerators / sum of denominators; stays on the device, nothing waits for it."""
+        total, count = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = total + numerator, count + denominator
+
+    def add_std(self, name, values):
+        """Count `values` (R,) towards their standard deviation (ddof 0), computed from sums."""
+        values = values.detach().double()
+        self.add_ratio(f"{name}/mean", values.sum(), len(values))
+        self.add_ratio(f"{name}/square", values.square().sum(), len(values))
+
+    def reduce(self, accelerator):
+        """{name: float} over all processes; a name without anything to count is left out."""
+        result = {}
+        if self.sums:
+            pairs = [float(x) for pair in self.sums.values() for x in pair]
+            pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
+            pairs = accelerator.reduce(pairs, "sum").tolist()
+            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
+        if self.maxima:
+            maxima = [[float(value) for value in self.maxima.values()]]
+            maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
+            maxima = accelerator.gather(maxima).amax(dim=0).tolist()
+            result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
+        for name in [name.removesuffix("/square") for name in result if name.endswith("/square")]:
+            mean, square = result.pop(f"{name}/mean"), result.pop(f"{name}/square")
+            result[name] = max(0.0, square - mean**2) ** 0.5
+        return result
+
+
+def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
+    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn."""
+    lengths = batch["completion_mask"].sum(dim=1).cpu()
+    metrics.add("reward/mean", rewards)
+    metrics.add_std("reward/std", rewards)
+    right = torch.full_like(rewards, math.nan) if correct is None else correct
+    metrics.add("reward/accuracy", right, ~right.isnan())
+    for name, part in parts.items():
+        metrics.add(f"reward_part/{name}", part, ~part.isnan())
+    metrics.add("completion/length", lengths)
+    metrics.add("completion/length_correct", lengths, right == 1)
+    metrics.add("completion/length_incorrect", lengths, right == 0)
+    metrics.add("completion/truncated", batch["truncated"].cpu())
+    rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
+    for start in range(0, len(rows), group_size):
+        metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+    groups = rewards.view(-1, group_size)
+    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+
+
+def time_metrics(metrics, batch, start, rollout_end, args):
+    """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory."""
+    seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
+    tokens = float(batch["completion_mask"].sum()) * world_size()
+    for phase, passes in (("rollout", 1), ("update", args.num_epochs)):
+        metrics.add(f"time/{phase}_s", seconds[phase])
+        metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens * passes, seconds[phase])
+    metrics.add("memory/peak_gb", peak_memory_gb(batch["completions"].device))
+
+
+def samples(prompts, texts, rewards, parts, group_size):
+    """The completions of this process's first prompt, for samples.jsonl."""
+    return [
+        {
+            "prompt": prompts[0].prompt,
+            "completion": texts[i],
+            "answer": prompts[0].answer,
+            "reward": float(rewards[i]),
+            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+        }
+        for i in range(group_size)
+    ]
+
+
+# --- a run ---
+
+
+def launch(args):
+    """The Accelerator of this process, after a check that the launcher and it agree on the number of processes."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.utils import set_seed
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:  # `accelerate launch` sets OMP_NUM_THREADS=1
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
+    try:
+        accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
+    except ValueError as error:
+        raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
+    if world_size() != accelerator.num_processes:
+        raise InputError(
+            f"the launcher started {world_size()} processes but Accelerate sees {accelerator.num_processes}: each "
+            "would train alone and write the same files; on CPU set ACCELERATE_USE_CPU=true"
+        )
+    if accelerator.mixed_precision == "fp16":
+        raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
+    missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
+    if missing:
+        raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
+    set_seed(args.seed)
+    return accelerator
+
+
+def batch_equation(args, accelerator):
+    """The sizes of a step, once, as an equation."""
+    rows, processes = args.prompts_per_step * args.group_size, accelerator.num_processes
+    step_rows = rows // args.num_minibatches
+    forward = f"{args.micro_batch_size} rows"
+    if args.micro_batch_tokens:
+        forward = f"{args.micro_batch_tokens} tokens"
+    return (
+        f"{args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows a step; "
+        f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {args.num_epochs * args.num_minibatches} "
+        f"updates of {step_rows} rows, {step_rows // processes} on each of {processes} processes, "
+        f"at most {forward} a forward"
+    )
+
+
+class Run:
+    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/ and, at the end, model/.
+
+    `step` counts the finished steps. What an algorithm has to keep besides weights and optimizer it registers with
+    `accelerator.register_for_checkpointing`; such state must be equal on all processes.
+    """
+
+    # On a resume these may differ from the checkpoint's; max_steps only where the schedule does not depend on it.
+    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
+
+    def __init__(self, accelerator, args, script):
+        from accelerate.utils import broadcast_object_list
+
+        self.accelerator, self.args, self.script = accelerator, args, script
+        self.step, self.first_eval, self.last_eval = 0, None, None
+        self.started, self.bar = time.perf_counter(), None
+        folder = args.output_dir or f"runs/{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        shared = [folder, self.refusal(folder) if accelerator.is_main_process else None]
+        folder, refusal = broadcast_object_list(shared)
+        if refusal:
+            raise InputError(refusal)
+        self.folder = pathlib.Path(folder)
+        if accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=2) + "\n")
+        accelerator.register_for_checkpointing(self)
+        if args.report_to:
+            accelerator.project_configuration.set_directories(str(self.folder))
+            config = {k: " ".join(v) if isinstance(v, list) else v for k, v in dataclasses.asdict(args).items()}
+            accelerator.init_trackers(script, config=config)
+
+    def refusal(self, folder):
+        folder = pathlib.Path(folder)
+        if folder.exists() and not folder.is_dir():
+            return f"--output_dir {folder}: is not a folder"
+        if not self.args.resume and (folder / "args.json").exists():
+            return f"--output_dir {folder} holds a run already: --resume goes on with it, another folder starts afresh"
+
+    def state_dict(self):
+        return {"step": self.step, "first_eval": self.first_eval, "last_eval": self.last_eval}
+
+    def load_state_dict(self, state):
+        self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
+
+    def print(self, text):
+        if self.accelerator.is_main_process:
+            from tqdm import tqdm
+
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def restore(self):
+        """With --resume: load the last checkpoint, cut the files back to it. Call when everything is registered."""
+        from accelerate.utils import broadcast_object_list
+
+        done = sorted(self.folder.glob("checkpoints/step-*")) if self.args.resume else []
+        path = broadcast_object_list([str(done[-1]) if done else None])[0]
+        if path:
+            self.check_checkpoint(pathlib.Path(path))
+            self.accelerator.load_state(path)
+            self.print(f"resumed {path}")
+        elif self.args.resume:
+            self.print(f"no checkpoint in {self.folder}: starting at step 0")
+        if self.accelerator.is_main_process:
+            for name in ("metrics.jsonl", "samples.jsonl"):
+                cut_back(self.folder / name, self.step if path else -1)
+        self.accelerator.wait_for_everyone()
+
+    def check_checkpoint(self, path):
+        meta = json.loads((path / "meta.json").read_text())
+        missing = [name for name, size in meta["files"].items() if not intact(path / name, size)]
+        if missing:
+            raise InputError(f"{path}: missing or incomplete: {', '.join(missing)}")
+        if (meta["script"], meta["processes"]) != (self.script, self.accelerator.num_processes):
+            raise InputError(
+                f"{path} is of {meta['script']}.py on {meta['processes']} processes, this is {self.script}.py on "
+                f"{self.accelerator.num_processes}: an exact resume is impossible"
+            )
+        old, new = meta["args"], dataclasses.asdict(self.args)
+        may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
+        differing = [name for name in new if old.get(name) != new[name]]
+        differing = [name for name in differing if name not in may_change and not name.startswith("eval_")]
+        if differing:
+            values = ", ".join(f"--{name} was {old.get(name)}, is {new[name]}" for name in differing)
+            raise InputError(f"{path} is of a run with other options: {values}")
+
+    def log(self, metrics, samples=()):
+        """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl."""
+        if self.accelerator.is_main_process:
+            append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
+            append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+        self.accelerator.log(metrics, step=self.step)
+        if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
+            sample = samples[0]
+            reward = f"step {self.step}, reward {sample['reward']:g}"
+            self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
+
+    def log_evaluation(self, result):
+        """Remember an evaluation: the first and the last one make the closing line."""
+        self.first_eval = self.first_eval or result
+        self.last_eval = result
+        self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+
+    def progress(self, metrics):
+        """Advance the progress bar."""
+        from tqdm import tqdm
+
+        if self.bar is None:
+            disable = not self.accelerator.is_main_process
+            self.bar = tqdm(total=self.args.max_steps, initial=self.step - 1, unit="step", disable=disable)
+        shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
+        self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
+        self.bar.update()
+
+    def due(self, every, at_end):
+        """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
+        return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
+
+    def save(self):
+        """Write checkpoints/step-N: everything into a temporary folder first, which is renamed when it is complete."""
+        accelerator, root = self.accelerator, self.folder / "checkpoints"
+        temporary, final = root / "tmp", root / f"step-{self.step:08d}"
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # it warns of tied heads, which come back
+        accelerator.save_state(str(temporary))
+        accelerator.wait_for_everyone()  # save_state has no barrier at its end
+        if accelerator.is_main_process:
+            files = [path for path in temporary.rglob("*") if path.is_file()]
+            meta = {
+                "script": self.script,
+                "processes": accelerator.num_processes,
+                "args": dataclasses.asdict(self.args),
+            }
+            meta["files"] = {str(path.relative_to(temporary)): path.stat().st_size for path in files}
+            (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
+            for path in [*files, temporary / "meta.json"]:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(temporary, final)
+            for old in sorted(root.glob("step-*"))[: -self.args.keep_checkpoints]:  # after the new one is there
+                shutil.rmtree(old)
+        accelerator.wait_for_everyone()
+
+    def finish(self):
+        """Print the closing line: the score before and after."""
+        if self.bar is not None:
+            self.bar.close()
+        name = next((name for name in ("eval/pass@1", "eval/reward") if name in (self.last_eval or {})), None)
+        scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
+        seconds = time.perf_counter() - self.started
+        self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+
+
+def close(accelerator):
+    """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
+def append(path, rows):
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def cut_back(path, step):
+    """Keep the complete lines of a JSONL file up to `step`: later ones were written after the checkpoint."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def intact(path, size):
+    return path.is_file() and path.stat().st_size == size
+
+
+def peak_memory_gb(device):
+    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -1,0 +1,15 @@
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+from accelerate.state import AcceleratorState, GradientState
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate(monkeypatch):
+    """Accelerate keeps its state in singletons; each test starts without. One thread: the models here are tiny."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()

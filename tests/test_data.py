@@ -1,0 +1,540 @@
+"""common/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts.
+
+Each test names the failure it pins; the numbers B11, B15 and B24 are themes of real bugs in other projects."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from common.data import EMBEDDED, PromptSampler, load_prompts, shared_prompt
+from common.runs import InputError
+
+GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
+TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+STRICT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+def make_tokenizer(template=None, bos=False, eos=False):
+    """One token a character; `bos` and `eos` are added to plain text as the tokenizers of many models do."""
+    characters = [chr(i) for i in range(32, 127)] + ["\n"]
+    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    single = ["<s>"] * bos + ["$A"] + ["</s>"] * eos
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>" if bos else None, eos_token="</s>", unk_token="<unk>"
+    )
+    fast.chat_template = template
+    return fast
+
+
+PLAIN = make_tokenizer()
+CHAT = make_tokenizer(TEMPLATE)
+
+
+def make_args(dataset, **options):
+    defaults = dict(
+        dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
+        prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
+        eval_prompts=0, seed=1,
+    )  # fmt: skip
+    return SimpleNamespace(**defaults | options)
+
+
+def load(dataset, tokenizer=PLAIN, needs_answers=False, **options):
+    return load_prompts(make_args(dataset, **options), tokenizer, needs_answers)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load_rows(folder, rows, tokenizer=PLAIN, needs_answers=False, **options):
+    """All prompts of these rows; the evaluation data is a file of its own that does not matter."""
+    path = write(folder / "train.jsonl", rows)
+    other = write(folder / "other.jsonl", [rows[0]])
+    return load(path, tokenizer, needs_answers, **{"eval_dataset": str(other)} | options)[0]
+
+
+def error_of(*arguments, **options):
+    with pytest.raises(InputError) as caught:
+        load(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None  # the scripts print a traceback for a cause
+    return str(caught.value)
+
+
+def text_of(prompt, tokenizer=PLAIN):
+    return "".join(tokenizer.convert_ids_to_tokens(prompt.ids))
+
+
+def numbered(n):
+    return [{"prompt": f"question {i}", "answer": str(i)} for i in range(n)]
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    """The package, with its cache in the test's own folder."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets
+
+
+@pytest.fixture
+def no_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it fails
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def say(content):
+    return {"role": "assistant", "content": content}
+
+
+USER = [{"role": "user", "content": "2+2?"}]
+FORMATS = {
+    "gsm8k": ({"question": "2+2?", "answer": "2+2=<<2+2=4>>4\n#### 4"}, "2+2?", "4"),
+    "math": ({"problem": "2+2?", "level": "1", "solution": r"It is $\boxed{\frac{8}{2}}$."}, "2+2?", r"\frac{8}{2}"),
+    "math with answer": ({"problem": "2+2?", "solution": r"\boxed{5}", "answer": "4"}, "2+2?", "4"),
+    "number as answer": ({"problem": "2+2?", "answer": 4}, "2+2?", "4"),
+    "verl": ({"prompt": USER, "reward_model": {"ground_truth": "4", "style": "rule"}, "ability": "MATH"}, USER, "4"),
+    "prompt only": ({"prompt": "2+2?"}, "2+2?", None),
+    "prompt only, messages": ({"prompt": USER}, USER, None),
+    "preference": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", None),
+    "preference, messages": ({"prompt": USER, "chosen": [say("4")], "rejected": [say("5")]}, USER, None),
+    "implicit": (
+        {"chosen": "\n\nHuman: 2+2?\n\nAssistant: It is 4", "rejected": "\n\nHuman: 2+2?\n\nAssistant: It is 5"},
+        "\n\nHuman: 2+2?\n\nAssistant:", None,
+    ),
+    "implicit, messages": ({"chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, USER, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_understood_by_their_columns(tmp_path, no_datasets, name):
+    row, prompt, answer = FORMATS[name]
+    loaded = load_rows(tmp_path, [row], needs_answers=answer is not None)[0]
+    assert (loaded.prompt, loaded.answer) == (prompt, answer)
+    assert text_of(loaded) == (prompt if isinstance(prompt, str) else "2+2?")
+
+
+def test_columns_hold_the_raw_answer_and_not_the_prompt(tmp_path):
+    """TRL's reward functions get every column under its own name; the prompt comes as `prompts`."""
+    row = {"question": "2+2?", "answer": "4\n#### 4", "level": 3}
+    assert load_rows(tmp_path, [row])[0].columns == {"answer": "4\n#### 4", "level": 3}
+
+
+def test_other_columns_by_name(tmp_path):
+    row = {"prompt": "wrong", "answer": "0", "text": "2+2?", "gold": 4}
+    loaded = load_rows(tmp_path, [row], prompt_column="text", answer_column="gold")[0]
+    assert (loaded.prompt, loaded.answer) == ("2+2?", "4")
+    assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
+
+
+def test_json_is_read_as_written(tmp_path, no_datasets):
+    """Arrow makes a datetime of the first, 3.0 of the second and 1.2e22 of the last."""
+    answers = ["2024-01-02", 3, 2.5, "x", 12345678901234567890123]
+    rows = [{"prompt": f"p{i}", "answer": answer} for i, answer in enumerate(answers)]
+    assert [p.answer for p in load_rows(tmp_path, rows)] == list(map(str, answers))
+
+
+def test_json_array_and_json_lines_with_either_suffix(tmp_path):
+    rows = numbered(4)
+    array = tmp_path / "array.json"
+    array.write_text("\n " + json.dumps(rows, indent=1))
+    for path in (array, write(tmp_path / "lines.json", rows)):
+        train, evaluation, _ = load(path)
+        assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
+
+
+def test_parquet_csv_and_saved_datasets(tmp_path, datasets):
+    rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "level": i} for i in range(30)]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    with open(tmp_path / "rows.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    expected = load(write(tmp_path / "rows.jsonl", rows), needs_answers=True)[:2]
+    for name in ("rows.parquet", "rows.csv", "saved"):
+        assert load(tmp_path / name, needs_answers=True)[:2] == expected, name
+
+
+def test_hub_dataset_with_config(datasets, monkeypatch):
+    def fake(name, config=None):
+        assert (name, config) in (("some/math", "main"), ("other/math", None))  # a config belongs to its own dataset
+        return datasets.DatasetDict(
+            train=datasets.Dataset.from_list(numbered(3)), test=datasets.Dataset.from_list(numbered(5)[3:])
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    train, evaluation, description = load("some/math", dataset_config="main")
+    assert [p.answer for p in train] == ["0", "1", "2"]
+    assert [p.answer for p in evaluation] == ["3", "4"]
+    assert description == "training: 3 prompts (some/math [train]); evaluation: 2 (some/math [test])"
+    for name in ("some/math", "other/math"):
+        assert load("some/math", dataset_config="main", eval_dataset=name)[1] == evaluation
+
+
+def test_messages_lose_what_arrow_adds(tmp_path, datasets):
+    """Arrow gives every message the keys of all: `tool_calls: None` takes another branch in many templates."""
+    rows = [{"prompt": USER}, {"prompt": [{"role": "user", "content": "hi", "name": "bob"}]}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    train, evaluation, _ = load(tmp_path / "saved")
+    assert sorted([train[0].prompt, evaluation[0].prompt], key=str) == sorted([r["prompt"] for r in rows], key=str)
+
+
+def test_the_embedded_data_needs_no_datasets_package(no_datasets):
+    """Start-up: importing it takes seconds. The folder holds model files in JSON too, which are no data."""
+    if not (EMBEDDED / "train.jsonl").is_file():
+        pytest.skip("the embedded model is not built")
+    train, evaluation, _ = load("embedded", needs_answers=True)
+    assert len(train) > len(evaluation) > 0
+    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here")
+def test_gsm8k_and_its_sibling_test_file(no_datasets):
+    train, evaluation, _ = load(GSM8K / "train.jsonl", needs_answers=True, max_prompt_tokens=5000)
+    assert (len(train), len(evaluation)) == (7473, 1319)
+    assert (train[0].answer, evaluation[0].answer) == ("72", "18")
+    assert all(p.columns["answer"].endswith(p.answer) for p in train + evaluation)
+
+
+def test_shared_prompt_ends_with_the_last_turn_that_both_share():
+    """The cut must not fall into the answers where they begin alike, nor at an earlier turn."""
+    start = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+    assert shared_prompt(start + " The same", start + " The other") == start
+    assert shared_prompt("The sky is blue.", "The sky is brown.") == "The sky is"
+    turns = [*USER, say("4"), {"role": "user", "content": "Sure?"}]
+    assert shared_prompt([*turns, say("Yes")], [*turns, say("No")]) == turns
+    assert shared_prompt([*turns, say("Yes")], [*turns, say("Yes")]) == turns
+
+
+# --- merging and dropping ---------------------------------------------------------------------------------------------
+
+
+def test_rows_with_the_same_prompt_and_answer_merge(tmp_path):
+    """The hub's DAPO-Math-17k repeats each row a hundred times; other text around the same gold is the same problem."""
+    rows = [
+        {"prompt": USER, "answer": "so #### 4", "id": 0},
+        {"prompt": USER, "answer": r"thus \boxed{4}", "id": 1},
+        {"prompt": USER, "answer": "5", "id": 2},
+        {"prompt": [{"role": "system", "content": "2+2?"}], "answer": "4", "id": 3},
+    ]
+    train, _, description = load(
+        write(tmp_path / "a.jsonl", rows), eval_dataset=str(write(tmp_path / "b.jsonl", [{"prompt": "x"}]))
+    )
+    assert [p.columns["id"] for p in train] == [0, 2, 3]
+    assert "1 repeated rows merged" in description
+
+
+def test_long_prompts_are_dropped_and_counted(tmp_path):
+    path = write(tmp_path / "train.jsonl", [{"prompt": "x" * n} for n in (3, 7, 4, 8, 5)])
+    write(tmp_path / "test.jsonl", [{"prompt": "y" * n} for n in (4, 9)])
+    train, evaluation, description = load(path, max_prompt_tokens=4)
+    assert [len(p.ids) for p in train] == [3, 4]
+    assert [len(p.ids) for p in evaluation] == [4]
+    assert "3 longer than 4 tokens dropped" in description
+    assert "1 longer than 4 tokens dropped" in description
+
+
+def test_unknown_characters_are_said(tmp_path):
+    """GSM8K with the embedded model's alphabet would train on <unk> alone, in silence."""
+    path = write(tmp_path / "train.jsonl", [{"prompt": "caf\u00e9"}, {"prompt": "tea"}, {"prompt": "\u6c34"}])
+    write(tmp_path / "test.jsonl", [{"prompt": "milk"}])
+    assert load(path)[2].count("2 with characters unknown to the tokenizer") == 1
+
+
+# --- evaluation data --------------------------------------------------------------------------------------------------
+
+
+def test_five_percent_are_held_out_by_seed(tmp_path):
+    path = write(tmp_path / "rows.jsonl", numbered(200))
+    train, evaluation, description = load(path)
+    assert (len(train), len(evaluation)) == (190, 10)
+    assert {p.answer for p in train + evaluation} == {str(i) for i in range(200)}
+    assert load(path)[:2] == (train, evaluation)
+    assert load(path, seed=2)[1] != evaluation
+    assert "held out" in description
+    assert len(load(write(tmp_path / "few.jsonl", numbered(5)))[1]) == 1
+    assert len(load(write(tmp_path / "many.jsonl", numbered(12_000)))[1]) == 512
+
+
+def test_a_repeated_row_never_stands_on_both_sides_of_the_hold_out(tmp_path):
+    """Merged after holding out, every evaluation prompt would be trained on."""
+    train, evaluation, _ = load(write(tmp_path / "rows.jsonl", numbered(20) * 20))
+    assert len(train) + len(evaluation) == 20
+    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
+
+
+def test_eval_prompts_caps_evaluation_alone(tmp_path):
+    """A resumed run may change it, so it must not move a prompt into or out of training."""
+    path = write(tmp_path / "rows.jsonl", numbered(400))
+    train, all_of_them, _ = load(path)
+    capped_train, capped, description = load(path, eval_prompts=7)
+    assert capped_train == train
+    assert len(capped) == 7
+    assert capped == [p for p in all_of_them if p in capped] != all_of_them[:7]
+    assert load(path, eval_prompts=7)[1] == capped
+    assert "chosen from 20" in description
+    assert load(path, eval_prompts=21)[1] == all_of_them
+
+
+def test_order_of_evaluation_data(tmp_path):
+    """A file or folder answers with test, then validation; what the user names comes first; training rows never do."""
+    for split, count in (("train", 6), ("validation", 2)):
+        write(tmp_path / f"{split}.jsonl", [{"prompt": f"{split} {i}"} for i in range(count)])
+    other = write(tmp_path / "other.jsonl", [{"prompt": "other"}])
+
+    def first(**options):
+        return load(options.pop("dataset", tmp_path), **options)[1][0].prompt
+
+    assert first() == "validation 0"
+    write(tmp_path / "test.jsonl", [{"prompt": "test 0"}])
+    assert first() == "test 0"
+    assert first(dataset=tmp_path / "train.jsonl") == "test 0"
+    assert first(eval_split="validation") == "validation 0"
+    assert first(eval_dataset=str(other)) == "other"
+    assert first(eval_dataset=str(tmp_path / "train.jsonl")) == "train 0"
+    assert first(eval_dataset=str(tmp_path)) == "test 0"
+    assert first(dataset_split="test", eval_split=None) == "validation 0"
+    assert first(dataset=other, eval_dataset=str(tmp_path), eval_split="train") == "train 0"
+
+
+def test_evaluation_prompts_in_training_are_counted(tmp_path):
+    path = write(tmp_path / "train.jsonl", numbered(5))
+    write(tmp_path / "test.jsonl", numbered(8)[3:])
+    train, evaluation, description = load(path)
+    assert (len(train), len(evaluation)) == (5, 5)
+    assert "2 also in training" in description
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [(None, "2+2?"), (None, "<s>2+2?"), (None, USER), (TEMPLATE, "2+2?"), (TEMPLATE, USER)],
+)
+def test_one_bos_and_no_eos(tmp_path, template, prompt, eos):
+    """one BOS from the template or the text, one more from the tokenizer; an EOS that ends the prompt."""
+    tokenizer = make_tokenizer(template, bos=True, eos=eos)
+    ids = load_rows(tmp_path, [{"prompt": prompt}], tokenizer)[0].ids
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.eos_token_id not in ids
+    assert type(ids) is list and type(ids[0]) is int
+
+
+def test_no_bos_where_the_tokenizer_has_none(tmp_path):
+    assert text_of(load_rows(tmp_path, [{"prompt": "2+2?"}])[0]) == "2+2?"
+
+
+def test_chat_template_opens_the_answer(tmp_path):
+    for prompt in ("2+2?", USER):
+        loaded = load_rows(tmp_path, [{"prompt": prompt}], CHAT)[0]
+        assert text_of(loaded) == "[user]2+2?[end][assistant]"
+        assert loaded.prompt == prompt
+
+
+def test_a_begun_answer_is_continued(tmp_path):
+    """A second assistant turn after the begun one would make the model start anew."""
+    begun = [*USER, say("Let us")]
+    assert text_of(load_rows(tmp_path, [{"prompt": begun}], CHAT)[0]) == "[user]2+2?[end][assistant]Let us"
+
+
+def test_prompt_template_and_system_prompt(tmp_path):
+    """Braces of mathematics are not fields; reward functions see the row's own text."""
+    options = dict(prompt_template=r"Put it in \boxed{}: {prompt} {x}", system_prompt="Be {brief}.")
+    loaded = load_rows(tmp_path, [{"prompt": r"\frac{1}{2}+{prompt}?"}], **options)[0]
+    assert text_of(loaded) == "Be {brief}.\n\n" + r"Put it in \boxed{}: \frac{1}{2}+{prompt}? {x}"
+    assert loaded.prompt == r"\frac{1}{2}+{prompt}?"
+    loaded = load_rows(tmp_path, [{"prompt": "a"}], CHAT, prompt_template="<{prompt}>", system_prompt="S")[0]
+    assert text_of(loaded) == "[system]S[end][user]<a>[end][assistant]"
+
+
+def test_options_on_a_conversation(tmp_path):
+    """The last user message is wrapped, the data's own system message replaced: most templates take only one."""
+    turns = [("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    loaded = load_rows(tmp_path, [{"prompt": messages}], CHAT, prompt_template="<{prompt}>", system_prompt="new")[0]
+    assert text_of(loaded) == "[system]new[end][user]a[end][assistant]b[end][user]<c>[end][assistant]"
+    assert loaded.prompt == messages
+
+
+def test_messages_without_a_chat_template(tmp_path):
+    messages = [{"role": "system", "content": "S"}, *USER]
+    assert text_of(load_rows(tmp_path, [{"prompt": messages}])[0]) == "S\n\n2+2?"
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "says"),
+    [
+        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "not valid JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "not valid JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], 2, "not valid JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], 2, "not a JSON object but list"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], 2, "the prompt is empty"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], 2, "the prompt is empty"),
+        ([b'{"prompt": [], "answer": "1"}'], 1, "the prompt is empty"),
+        ([b'{"prompt": "\\ud800", "answer": "1"}'], 1, "not valid Unicode"),
+        ([b'{"prompt": 3, "answer": "1"}'], 1, "neither text nor a list of messages"),
+        ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], 1, "messages with role and content"),
+        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", "answer": ""}'], 3, "no answer"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], 2, "no answer"),
+        ([b'{"prompt": "a", "answer": ["1"]}'], 1, "no answer (text or number) in 'answer'"),
+        ([b'{"prompt": "a", "reward_model": {"style": "rule"}}'], 1, "no answer (text or number) in 'reward_model'"),
+        ([b'{"chosen": "a b", "rejected": ["c"], "answer": "1"}'], 1, "the prompt is empty"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, no_datasets, lines, number, says):
+    """Blank lines count: the number is the one an editor shows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    message = error_of(path, needs_answers=True)
+    assert message.startswith(f"{path}, line {number}: ")
+    assert says in message
+
+
+def test_a_missing_answer_matters_only_where_a_reward_needs_it(tmp_path):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}]
+    assert [p.answer for p in load_rows(tmp_path, rows)] == ["1", None]
+
+
+def test_bad_rows_elsewhere(tmp_path, datasets):
+    table = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}]).to_parquet(table)
+    assert error_of(table) == f"{table}, row 2: the prompt is empty"
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n")
+    assert "line 3" in error_of(tmp_path / "rows.csv")
+    (tmp_path / "broken.parquet").write_bytes(b"no parquet")
+    assert f"{tmp_path / 'broken.parquet'}: cannot be read: " in error_of(tmp_path / "broken.parquet")
+    (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]')
+    assert error_of(tmp_path / "array.json") == f"{tmp_path / 'array.json'}, row 2: not a JSON object but int"
+
+
+def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
+    path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
+    assert error_of(path) == (
+        f"{path}: no prompt column, looked for prompt, question, problem and found text, label:"
+        " name it with --prompt_column"
+    )
+    assert "looked for txt and found text, label" in error_of(path, prompt_column="txt")
+    message = error_of(path, prompt_column="text", needs_answers=True)
+    assert "no answer column, looked for answer, reward_model, solution and found text, label" in message
+    assert "--answer_column" in message
+    assert "looked for gold and found" in error_of(path, prompt_column="text", answer_column="gold")
+
+
+def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_datasets):
+    good = write(tmp_path / "rows.jsonl", numbered(4))
+    assert error_of(tmp_path / "absent.jsonl") == f"{tmp_path / 'absent.jsonl'}: no such file or folder"
+    assert error_of(good, eval_dataset="absent.csv") == "absent.csv: no such file or folder"
+    assert error_of("./absent") == "absent: no such file or folder"
+    (tmp_path / "data.pkl").write_bytes(b"")
+    assert "data.pkl: unknown file type, known are .jsonl, .json, .parquet, .csv" in error_of(tmp_path / "data.pkl")
+    (tmp_path / "empty.jsonl").write_bytes(b"\n")
+    assert error_of(tmp_path / "empty.jsonl") == f"{tmp_path / 'empty.jsonl'}: no rows"
+    assert "does not contain {prompt}" in error_of(good, prompt_template="Question: {question}")
+    assert "has no split 'dev' but train: choose with --dataset_split" in error_of(good, dataset_split="dev")
+    assert "has no split 'dev' but train: choose with --eval_split" in error_of(good, eval_split="dev")
+    message = error_of(good, max_prompt_tokens=9)
+    assert message == f"{good}: all 4 prompts are longer than --max_prompt_tokens 9, the shortest has 10 tokens"
+    one = write(tmp_path / "one.jsonl", numbered(1))
+    assert "--eval_dataset" in error_of(one)
+
+
+def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):
+    def fail(name, config=None):
+        raise ValueError("Config name is missing.\nPick one of:\n['main', 'socratic']")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    message = error_of("some/math")
+    assert message == "cannot load the dataset some/math: Config name is missing. Pick one of: ['main', 'socratic']"
+
+
+def test_several_splits_of_the_eval_dataset_are_a_choice(tmp_path, datasets):
+    splits = {name: datasets.Dataset.from_list(numbered(2)) for name in ("easy", "hard")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "eval")
+    good = write(tmp_path / "rows.jsonl", numbered(4))
+    assert "has the splits easy, hard: choose with --eval_split" in error_of(good, eval_dataset=str(tmp_path / "eval"))
+    assert len(load(good, eval_dataset=str(tmp_path / "eval"), eval_split="hard")[1]) == 2
+
+
+def test_what_a_tokenizer_cannot_render_names_the_row(tmp_path):
+    dialogue = [*USER, say("4"), {"role": "user", "content": "Sure?"}]
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": dialogue}])
+    message = error_of(path)
+    assert message.startswith(f"{path}, line 2: ") and "no chat template" in message
+    message = error_of(path, make_tokenizer(STRICT_TEMPLATE), system_prompt="S")
+    assert message == f"{path}, line 1: the chat template refuses the prompt: no system role"
+    mute = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))  # drops what it does not know
+    assert (
+        error_of(write(path, [{"prompt": "a"}]), mute) == f"{path}, line 1: the tokenizer makes no token of the prompt"
+    )
+
+
+# --- sampler ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_epoch_is_another_permutation():
+    """every prompt once an epoch, also where a draw reaches over its end or over several."""
+    sampler = PromptSampler(10, seed=3)
+    drawn = sampler.draw(4) + sampler.draw(4) + sampler.draw(25) + sampler.draw(7)
+    epochs = [drawn[i : i + 10] for i in range(0, 40, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert PromptSampler(10, seed=4).draw(40) != drawn
+
+
+def test_the_order_does_not_depend_on_the_sizes_drawn_nor_on_global_randomness():
+    """data order is f(seed) alone, whatever the rounds of sampling and the random numbers used elsewhere."""
+    whole = PromptSampler(7, seed=0).draw(60)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    sampler = PromptSampler(7, seed=0)
+    assert [i for k in (1, 2, 3, 0, 14, 8, 32) for i in sampler.draw(k)] == whole
+    state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    sampler.draw(9)
+    assert torch.equal(torch.random.get_rng_state(), state[0])
+    assert np.random.get_state()[1].tolist() == state[1]
+
+
+@pytest.mark.parametrize("before", [0, 3, 7, 14, 20])
+def test_resume_continues_where_it_stopped(before):
+    """trainers that resume at the first prompt, or in the wrong permutation."""
+    whole = PromptSampler(7, seed=1).draw(40)
+    first = PromptSampler(7, seed=1)
+    first.draw(before)
+    second = PromptSampler(7, seed=1)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.draw(40 - before) == whole[before:]
+
+
+@pytest.mark.parametrize(("n", "seed", "says"), [(8, 1, "n 7, this run 8"), (7, 2, "seed 1, this run 2")])
+def test_another_order_is_refused_on_resume(n, seed, says):
+    with pytest.raises(InputError, match=says):
+        PromptSampler(n, seed).load_state_dict(PromptSampler(7, 1).state_dict())

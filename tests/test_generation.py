@@ -1,0 +1,205 @@
+"""The decoding loop against stock `generate`, and the sampling configuration."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+import grpo
+from common.data import load_prompts
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask
+from common.model import Policy, left_pad
+from tools import embedded
+
+ARCHITECTURES = {
+    "qwen2": dict(num_key_value_heads=2),
+    "llama": dict(num_key_value_heads=2),
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),  # absolute positions
+    "mistral": dict(num_key_value_heads=2, sliding_window=8),  # a cache that forgets
+}
+SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+class Tokens:
+    """All that `Policy` asks of a tokenizer."""
+
+    pad_token_id, eos_token_id, chat_template = 0, 2, None
+
+
+def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
+    torch.manual_seed(seed)
+    sizes = {} if name == "gpt2" else SIZES
+    config = AutoConfig.for_model(name, **sizes, **ARCHITECTURES.get(name, {}), **IDS, **options)
+    attention = "eager" if name == "gemma2" else "sdpa"  # Gemma 2 has no other
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
+            parameter.mul_(scale) if parameter.dim() > 1 else None
+    policy = Policy(lm, Tokens(), temperature, entropy_grad=False)
+    lm.generation_config = GenerationConfig()
+    return policy
+
+
+def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, drop_finished=True, prompts=None, length=24):
+    prompts = prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]]
+    ids, mask = left_pad(prompts, 0, torch.device("cpu"))
+    config = sampling_config(policy, temperature, top_p, length, n if stock else 1)
+    inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
+    with seeded(seed, torch.device("cpu")):
+        if stock:
+            return policy.lm.generate(**inputs)[:, ids.shape[1] :]
+        return policy.lm.generate(**inputs, custom_generate=decode, n=n, drop_finished=drop_finished)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("prompts", [None, [[5, 6, 7], [8, 9, 10]]], ids=["padded", "equal lengths"])
+def test_sampling_without_dropping_equals_stock_generate(name, prompts):
+    policy = random_policy(name)
+    stock = generate(policy, 6, stock=True, prompts=prompts)
+    tokens, _ = generate(policy, 6, drop_finished=False, prompts=prompts)
+    assert len({tuple(row) for row in tokens.tolist()}) > 6  # the rows differ, so equality says something
+    assert torch.equal(tokens, stock)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_with_dropping_equals_stock_generate(name):
+    policy = random_policy(name)
+    policy.stop_tokens = list(range(2, 40, 5))  # one of five: rows end early and at different places
+    prompts = [[5 + i, 6 + 2 * i % 7, 9 + i][: 1 + i % 3] for i in range(12)]
+    stock = generate(policy, 1, stock=True, temperature=0, prompts=prompts)
+    tokens, _ = generate(policy, 1, temperature=0, prompts=prompts)
+    assert completion_mask(stock, policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
+    assert torch.equal(tokens, stock)
+
+
+def test_top_p_reaches_the_loop():
+    policy = random_policy("qwen2", scale=1.0)
+    stock = generate(policy, 4, stock=True, top_p=0.3)
+    tokens, _ = generate(policy, 4, top_p=0.3, drop_finished=False)
+    assert torch.equal(tokens, stock)
+    assert not torch.equal(tokens, generate(policy, 4, drop_finished=False)[0])
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_rollout_logprobs_equal_the_training_forward(name, temperature):
+    # trl#3029, #6800: scored at another temperature, or without position ids under left padding (1.23 nats on GPT-2).
+    policy = random_policy(name, temperature=temperature, scale=3.0)
+    args = grpo.Args(max_new_tokens=24)
+    prompts = [type("Row", (), {"ids": ids}) for ids in ([5, 6, 7, 8, 9], [11, 12], [13, 14, 15])]
+    batch = grpo.rollout(policy, prompts, 5, temperature, 1.0, 3, args)
+    logprobs, _ = policy(batch)
+    assert batch["completion_mask"].sum(dim=1).unique().numel() > 1  # unequal lengths
+    assert (logprobs - batch["rollout_logprobs"]).abs().max() < 1e-5
+
+
+def test_sampled_tokens_follow_the_softmax():
+    # trl#5783: near-greedy rollouts under somebody's top_k and top_p. Chi-square of 10,000 draws of one token.
+    policy = random_policy("llama", scale=1.5)
+    tokens, _ = generate(policy, 10_000, prompts=[[5, 6, 7]], length=1)
+    probs = policy.lm(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1).detach()
+    counts = torch.bincount(tokens[:, 0], minlength=40)
+    chi_square = float(((counts - 10_000 * probs) ** 2 / (10_000 * probs)).sum())
+    assert chi_square < 80  # 39 degrees of freedom: mean 39, 0.9999 quantile 79.2
+
+
+def test_dropping_leaves_the_distribution_alone():
+    policy = random_policy("llama", scale=1.5)
+    kept, _ = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, drop_finished=False, seed=1)
+    dropped, _ = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, seed=2)
+    for t in range(4):
+        a, b = (torch.bincount(x[:, t], minlength=40).double() for x in (kept, dropped))
+        chi_square = float(((a - b) ** 2 / (a + b).clamp(min=1)).sum())
+        assert chi_square < 80
+
+
+def test_a_hostile_generation_config_is_neutralised(tmp_path):
+    # transformers 5 inherits each unset field from the checkpoint's generation_config (trl#5783, #6337, #6789).
+    _, args, tokenizer, policy = embedded()
+    hostile = GenerationConfig(
+        do_sample=True, top_k=2, top_p=0.1, temperature=0.1, repetition_penalty=1.5, no_repeat_ngram_size=2,
+        suppress_tokens=[5, 6], min_new_tokens=9, forced_eos_token_id=3, eos_token_id=[policy.stop_tokens[0], 7],
+        bad_words_ids=[[8]], exponential_decay_length_penalty=(2, 3.0), stop_strings=None, renormalize_logits=True,
+    )  # fmt: skip
+    policy.lm.generation_config = hostile
+    policy.lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    args.model_name_or_path = str(tmp_path)
+    loaded = grpo.load_policy(args, tokenizer)
+    assert set(loaded.stop_tokens) == {policy.stop_tokens[0], 7}  # trl#7039: every stop token of the file is honoured
+    loaded.stop_tokens = policy.stop_tokens
+    prompts = [[5, 6, 7, 8]]
+    _, _, _, clean = embedded()
+    expected, _ = generate(clean, 32, prompts=prompts)
+    tokens, _ = generate(loaded, 32, prompts=prompts)
+    assert torch.equal(tokens, expected)
+    assert torch.equal(
+        generate(loaded, 32, stock=True, prompts=prompts), generate(clean, 32, stock=True, prompts=prompts)
+    )
+
+
+def rows_of(*lists):
+    return [type("Row", (), {"ids": list(ids)}) for ids in lists]
+
+
+def test_rollout_with_gradient_checkpointing_is_not_garbage():
+    # In training mode the layers drop the cache while generate feeds single tokens (trl#3683): a warning, wrong tokens.
+    _, args, _, policy = embedded(max_new_tokens=20)
+    _, _, _, checkpointed = embedded(gradient_checkpointing=True)
+    assert checkpointed.training and checkpointed.lm.model.layers[0].gradient_checkpointing
+    prompts = rows_of([5, 6, 7, 8], [9, 10])
+    expected = grpo.rollout(policy, prompts, 4, 1.0, 1.0, 0, args)
+    batch = grpo.rollout(checkpointed, prompts, 4, 1.0, 1.0, 0, args)
+    assert torch.equal(batch["completions"], expected["completions"])
+    assert checkpointed.training
+
+
+def test_rollout_leaves_the_training_streams_untouched():
+    _, args, _, policy = embedded(max_new_tokens=8)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    grpo.rollout(policy, rows_of([5, 6]), 2, 1.0, 1.0, 0, args)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_rollout_depends_on_its_seed_alone():
+    # tt-metal#48829: the same noise on every replica makes duplicate completions.
+    _, args, _, policy = embedded(max_new_tokens=20)
+    prompts = rows_of([5, 6, 7, 8], [9, 10])
+    first, again, other = (grpo.rollout(policy, prompts, 8, 1.0, 1.0, seed, args) for seed in (1, 1, 2))
+    assert torch.equal(first["completions"], again["completions"])
+    assert first["completions"].shape != other["completions"].shape or not torch.equal(
+        first["completions"], other["completions"]
+    )
+
+
+@pytest.mark.parametrize("how", ["shared", "stock"])
+def test_rollout_batch_size_caps_the_rows_of_a_call(how, monkeypatch):
+    # nanochat#758: what does not divide is silently lost.
+    _, args, _, policy = embedded(max_new_tokens=20, rollout_batch_size=10, rollout=how)
+    calls = []
+    generate_ = policy.lm.generate
+    monkeypatch.setattr(policy.lm, "generate", lambda **kw: calls.append(len(kw["input_ids"])) or generate_(**kw))
+    batch = grpo.rollout(policy, rows_of(*[[5, 6 + i] for i in range(5)]), 4, 1.0, 1.0, 0, args)
+    assert calls == [2, 2, 1]
+    assert len(batch["completions"]) == 20
+    assert batch["prompts"][:, 1].tolist() == [6 + i for i in range(5) for _ in range(4)]  # rows of a prompt adjacent
+    logprobs, _ = policy(batch)
+    if how == "shared":
+        assert (logprobs - batch["rollout_logprobs"]).abs().max() < 1e-5
+
+
+def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeypatch):
+    # early stop proven by the number of forwards; a finished row costs nothing more.
+    _, args, tokenizer, policy = embedded(max_new_tokens=64)
+    rows = []
+    forward = policy.lm.forward
+    monkeypatch.setattr(policy.lm, "forward", lambda *a, **kw: rows.append(len(kw["input_ids"])) or forward(*a, **kw))
+    prompts = load_prompts(args, tokenizer, True)[0][:2]
+    batch = grpo.rollout(policy, prompts, 16, 1.0, 1.0, 0, args)
+    lengths = batch["completion_mask"].sum(dim=1)
+    assert rows[0] == 2, "the prefill runs each prompt once"
+    assert len(rows) == int(lengths.max()) < 64
+    assert rows[1:] == [int((lengths > t).sum()) for t in range(1, int(lengths.max()))]

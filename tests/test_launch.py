@@ -1,0 +1,134 @@
+"""Real processes: two against one, `kill -9` and resume, and how a run ends when something fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import worker
+from common.runs import InputError, launch
+from tools import ROOT, SCRIPTS, launcher, metric_rows, run_script, script
+
+QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
+
+
+def same_run(a, b):
+    assert metric_rows(a) == metric_rows(b)
+    assert (a / "samples.jsonl").read_text() == (b / "samples.jsonl").read_text()
+    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_two_processes_take_the_same_step_as_one(name, tmp_path):
+    # trl#3021, verl#2776, ...: denominators local to a rank. Unequal lengths, several minibatches and epochs, and
+    # another number of micro-batches on each rank (its fillers must count for nothing).
+    worker.main(name, tmp_path)
+    result = run_script(ROOT / "tests" / "worker.py", name, tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    one, two = (torch.load(tmp_path / f"update-{processes}.pt") for processes in (1, 2))
+    start = worker.embedded(name)[3].state_dict()
+    moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
+    apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
+    assert moved > 1e-3 and apart < 1e-5 * moved
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, abs=1e-7)
+
+
+def kill_after_checkpoint(command, folder, step):
+    """Start a run, `kill -9` all its processes once checkpoint `step` is there."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not (folder / "checkpoints" / f"step-{step:08d}").exists():
+        assert process.poll() is None and time.time() < deadline, "the run ended before it could be killed"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
+    command = ["grpo.py", *QUICK, "--max_steps", "8", "--output_dir"]
+    result = run_script(*command, tmp_path / "a", processes=processes)
+    assert result.returncode == 0, result.stderr
+    start = [sys.executable, *launcher(processes), *command]
+    kill_after_checkpoint([*start, str(tmp_path / "b")], tmp_path / "b", 2)
+    assert not (tmp_path / "b" / "model").exists()
+    result = run_script(*command, tmp_path / "b", "--resume", processes=processes)
+    assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
+    same_run(tmp_path / "a", tmp_path / "b")
+    if processes == 2:  # one process is another run: refused, by name
+        result = run_script(*command, tmp_path / "b", "--resume")
+        assert result.returncode == 2 and "on 2 processes" in result.stderr
+
+
+def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_path):
+    # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
+    # writes down what each process was given.
+    (tmp_path / "spy.py").write_text(
+        "import json, os\n"
+        "def spy(prompts, completions, **kwargs):\n"
+        "    rank = os.environ['RANK']\n"
+        "    with open(f'seen-{rank}.jsonl', 'a') as f: f.write(json.dumps([prompts, completions]) + '\\n')\n"
+        "    return [float(len(c)) for c in completions]\n"
+    )
+    options = (
+        "--max_steps 1 --prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 0".split()
+    )
+    command = [ROOT / "grpo.py", "--reward", "spy.py:spy", *options]
+    result = run_script(*command, "--output_dir", "run", processes=2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    seen = [
+        [json.loads(line) for line in (tmp_path / f"seen-{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)
+    ]
+    evaluations, steps, _ = zip(*seen, strict=True)
+    assert [len(prompts) for prompts, _ in evaluations] == [8, 8]  # three prompts on two processes: one filler
+    assert len({*evaluations[0][0], *evaluations[1][0]}) == 3
+    assert [len(set(prompts)) for prompts, _ in steps] == [2, 2] and not set(steps[0][0]) & set(steps[1][0])
+    assert steps[0][1] != steps[1][1]
+    row = metric_rows(tmp_path / "run")[0]
+    counted = [len(c) for c in evaluations[0][1]] + [len(c) for c in evaluations[1][1][:4]]  # the filler is not counted
+    assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
+
+
+@pytest.mark.parametrize("how", ["raises", "not finite"])
+def test_one_failing_process_ends_all_within_seconds(how, tmp_path):
+    # A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason.
+    failure = "raise RuntimeError('broken reward')" if how == "raises" else "return [1.0, float('nan')] * 8"
+    (tmp_path / "bad.py").write_text(
+        "import os\n"
+        "def reward(prompts, completions, **kwargs):\n"
+        "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"
+        f"        {failure}\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    command = [ROOT / "grpo.py", *QUICK, "--reward", "bad.py:reward", "--max_steps", "2", "--output_dir", "run"]
+    start = time.time()
+    result = run_script(*command, processes=2, cwd=tmp_path, timeout=120)
+    assert result.returncode == 1 and time.time() - start < 60
+    assert "grpo.py: error: reward 'reward'" in result.stderr
+    assert ("RuntimeError: broken reward" if how == "raises" else "returned nan for row 1") in result.stderr
+
+
+def test_bad_input_is_one_line_and_exit_code_2():
+    result = run_script("grpo.py", "--group_size", "1")
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == "grpo.py: error: --group_size 1: a group of one has no baseline, at least 2 are needed\n"
+
+
+def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
+    # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 1)
+    monkeypatch.setattr("accelerate.state.PartialState.__init__", lambda self, *a, **k: None)
+    monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
+    with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
+        launch(script("grpo").Args())

@@ -1,0 +1,113 @@
+import math
+import random
+
+import pytest
+import torch
+
+from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, masked_mean, masked_sum
+from tools import ORACLES
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_masked_sums_equal_a_loop_and_ignore_garbage(dim):
+    # trl#6800, SkyRL#1305: padding in a reduction. What stands under the mask must not matter, NaN included.
+    rng = random.Random(0)
+    for _ in range(50):
+        rows, columns = rng.randint(1, 5), rng.randint(1, 6)
+        values = torch.randn(rows, columns, dtype=torch.float64)
+        mask = torch.rand(rows, columns) < 0.6
+        cells = {None: [[(i, j) for i in range(rows) for j in range(columns)]]}
+        cells[0] = [[(i, j) for i in range(rows)] for j in range(columns)]
+        cells[1] = [[(i, j) for j in range(columns)] for i in range(rows)]
+        sums = [sum(float(values[c]) for c in line if mask[c]) for line in cells[dim]]
+        counts = [sum(bool(mask[c]) for c in line) for line in cells[dim]]
+        garbage = torch.where(mask, values, math.nan)
+        assert masked_sum(garbage, mask, dim).flatten().tolist() == pytest.approx(sums, abs=1e-12)
+        means = [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+        assert masked_mean(garbage, mask, dim).flatten().tolist() == pytest.approx(means, abs=1e-12)
+
+
+def test_gradient_under_the_mask_is_zero_not_nan():
+    # A `where` on the finished loss keeps the value finite and makes the gradient NaN.
+    logprobs = torch.tensor([[-1.0, 500.0]], requires_grad=True)
+    mask = torch.tensor([[True, False]])
+    old = torch.tensor([[-1.0, math.nan]])
+    for estimator in ("k1", "k2", "k3"):
+        total = (log_ratio(logprobs, old, mask).exp() + kl_estimate(logprobs, old, mask, estimator)).sum()
+        (gradient,) = torch.autograd.grad(total, logprobs)
+        assert torch.isfinite(total) and torch.isfinite(gradient).all() and gradient[0, 1] == 0
+
+
+STOP, OTHER_STOP, PAD = 1, 2, 0
+
+
+@pytest.mark.parametrize(
+    "row, stop_tokens, mask, truncated",
+    [
+        ([5, 6, STOP, PAD], [STOP], [1, 1, 1, 0], False),
+        ([5, 6, 7, 8], [STOP], [1, 1, 1, 1], True),
+        ([STOP, PAD, PAD, PAD], [STOP], [1, 0, 0, 0], False),  # stops at once
+        ([5, 6, 7, STOP], [STOP], [1, 1, 1, 1], False),  # stops with the last token: not truncated
+        ([5, OTHER_STOP, 6, STOP], [STOP, OTHER_STOP], [1, 1, 0, 0], False),  # any stop token ends it
+        ([5, PAD, 6, STOP], [STOP], [1, 1, 1, 1], False),  # the pad id sampled inside a completion
+        ([5, STOP, STOP, STOP], [STOP], [1, 1, 0, 0], False),  # pad is EOS: only the first one counts
+        ([STOP, STOP, 5, 5], [STOP], [1, 0, 0, 0], False),  # nothing after the first stop comes back
+    ],
+)
+def test_completion_mask_by_position(row, stop_tokens, mask, truncated):
+    # trl#6357, RAGEN#59, tiny-grpo: masks from `!= pad` lose the EOS, or tokens in the middle.
+    got_mask, got_truncated = completion_mask(torch.tensor([row]), stop_tokens)
+    assert got_mask.int().tolist() == [mask]
+    assert got_truncated.tolist() == [truncated]
+
+
+def categorical(name):
+    return torch.tensor(ORACLES["kl"][name], dtype=torch.float64).log_softmax(0)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators_by_enumeration(estimator):
+    # rlhf-book's kl3 and kl1 had the wrong sign; open-instruct#534. Values and expected gradients of a 3-symbol policy.
+    theta = torch.tensor(ORACLES["kl"]["theta"], dtype=torch.float64, requires_grad=True)
+    policy, ref = theta.log_softmax(0), categorical("ref")
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    estimate = kl_estimate(policy[None], ref[None], mask, estimator)[0]
+    expectation = (policy.detach().exp() * estimate).sum()  # samples from the policy; the loss sees fixed samples
+    assert expectation.item() == pytest.approx(ORACLES["kl"]["expect"][estimator], abs=1e-9)
+    (gradient,) = torch.autograd.grad(expectation, theta)
+    assert gradient.tolist() == pytest.approx(ORACLES["kl"]["expected_gradient"][estimator], abs=1e-9)
+
+
+def test_k3_pulls_back_a_policy_far_from_the_reference():
+    # verl clamps k3 to 10: no gradient beyond log(ref / pi) = 2.61, where the penalty is needed most.
+    logprobs = torch.tensor([[-12.0]], requires_grad=True)
+    kl_estimate(logprobs, torch.tensor([[-2.0]]), torch.tensor([[True]]), "k3").sum().backward()
+    assert logprobs.grad.item() == pytest.approx(1 - math.exp(10), rel=1e-5)
+
+
+def test_unknown_estimator_is_refused():
+    with pytest.raises(ValueError, match="k4"):
+        kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), "k4")
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_logprobs_and_entropy_equal_their_definitions(temperature):
+    # trl#3029: sampled from softmax(z / T), scored with softmax(z).
+    torch.manual_seed(0)
+    logits, tokens = torch.randn(20, 11) * 3, torch.randint(11, (20,))
+    logprobs, entropy = logprobs_and_entropy(logits, tokens, temperature)
+    exact = (logits.double() / temperature).log_softmax(-1)
+    assert torch.allclose(logprobs.double(), exact[torch.arange(20), tokens], atol=1e-5)
+    assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(-1), atol=1e-5)
+
+
+def test_logprobs_are_float32_from_bfloat16_logits():
+    logprobs, entropy = logprobs_and_entropy(torch.randn(3, 5, dtype=torch.bfloat16), torch.tensor([0, 1, 2]), 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+def test_entropy_has_a_gradient_only_when_asked():
+    logits = torch.randn(3, 5, requires_grad=True)
+    assert not logprobs_and_entropy(logits, torch.tensor([0, 1, 2]), 1.0)[1].requires_grad
+    entropy = logprobs_and_entropy(logits.double(), torch.tensor([0, 1, 2]), 1.0, entropy_grad=True)[1]
+    assert torch.autograd.grad(entropy.sum(), logits)[0].abs().max() > 0.01

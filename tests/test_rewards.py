@@ -1,0 +1,555 @@
+"""Rule rewards: each test names the failure it pins."""
+
+import json
+import random
+import sys
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common import rewards
+from common.rewards import (
+    accuracy_reward,
+    answers_match,
+    correctness,
+    extract_answer,
+    format_reward,
+    load_rewards,
+    math_verify_reward,
+    score,
+    soft_overlong_punishment,
+    weighted_sum,
+)
+from common.runs import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+
+def chosen(*names, weights=None):
+    return load_rewards(SimpleNamespace(reward=list(names), reward_weights=weights))
+
+
+def row(prompt="q", answer="3", **columns):
+    return SimpleNamespace(prompt=prompt, answer=answer, columns=columns)
+
+
+# ---------------------------------------------------------------------------------------------------- extraction
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("7+5=12\n#### 12", "12"),
+        ("####12", "12"),
+        ("#### **12**", "12"),
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),  # an escaped brace does not close the box
+        (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right"),
+        (r"$\boxed 3$", "3"),
+        (r"\fbox{3}", "3"),
+        ("<answer> 3 </answer>", "3"),
+        (r"<answer>\boxed{3}</answer>", "3"),
+        ("<answer>The answer is 3</answer>", "3"),
+        ("The answer is $3$.", "3"),
+        ("the final answer is: 3.", "3"),
+        ("The final answer is 3. I hope it is correct. 4", "3"),
+        ("The answer is 3.5. Bye", "3.5"),
+        (r"The answer is $\frac12$.", r"\frac12"),
+        (r"The answer is \(3\).", "3"),
+        ("Answer: 3", "3"),
+        ("ANSWER : 3", "3"),
+        ("**Answer:** 3", "3"),
+        ("**Answer**: 3", "3"),
+        ("Answer: **3**", "3"),
+        ("Answer:\n\n3\nbye", "3"),
+        ("The answer is:\n$$\n3\n$$", "3"),
+        ("答案是3", "3"),
+        ("答案:3", "3"),
+        ("答案\uff1a3。", "3"),
+        ("**答案**\uff1a 3", "3"),
+        ("Answer\uff1a3", "3"),
+        # the last one counts, of whatever kind
+        (r"\boxed{1} #### 2", "2"),
+        (r"#### 2" "\n" r"\boxed{1}", "1"),
+        ("#### 1\nThe answer is 2\n<answer>3</answer>", "3"),
+        (r"<answer>1</answer> \boxed{2} answer: 3", "3"),
+        ("#### 3\n#### ", "3"),  # nothing behind the last one: not complete
+        (r"The answer is 5 \boxed{4} Answer:", "4"),
+        # an unfinished last box or tag is no answer
+        (r"\boxed{3} or \boxed{4", None),
+        ("#### 3\n<answer>4", None),
+        (r"#### 3 \boxed", None),
+        (r"\boxed{}", None),
+        # thinking and what comes after the end
+        ("<think>#### 3</think> none", None),
+        ("#### 3</think> #### 4", "4"),
+        ("</think><think> #### 3", None),
+        ("#### 3<|im_end|>\n#### 4", "3"),
+        ("#### 3</s>4", "3"),
+        ("#### 3</s> #### 4<|im_end|>", "3"),
+        ("hm</think> #### 3</think> none", None),
+        ("<|endoftext|>#### 4", None),
+        # no marker
+        ("", None),
+        ("3", None),
+        ("##### 3", None),
+        (r"\boxedfoo{3}", None),
+        ("12 answers", None),
+    ],
+)
+def test_extraction(text, answer):
+    """formats that others miss, first instead of last marker, half a box taken for an answer."""
+    assert extract_answer(text) == answer
+    assert format_reward(text) == float(answer is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("#### 12", None),
+        ("#### 12 ", None),
+        ("#### 12\n", "12"),
+        ("The answer is 12.", None),  # 12.5 was to come
+        ("The answer is 12. So", "12"),
+        ("答案是12", None),
+        (r"\boxed{12}", "12"),
+        (r"\boxed 12", None),
+        ("<answer>12</answer>", "12"),
+        ("<answer>12", None),
+        ("#### 12\nThe answer is", None),
+        ("#### 12 Answer: .\nHm", "12"),
+        ("#### 12<|im_end|>", "12"),
+    ],
+)
+def test_truncated_completion(text, answer):
+    """Half a number at the end of a truncated completion would be rewarded by chance."""
+    assert extract_answer(text, truncated=True) == answer
+    assert accuracy_reward(text, "12", truncated=True) == float(answer == "12")
+    assert format_reward(text, truncated=True) == float(answer is not None)
+
+
+# --------------------------------------------------------------------------------------------------- equivalence
+
+SPELLINGS = {
+    "0.5": [
+        r"\frac{1}{2}", r"\dfrac12", r"\tfrac{1}2", r"\frac 1 2", "1/2", "1 / 2", "2/4", ".5", "0.50", "+0.5", "½",
+        "5e-1", r"5\times10^{-1}", r"\text{0.5}", r"\left(\frac{1}{2}\right)", "$0.5$",
+    ],
+    "1.5": ["1 1/2", r"1\frac{1}{2}", r"1 \frac12", "1½", "3/2", r"\frac{3}{2}"],
+    "-3": ["−3", "–3", "- 3", "－３", "$-3$", "-$3", "$-3", "-3.0", r"\(-3\)", "(-3)"],
+}  # fmt: skip
+SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
+    (r"-1\frac{1}{2}", "-1.5"), (r"\frac{-1}{2}", "-1/2"), (r"-\frac{1}{2}", r"\frac{1}{-2}"),
+    ("5.", "5"), ("5.0", "5"), ("+5", "5"), ("005", "5"), ("-0", "0"), ("５", "5"), ("5,", "5"), ("{5}", "5"),
+    ("1,234", "1234"), ("1{,}234", "1234"), (r"1\,234", "1234"), (r"1,\!234", "1234"), ("1\u202f234", "1234"),
+    ("1,234,567.5", "1234567.5"), ("1.5e3", "1500"), ("1.5E+3", "1500"), (r"1.5\times10^3", "1500"),
+    (r"1.5 \cdot 10^{3}", "1500"), ("1.5×10³", "1500"), ("10^{3}", "1000"),
+    ("1.5 million", "1,500,000"),
+    (r"\$18", "18"), ("$18", "18"), (r"$\$18$", "18"), ("$18.00", "18 dollars"), ("18€", "€18"), ("$18 per day", "18"),
+    ("5 apples", "5"), ("5 cm", "5"), ("5cm", "5 cm"), (r"5\text{ cm}", "5"), (r"5\,\mathrm{cm}^2", "5 cm²"),
+    ("3 hours", "3 hour"), ("2 boxes", "2 box"),
+    ("60 km/h", "60"), (r"\frac{1}{2} cup of sugar", "0.5"),
+    ("45°", "45"), (r"45^\circ", "45 degrees"), (r"45^{\circ}", "45"), ("20°C", "20"), ("5个苹果", "5"),
+    ("50%", "50"), (r"50\%", "50 percent"), (r"$50\%$", "50"),
+    ("x = 3", "3"), ("x=3", "x = 3.0"), (r"f(x) = x^{2}", "x^2"), ("(x, y) = (1, 2)", "(1,2)"),
+    (r"x \in [0,1]", "[0, 1]"),
+    ("(1, 2)", r"\left( 1,\, 2 \right)"), ("(0.5, 2)", r"(\frac12, 2)"), ("(1,234)", "(1, 234)"),
+    ("[1,000, 2,000]", "[1000, 2000]"), (r"(-\infty, 3]", "(−∞, 3.0]"), (r"(1,2)\cup(3,4)", "(1, 2) ∪ (3, 4)"),
+    ("3 or 4", "3, 4"), ("4 and 3", "3,4"), (r"\{4, 3\}", "3, 4"), ("1, 2, and 3", "3, 2, 1"), ("x=3 or x=4", "3, 4"),
+    (r"\pm 3", r"\pm3"), ("a=3, b=4", "a = 3, b = 4.0"), ("3、4", "3, 4"),
+    (r"\frac{\pi}{2}", r"\pi/2"), (r"\sqrt2", r"\sqrt{2}"), ("√2", r"\sqrt 2"),
+    (r"\dfrac{\sqrt{3}}{2}", r"\frac{\sqrt3}{2}"),
+    (r"x^{2}+1", "x^2 + 1"), (r"\text{Monday}", "monday"), ("(A)", "A"), (r"\text{(B)}", "b"),
+    ("New  York", "new york"), ("{1, 2}", r"\{2, 1\}"), (r"\text{\boxed{\mathbf{3}}}", "3"),
+    ("1" * 5000, "1" * 5000),
+]  # fmt: skip
+
+NOT_THREE = [
+    "3 or 4", "3, 4", "4,3", "3|4", r"\pm 3", "±3", "[0,3]", "(3,4)", "3;4", "3 and 4", "3/4", "a=3, b=4", "b=4, a=3",
+    r"3\text{ or }4", "3或4", "3、4", r"\{3\}", "[3]", "3=4", "3:4", "3-4", "3x", "3xy", "3 x", "3m", r"3\pi", "3 pi",
+    "3i", "3!", "3^2", "3a/b", "3_4", "3 4", "3..0", "3?1", "not 3", "3 is wrong not", "3 million", "3 halves", "3万",
+    "3 squared", r"\neq 3", ">3", "~ 33", "", " ", "$", "\0", "\ud800", "٣٣", "nan", "inf", "3/0", "1/0", "3e", "0x3",
+    "None", "-3",
+]  # fmt: skip
+DIFFERENT = [(text, "3") for text in NOT_THREE] + [
+    ("[0,100]", "0"), ("[0,100]", "100"), ("60001", "60000"), ("0.5", "50"), ("50%", "0.5"), ("0.333333333", "1/3"),
+    ("3.0000000000000000000000001", "3"), ("9007199254740993", "9007199254740992"), ("1e-999", "0"),
+    ("x = 3", "y = 3"), ("5 cm", "5 m"), ("$5", "5 cents"), ("12,34", "1234"), ("1,23", "123"), ("1_000", "1000"),
+    ("3 4", "34"),
+    ("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(0,1]", "[0,1)"), ("(1,2)", "1,2"), ("(1,2,3)", "(1,2)"),
+    ("1, 2", "1, 3"),
+    (r"2\frac{1}{2}x", r"\frac{21}{2}x"), ("3/4", "4/3"), ("0x10", "16"), ("010", "8"), ("10**10**10", "10"),
+    ("2**3", "8"),
+    ("1.2.3", "1.2"), ("x^2", "x2"), ("1" * 5000, "1" * 5001), ("A", "B"), ("1+1", "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b"), SAME)
+def test_same_answers_match(a, b):
+    """a right answer in another spelling scores 0."""
+    assert answers_match(a, b) and answers_match(b, a)
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT)
+def test_different_answers_do_not_match(a, b):
+    """Tolerances, hedging with a list, and taking the first number of a text reward wrong answers."""
+    assert not answers_match(a, b) and not answers_match(b, a)
+
+
+def spellings(value: Fraction, rng: random.Random) -> str:
+    top, bottom = abs(value.numerator), value.denominator
+    factor = rng.randint(1, 9)
+    forms = [f"{top}/{bottom}", rf"\frac{{{top * factor}}}{{{bottom * factor}}}", rf"\dfrac{{{top}}}{{{bottom}}}"]
+    if bottom == 1:
+        forms += [str(top), f"{top:,}", f"{top}.0", f"{top}.", f"{top:,}".replace(",", "{,}"), f"00{top}"]
+    if 1 < bottom < top:
+        forms += [f"{top // bottom} {top % bottom}/{bottom}", rf"{top // bottom}\frac{{{top % bottom}}}{{{bottom}}}"]
+    if 10**6 % bottom == 0:
+        decimal = f"{top * 10**6 // bottom}"
+        forms += [f"{decimal}e-6", rf"{decimal} \times 10^{{-6}}", f"{decimal[:-6]}.{decimal[-6:].zfill(6)}"]
+    text = rng.choice(["-", "−", "- "] if value < 0 else ["", "", "+"]) + rng.choice(forms)
+    wrapper = rng.choice(
+        ["{}", "${}$", r"\({}\)", " {} ", r"\boxed{{{}}}", "x = {}", r"\text{{{}}}", "{}\\%", "{} apples"]
+    )
+    return wrapper.format(text) if r"\frac" not in text or wrapper != r"\text{{{}}}" else text
+
+
+def test_rationals_match_exactly_when_equal():
+    """Floats and tolerances: over random rationals in random spellings, matching is equality."""
+    rng = random.Random(0)
+    for _ in range(3000):
+        a = Fraction(rng.randint(-3000, 3000), rng.choice([1, 1, 2, 3, 4, 7, 8, 10, 125]))
+        b = rng.choice([a, a + Fraction(1, 10**6), -a, Fraction(rng.randint(-3000, 3000), rng.randint(1, 9))])
+        text_a, text_b = spellings(a, rng), spellings(b, rng)
+        if {text_a[-1], text_b[-1]} == {"s", "%"}:
+            continue  # apples are no percents
+        assert answers_match(text_a, text_b) == answers_match(text_b, text_a) == (a == b), (text_a, text_b)
+
+
+ALPHABET = (
+    *r"0123456789+-.,/\{}()[]$%^_=|&#<>~*`: abcxeE" "\n\0\ud800−½３。、，∞√°答",
+    r"\frac", r"\boxed{", r"\text{", r"\left(", r"\times", " or ", " and ", "10^", "#### ", "<answer>", "</answer>",
+    "Answer:",
+    "the answer is ", "答案是", "</think>", "</s>", r"\{", r"\}", r"\$", "cm", " apples", "million",
+)  # fmt: skip
+
+
+def test_garbage_never_raises_and_is_symmetric():
+    """one odd completion ends the run, or is scored differently as gold and as prediction."""
+    rng = random.Random(1)
+    for _ in range(8000):
+        a, b = ("".join(rng.choices(ALPHABET, k=rng.randint(0, 25))) for _ in range(2))
+        assert answers_match(a, b) == answers_match(b, a), (a, b)
+        assert accuracy_reward(a, b, rng.random() < 0.5) in (0.0, 1.0)
+        answer = extract_answer(a)
+        assert answer is None or answer == answer.strip() != ""
+        if a.strip():
+            assert answers_match(a, a), a
+
+
+M = 5_000_000
+HUGE = {
+    "letters": "a" * M, "digits": "1" * M, "angles": "<" * M, "backslashes": "\\" * M, "fullwidth": "３" * M,
+    "surrogates": "\ud800" * M, "nul": "\0" * M, "boxes": r"\boxed{" * (M // 7), "answers": "Answer:" * (M // 7),
+    "chinese": "答案是" * (M // 3), "headings": "####\n" * (M // 5), "tags": "<answer>" * (M // 8),
+    "ends": "</s" * (M // 3),
+    "thinks": "</think>" * (M // 8), "blanks": "#### " + " " * M, "stars": "Answer:" + "*" * M,
+    "dots": "answer is " + ". " * M,
+    "braces": r"\boxed" + "{" * 100_000, "closed braces": r"\boxed" + "{" * 40_000 + "}" * 40_000,
+    "million digits": "#### " + "1" * 10**6, "boxed million": r"\boxed{" + "1" * 10**6 + "}",
+    "power": "#### 10**10**10",
+    "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
+}  # fmt: skip
+DENSE = ["(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\frac{1}{", r"\text{", "a ", "a-", "1,111,",
+"9", "x=",
+         "x_", "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9"]  # fmt: skip
+
+
+def fastest(function) -> float:
+    """The best of five calls, fewer if one is fast enough: a loaded machine must not fail the test."""
+    times = []
+    for _ in range(5):
+        rewards._parse_answer.cache_clear()
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+        if times[-1] < 0.05:
+            break
+    return min(times)
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_completions_take_under_50_ms(name):
+    """graders that hang on long digits, nested braces or a backtracking pattern."""
+    text = HUGE[name]
+    for function in (
+        lambda: accuracy_reward(text, "3"),
+        lambda: accuracy_reward(text, "3", truncated=True),
+        lambda: accuracy_reward("#### 3", text),
+        lambda: answers_match(text, "3"),
+    ):
+        assert fastest(function) < 0.05
+
+
+@pytest.mark.parametrize("piece", DENSE)
+def test_dense_answers_take_under_50_ms(piece):
+    """As above, for what passes the length bound and meets every pattern and all recursion."""
+    closing = piece[-1].translate(str.maketrans("([{", ")]}"))
+    half = rewards.MAX_ANSWER // 2 // len(piece) - 2
+    for text in (piece * 2 * half, "1 " + piece * half + "!", piece * half + "1" + closing * half):
+        assert len(text) < rewards.MAX_ANSWER
+        assert fastest(lambda text=text: answers_match(text, text + " ")) < 0.05
+
+
+def test_answers_are_exact_far_down_a_long_completion():
+    """The bound on the text must cut the start, never the end."""
+    assert accuracy_reward("x" * M + "#### 3", "3") == 1.0
+    assert accuracy_reward(r"\boxed{4}" + "x" * M + r"\boxed{\frac{6}{2}} ok", "3") == 1.0
+
+
+def test_ordinary_completions_take_some_50_microseconds():
+    """A slow grader keeps the accelerators waiting (bound: ten times that, for loaded machines)."""
+    text = "She has 3 + 4 = 7 apples and buys 5 more.\n" * 20 + r"The answer is $\boxed{12}$."
+    seconds = min(fastest(lambda: [accuracy_reward(text, "12") for _ in range(50)]) / 50 for _ in range(3))
+    assert seconds < 500e-6
+
+
+def test_runs_in_a_thread():
+    """signal-based timeouts raise outside the main thread and the score is silently 0."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(accuracy_reward("#### 3", "3")))
+    thread.start()
+    thread.join()
+    assert results == [1.0]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_gsm8k_solutions_score_one_against_themselves(split):
+    """A gold format that the extraction does not know would make its problem unsolvable."""
+    path = GSM8K / f"{split}.jsonl"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    solutions = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(solutions) == {"train": 7473, "test": 1319}[split]
+    for solution in solutions:
+        gold = extract_answer(solution)
+        body = solution.rpartition("#### ")[0]
+        off_by_one = str(int(gold.replace(",", "")) + 1)
+        assert accuracy_reward(solution, solution) == accuracy_reward(solution, gold) == 1.0, solution
+        assert accuracy_reward(rf"{body}\boxed{{{gold}}}", gold) == 1.0
+        assert accuracy_reward(f"{body}#### {off_by_one}", gold) == 0.0, solution
+
+
+# ------------------------------------------------------------------------------------------------------- rewards
+
+
+def test_gold_with_and_without_marker():
+    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
+    assert accuracy_reward("#### 0.5", r"Therefore \boxed{\frac12}.") == accuracy_reward("#### 0.5", "1/2") == 1.0
+    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
+
+
+def test_soft_overlong_oracle():
+    """the ramp on the wrong side, no plateau, or lengths in characters."""
+    lengths = torch.tensor([0, 5, 6, 7, 8, 9, 10, 11, 1000])
+    values = soft_overlong_punishment(lengths, 10, 4)
+    assert values.dtype == torch.float64
+    assert values.tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
+    paper = soft_overlong_punishment(torch.tensor([16384, 16385, 18432, 20480, 20481]), 20480, 4096)
+    assert paper.tolist() == [0, -1 / 4096, -0.5, -1, -1]
+    for cache in (0, -1, 11):
+        with pytest.raises(InputError, match=str(cache)):
+            soft_overlong_punishment(lengths, 10, cache)
+
+
+@pytest.fixture
+def user_file(tmp_path):
+    def write(body: str, name: str = "mine") -> str:
+        path = tmp_path / f"{name}.py"
+        path.write_text(body, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_user_function_gets_trl_arguments(user_file):
+    """A reward written for GRPOTrainer must run unchanged: keyword lists, columns, one call for all rows."""
+    head = "calls = []\ndef mine(prompts, completions, level, **kwargs):\n"
+    body = "    calls.append((prompts, completions, level, kwargs))\n    return [float(x) for x in level]\n"
+    path = user_file(head + body)
+    (reward,) = chosen(f"{path}:mine")
+    rows = [row("p", "3", level=1, question="a"), row("q", "4", level=2, question="b")]
+    assert score(reward, rows, ["s", "t"], [False, True]).tolist() == [1.0, 2.0]
+    chat = [row([{"role": "user", "content": "p"}], None, level=1)]
+    assert score(reward, chat, ["s"], [False]).tolist() == [1.0]
+    plain, messages = sys.modules["reward_file_mine"].calls
+    assert plain[:3] == (["p", "q"], ["s", "t"], [1, 2])
+    assert plain[3] == {"truncated": [False, True], "answer": ["3", "4"], "question": ["a", "b"]}
+    assert messages[:2] == ([chat[0].prompt], [[{"role": "assistant", "content": "s"}]])
+    assert "answer" not in messages[3]
+
+
+def test_answer_column_is_passed_as_it_stands(user_file):
+    """A user's function parses the raw column, as under TRL; the extracted gold must not replace it."""
+    (reward,) = chosen(user_file("def f(answer, **_):\n    return [len(a) for a in answer]\n") + ":f")
+    assert score(reward, [row(answer="3", answer_length=1)], [""], [False]).tolist() == [1.0]
+    rows = [SimpleNamespace(prompt="p", answer="3", columns={"answer": "long #### 3"})]
+    assert score(reward, rows, [""], [False]).tolist() == [11.0]
+
+
+def test_none_is_nan_and_counts_as_nothing(user_file):
+    """None as 0 drags the mean down, None as NaN poisons the sum."""
+    path = user_file("async def some(prompts, **_):\n    return [1.0, None, None]\n")
+    functions = chosen(f"{path}:some", "accuracy", weights=[2.0, 0.5])
+    rows = [row(), row(), row()]
+    parts = {reward.name: score(reward, rows, ["#### 3", "#### 3", "#### 4"], [False] * 3) for reward in functions}
+    assert parts["some"].isnan().tolist() == [False, True, True] and parts["some"].dtype == torch.float64
+    assert weighted_sum(functions, parts).tolist() == [2.5, 0.5, 0.0]
+    with pytest.raises(InputError, match=r"row 1.*some"):
+        weighted_sum(functions[:1], {"some": parts["some"]})
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[1.0, float('nan'), 0.0]", "mine.*nan.*row 1"),
+        ("[1.0, 0.0, float('inf')]", "mine.*inf.*row 2"),
+        ("['1.0', 0.0, 0.0]", "mine.*'1.0'.*row 0"),
+        ("[0.0, [1.0], 0.0]", "mine.*row 1"),
+        ("[0.0, 1.0]", "mine.*2 values.*rows 0 to 2"),
+        ("[0.0] * 4", "mine.*4 values.*rows 0 to 2"),
+        ("1.0", "mine.*float.*list"),
+        ("None", "mine.*NoneType.*list"),
+        ("[1 / (p != 'q1') for p in prompts]", "mine.*row 1.*ZeroDivisionError"),
+        ("missing", "mine.*row 0.*NameError"),
+    ],
+)
+def test_bad_values_name_function_and_row(user_file, returned, message):
+    """a NaN, a missing value or an exception must stop the run and say where."""
+    (reward,) = chosen(user_file(f"def mine(prompts, **_):\n    return {returned}\n") + ":mine")
+    with pytest.raises(InputError, match=message) as caught:
+        score(reward, [row(f"q{i}") for i in range(3)], ["", "", ""], [False] * 3)
+    assert "\n" not in str(caught.value)
+    if "Error" in message:
+        assert caught.value.__cause__ is not None
+
+
+def test_arrays_and_numpy_scalars_are_numbers(user_file):
+    """Rewards computed with numpy or torch come back as arrays and scalars of theirs."""
+    returned = ["numpy.array([1, 2])", "torch.tensor([1.0, 2.0])", "[numpy.float32(1), torch.tensor(2)]", "(True, 2)"]
+    bodies = (f"def {name}(**_):\n    return {value}\n" for name, value in zip("abcd", returned, strict=True))
+    path = user_file("import numpy, torch\n" + "".join(bodies))
+    for reward in chosen(*(f"{path}:{name}" for name in "abcd")):
+        assert np.array_equal(score(reward, [row(), row()], ["", ""], [False] * 2), [1.0, 2.0])
+
+
+def test_function_without_kwargs_is_told_so(user_file):
+    (reward,) = chosen(user_file("def f(prompts, completions):\n    return [0.0]\n") + ":f")
+    with pytest.raises(InputError, match=r"\*\*kwargs"):
+        score(reward, [row()], [""], [False])
+
+
+@pytest.mark.parametrize(
+    ("names", "weights", "message"),
+    [
+        (["acuracy"], None, "acuracy.*accuracy, format"),
+        (["nowhere.py:f"], None, "no file nowhere.py"),
+        (["no_such_package.x:f"], None, "no_such_package"),
+        (["math:nothing"], None, "math has no function nothing"),
+        (["math:pi"], None, "math has no function pi"),
+        (["math:"], None, "must be one of"),
+        (["accuracy"], [1.0, 2.0], "1.*2"),
+        (["accuracy", "format"], [1.0], "2.*1"),
+        (["accuracy"], [float("nan")], "finite"),
+        (["accuracy", "accuracy"], None, "one name"),
+        ([], None, "0"),
+    ],
+)
+def test_wrong_reward_options_are_input_errors(names, weights, message):
+    """A misspelt reward must not end as a traceback, nor train on nothing (NeMo-RL: a configured term was inert)."""
+    with pytest.raises(InputError, match=message) as caught:
+        chosen(*names, weights=weights)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_file_is_an_input_error(user_file):
+    with pytest.raises(InputError, match="SyntaxError") as caught:
+        chosen(user_file("def f(:\n", "broken") + ":f")
+    assert isinstance(caught.value.__cause__, SyntaxError)
+
+
+def test_weighted_sum_of_format_and_accuracy():
+    """0.5 x format + 0.5 x accuracy, and a weight that is not ignored."""
+    functions = chosen("format", "accuracy", weights=[0.5, 0.25])
+    texts, rows = ["#### 3", "#### 4", "3"], [row()] * 3
+    parts = {reward.name: score(reward, rows, texts, [False] * 3) for reward in functions}
+    assert weighted_sum(functions, parts).tolist() == [0.75, 0.5, 0.0]
+    truncated = {reward.name: score(reward, rows, texts, [True] * 3) for reward in functions}
+    assert weighted_sum(functions, truncated).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_correctness_whatever_the_rewards_are():
+    """Dynamic sampling keeps groups by accuracy, not by the shaped reward; accuracy is not computed twice."""
+    texts, rows, truncated = ["#### 3", "#### 4"], [row(), row()], [False, False]
+    parts = {"format": torch.tensor([5.0, 7.0])}
+    assert correctness(parts, rows, texts, truncated).tolist() == [1.0, 0.0]
+    assert correctness(parts, [row(), row(answer=None)], texts, truncated) is None
+    parts["accuracy"] = torch.tensor([0.0, 1.0])
+    assert correctness(parts, rows, texts, truncated) is parts["accuracy"]
+    parts["math_verify"] = torch.tensor([1.0, 1.0])
+    assert correctness(parts, rows, texts, truncated) is parts["math_verify"]
+
+
+def test_accuracy_does_not_apply_without_an_answer():
+    """A row without gold is no wrong answer."""
+    (reward,) = chosen("accuracy")
+    assert score(reward, [row(answer=None), row()], ["#### 3"] * 2, [False] * 2).isnan().tolist() == [True, False]
+
+
+# -------------------------------------------------------------------------------------------------------- extras
+
+
+def test_math_verify_missing_says_what_to_install(monkeypatch):
+    """A missing extra must not score 0 in silence."""
+    monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install"):
+        chosen("math_verify")
+    with pytest.raises(InputError, match="pip install"):
+        math_verify_reward("#### 3", "3")
+
+
+def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
+    """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
+    pytest.importorskip("math_verify")
+    assert math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
+    assert math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
+    assert math_verify_reward(r"\boxed{5.}", "5") == 1.0  # math-verify alone refuses it
+    assert math_verify_reward(r"\boxed{\sqrt{8}}", "3") == math_verify_reward("#### 2^3", "8", truncated=True) == 0.0
+    monkeypatch.setattr(rewards, "MATH_VERIFY_SECONDS", 0.5)
+    start = time.perf_counter()
+    assert math_verify_reward(r"\boxed{10^{10^{10}}}", "3") == 0.0
+    assert time.perf_counter() - start < 5 and "math-verify took" in caplog.text
+    monkeypatch.undo()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(math_verify_reward(r"\boxed{2^{3}}", "8")))
+    thread.start()
+    thread.join()
+    assert results == [1.0]
+
+
+def test_trl_rewards_run_unchanged():
+    """A function of TRL's, imported by name, with conversational data and its own column."""
+    pytest.importorskip("trl")
+    pytest.importorskip("math_verify")
+    accuracy, think = chosen("trl.rewards:accuracy_reward", "trl.rewards:think_format_reward")
+    rows = [row([{"role": "user", "content": "q"}], None, solution=r"$\frac{1}{2}$")] * 3
+    texts = [r"<think>a</think> \boxed{0.5}", r"<think>a</think> \boxed{3}", "0.5"]
+    assert score(accuracy, rows, texts, [False] * 3).tolist() == [1.0, 0.0, 0.0]
+    assert score(think, rows, texts, [False] * 3).tolist() == [1.0, 1.0, 0.0]

@@ -1,0 +1,324 @@
+"""What holds for every reinforcement-learning script: the same tests over all of them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.model import load_policy, load_reference
+from common.runs import InputError
+from tools import ROOT, SCRIPTS, embedded, gradients, hand_made_batch, largest_difference, metric_rows, script
+
+pytestmark = pytest.mark.parametrize("name", SCRIPTS)
+
+
+def prepared(name, **options):
+    """(module, args, policy, reference, batch) of a hand-made batch, with advantages and all columns filled in."""
+    module, args, tokenizer, policy = embedded(name, **{"group_size": 4, "prompts_per_step": 8, **options})
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    batch["advantages"] = module.compute_advantages(rewards, args)
+    reference = None
+    if args.kl_coef:
+        reference = load_reference(args, tokenizer, torch.device("cpu"))
+        with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
+            for parameter in reference.parameters():
+                parameter.mul_(1.05)
+    return module, args, policy, reference, batch
+
+
+def relative(a, b):
+    return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
+
+
+# --- the gradient does not depend on how the batch is split ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(micro_batch_size=size) for size in (1, 4, 16, 64)]
+    + [dict(micro_batch_tokens=tokens) for tokens in (60, 200)],
+    ids=str,
+)
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
+def test_gradient_is_invariant_to_micro_batches(name, options, kl_coef):
+    module, args, policy, reference, batch = prepared(name, kl_coef=kl_coef, micro_batch_size=32, entropy_coef=0.01)
+    (expected,), metrics = gradients(module, args, policy, batch, reference)
+    for option, value in options.items():
+        setattr(args, option, value)
+    (split,), split_metrics = gradients(module, args, policy, batch, reference)
+    assert relative(split, expected) < 1e-5
+    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)  # every diagnostic counts all micro-batches
+
+
+def test_gradient_is_invariant_to_padding_and_to_the_order_of_groups(name):
+    module, args, policy, reference, batch = prepared(name)
+    (expected,), _ = gradients(module, args, policy, batch, reference)
+    groups = torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
+    order = (groups[:, None] * 4 + torch.arange(4)).flatten()
+    shuffled = {column: values[order] for column, values in batch.items()}
+    for column, fill in (("completions", 3), ("completion_mask", False), ("loss_mask", False)):
+        shuffled[column] = torch.nn.functional.pad(shuffled[column], (0, 5), value=fill)
+    for column, fill in (("prompts", 3), ("prompt_mask", False)):
+        shuffled[column] = torch.nn.functional.pad(shuffled[column], (2, 0), value=fill)
+    (other,), _ = gradients(module, args, policy, shuffled, reference)
+    assert relative(other, expected) < 1e-5
+
+
+def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):
+    module, args, policy, reference, batch = prepared(name, num_minibatches=4)
+    steps, _ = gradients(module, args, policy, batch, reference)
+    assert len(steps) == 4
+    args.num_minibatches, args.prompts_per_step = 1, 2
+    for i, step in enumerate(steps):
+        part = {column: values[8 * i : 8 * i + 8] for column, values in batch.items()}
+        (alone,), _ = gradients(module, args, policy, part, reference)
+        assert relative(step, alone) < 1e-5
+
+
+# --- the first ratio ---
+
+
+@pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2), dict(num_epochs=1)], ids=str)
+def test_first_ratio_is_exactly_one(name, updates):
+    module, args, policy, reference, batch = prepared(name, **updates, micro_batch_size=5)
+    ratios = []
+    original = module.policy_loss
+
+    def spy(logprobs, old_logprobs, *rest, **keywords):
+        ratios.append((logprobs - old_logprobs).detach().abs().max())
+        return original(logprobs, old_logprobs, *rest, **keywords)
+
+    module.policy_loss = spy
+    try:
+        gradients(module, args, policy, batch, reference)
+    finally:
+        module.policy_loss = original
+    assert len(ratios) >= 7 and max(ratios) == 0  # bitwise, although micro-batches have other shapes than the rollout
+
+
+def test_zero_advantages_move_nothing(name):
+    # Weights change when rewards differ, and do not (bitwise) when all groups agree.
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    (moving,), _ = gradients(module, args, policy, batch)
+    assert max(float(g.abs().max()) for g in moving) > 1e-4
+    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    (still,), _ = gradients(module, args, policy, batch)
+    assert all((g == 0).all() for g in still)
+
+
+def test_the_stop_token_is_trained(name):
+    # trl#6357: an EOS outside the mask is never learned.
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    lengths = batch["completion_mask"].sum(dim=1)
+    stops = batch["completions"][torch.arange(len(lengths)), lengths - 1] == policy.stop_tokens[0]
+    assert stops.any() and torch.equal(stops, ~batch["truncated"])
+    only_last = torch.arange(batch["completion_mask"].shape[1])[None] == lengths[:, None] - 1
+    batch["loss_mask"] = only_last & stops[:, None]
+    (step,), _ = gradients(module, args, policy, batch)
+    assert max(float(g.abs().max()) for g in step) > 1e-4
+
+
+def test_a_rollout_without_valid_tokens_takes_its_step(name):
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
+    (step,), metrics = gradients(module, args, policy, batch)
+    assert all((g == 0).all() for g in step)
+    assert metrics["optim/empty_steps"] == 1 and metrics["optim/loss"] == 0
+
+
+def test_metrics_equal_a_loop_over_all_tokens(name):
+    # metrics of the last micro-batch, or means of unequal micro-batches.
+    module, args, policy, reference, batch = prepared(name, micro_batch_size=3, kl_coef=0.04)
+    _, metrics = gradients(module, args, policy, batch, reference)
+    with torch.no_grad():
+        (logprobs, entropy), (ref_logprobs, _) = policy(batch), reference(batch)
+    mask = batch["loss_mask"]
+    cells = [(i, t) for i in range(mask.shape[0]) for t in range(mask.shape[1]) if mask[i, t]]
+    d = [float(ref_logprobs[c] - logprobs[c]) for c in cells]
+    means = {
+        "policy/entropy": sum(float(entropy[c]) for c in cells) / len(cells),
+        "policy/mean_prob": sum(float(logprobs[c].exp()) for c in cells) / len(cells),
+        "policy/kl_ref": sum(float(torch.tensor(x).expm1()) - x for x in d) / len(cells),
+        "policy/approx_kl": 0.0,
+        "policy/ratio_max": 1.0,
+    }
+    for key, value in means.items():
+        assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
+
+
+# --- a run ---
+
+
+QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 8 --eval_samples 4 --eval_every 2".split()
+
+
+def run(name, folder, *arguments):
+    script(name).main([*QUICK, "--output_dir", str(folder), *map(str, arguments)])
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
+    # repeated or skipped prompts, lost state. Weights, metrics and samples.
+    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
+    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2)
+    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--resume")
+    assert "resumed" in capsys.readouterr().out
+    rows = metric_rows(tmp_path / "a")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
+    samples = [(tmp_path / x / "samples.jsonl").read_text() for x in "ab"]
+    assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
+    a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
+    assert any(not torch.equal(a[key], initial[key]) for key in a)
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut(name, tmp_path):
+    run(name, tmp_path, "--max_steps", 2, "--save_every", 2)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 3, "reward/mean": 9}) + '\n{"step": 4, "rew')  # killed while writing
+    run(name, tmp_path, "--max_steps", 3, "--save_every", 2, "--resume")
+    rows = metric_rows(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows[3]["reward/mean"] <= 1
+
+
+@pytest.mark.parametrize(
+    "missing", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl"]
+)
+def test_a_missing_piece_of_a_checkpoint_is_an_error(name, missing, tmp_path):
+    # accelerate's load_state ignores missing RNG files; DCPO's history was restored in a try/except: pass.
+    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
+    (piece,) = tmp_path.glob(f"checkpoints/*/{missing}")
+    content = piece.read_bytes()
+    piece.unlink()
+    with pytest.raises(InputError, match=missing):
+        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume")
+    piece.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=missing):
+        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume")
+
+
+def test_resume_with_other_options_names_them(name, tmp_path):
+    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
+    with pytest.raises(InputError, match="--learning_rate was 0.0001, is 0.5"):
+        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume", "--learning_rate", 0.5)
+    run(name, tmp_path, "--max_steps", 2, "--save_every", 0, "--resume", "--eval_every", 1)
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_starts_at_zero(name, tmp_path, capsys):
+    run(name, tmp_path, "--max_steps", 1)
+    with pytest.raises(InputError, match="holds a run"):
+        run(name, tmp_path, "--max_steps", 1)
+    run(name, tmp_path, "--max_steps", 1, "--resume")
+    assert "starting at step 0" in capsys.readouterr().out
+    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1]
+
+
+def test_old_checkpoints_are_pruned(name, tmp_path):
+    run(name, tmp_path, "--max_steps", 3, "--save_every", 1, "--keep_checkpoints", 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
+    run(name, tmp_path, "--max_steps", 0)
+    (row,) = metric_rows(tmp_path)
+    assert row["step"] == 0 and {"eval/pass@1", "eval/pass@4", "eval/length"} <= row.keys()
+    assert not (tmp_path / "model").exists()
+    assert "pass@1 before" in capsys.readouterr().out
+
+
+def test_greedy_evaluation_has_no_pass_at_k(name, tmp_path):
+    run(name, tmp_path, "--max_steps", 0, "--eval_temperature", 0)
+    (row,) = metric_rows(tmp_path)
+    assert "eval/pass@1" in row and "eval/pass@4" not in row
+
+
+def test_it_learns(name, tmp_path):
+    """A few steps on the embedded task: accuracy rises and completions grow longer."""
+    options = "--max_steps 12 --eval_every 0 --eval_prompts 64".split()
+    script(name).main(["--output_dir", str(tmp_path), *options])
+    rows = metric_rows(tmp_path)
+    assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.25
+    assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 5
+
+
+# --- bad input: one line, before any model is loaded ---
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--no_such_option 1", "--no_such_option"),
+        ("--learning_rate fast", "learning_rate"),
+        ("--kl_estimator k4", "k4"),
+        ("--group_size 1", "group_size 1"),
+        ("--prompts_per_step 30 --num_minibatches 4", "30 is not a multiple of 1 processes x --num_minibatches 4 = 4"),
+        ("--temperature 0", "temperature"),
+        ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
+        ("--dual_clip 0.5", "dual_clip"),
+        ("--resume", "--output_dir"),
+        ("--config /no/such.yaml", "no/such.yaml"),
+        ("--reward no_such", "no_such"),
+        ("--reward accuracy format --reward_weights 1", "reward_weights"),
+        ("--dataset /no/such.jsonl", "no/such.jsonl"),
+        ("--model_name_or_path /no/such", "no/such"),
+        ("--report_to trackio", "trackio"),
+        ("--max_steps -1", "max_steps"),
+        ("--clip_low 1.5", "clip_low"),
+        ("--eval_top_p 0", "eval_top_p"),
+        ("--keep_checkpoints 0", "keep_checkpoints"),
+    ],
+)
+def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        script(name).main(arguments.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
+    from common.runs import parse_args
+
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n")
+    args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
+    assert (args.learning_rate, args.max_steps, args.reward, args.normalize_std) == (
+        1e-5,
+        9,
+        ["accuracy", "format"],
+        False,
+    )
+    for content, message in [("learning_rat: 1", "learning_rat"), ("kl_estimator: k9", "k9"), ("- 1", "option: value")]:
+        file.write_text(content)
+        with pytest.raises(InputError, match=message):
+            parse_args(script(name).Args, ["--config", str(file)])
+
+
+def test_help_needs_neither_datasets_nor_models(name):
+    code = f"""import sys, runpy
+sys.argv = ["{name}.py", "--help"]
+try: runpy.run_path("{name}.py", run_name="__main__")
+except SystemExit as e: assert not e.code, e.code
+loaded = [m for m in sys.modules if m == "datasets" or m.startswith("transformers.models.") and "modeling_" in m]
+assert not loaded, loaded"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    module = script(name)
+    for option in module.Args.__dataclass_fields__.values():
+        assert f"--{option.name} " in result.stdout
+        assert option.metadata["help"]
+
+
+def test_importing_a_script_has_no_side_effect(name, tmp_path):
+    code = f"import {name}, os; assert os.listdir('.') == [], os.listdir('.')"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert result.returncode == 0 and result.stdout == "" and result.stderr == ""

@@ -1,0 +1,132 @@
+"""What several test files need: the embedded model, ragged tables as tensors, a batch made by hand."""
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import torch
+from accelerate import Accelerator
+
+from common.data import load_prompts
+from common.masked import completion_mask
+from common.model import left_pad, load_policy, load_tokenizer
+
+ROOT = pathlib.Path(__file__).parent.parent
+ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
+SCRIPTS = ["grpo"]  # the reinforcement-learning scripts, for the suites that run over all of them
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+
+def script(name):
+    return importlib.import_module(name)
+
+
+def ragged(rows, dtype=torch.float64, fill=0.0):
+    """A table of unequal rows as a tensor (R, T), and its mask."""
+    width = max(map(len, rows))
+    values = torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
+    return values, mask
+
+
+def b1(dtype=torch.float64):
+    """Batch B1 of the worked examples: old, new (requires grad) and reference log-probs, and the mask."""
+    old, mask = ragged(ORACLES["B1"]["old"], dtype)
+    new, _ = ragged(ORACLES["B1"]["new"], dtype)
+    ref, _ = ragged(ORACLES["B1"]["ref"], dtype)
+    return old, new.requires_grad_(), ref, mask
+
+
+def totals_of(mask, group_size):
+    """The totals of an optimizer step that consists of the rows of `mask` (R, T) alone."""
+    group_tokens = mask.view(-1, group_size * mask.shape[1]).sum(dim=1).repeat_interleave(group_size)[:, None]
+    tokens, rows = int(mask.sum()), len(mask)
+    return {"tokens": tokens, "rows": rows, "prompts": rows // group_size, "group_tokens": group_tokens}
+
+
+def embedded(name="grpo", **options):
+    """(script, args, tokenizer, policy) with the embedded model."""
+    module = script(name)
+    args = module.Args(**options)
+    tokenizer = load_tokenizer(args)
+    return module, args, tokenizer, load_policy(args, tokenizer)
+
+
+def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
+    """A batch of real problems with completions of unequal lengths, right and wrong, some of them truncated."""
+    prompts = load_prompts(args, tokenizer, True)[0][:groups]
+    texts = []
+    for i, prompt in enumerate(prompts):
+        solution = prompt.columns["answer"]
+        texts += [
+            solution,
+            f"#### {i}",
+            solution[: 5 + 2 * i] + "?" * (i % 3),
+            f"{i}+{i}={2 * i}\n#### {prompt.answer}",
+        ]
+    stop = tokenizer.eos_token_id
+    rows = [tokenizer(text).input_ids + ([] if i % 5 == 4 else [stop]) for i, text in enumerate(texts)]
+    width = max(map(len, rows))
+    completions = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
+    lengths = torch.tensor([[len(row)] for row in rows])
+    mask = torch.arange(width)[None] < lengths
+    ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.device)
+    rewards = torch.rand(groups, group_size, generator=torch.Generator().manual_seed(1)).round(decimals=1).view(-1)
+    batch = {
+        "prompts": ids.repeat_interleave(group_size, dim=0),
+        "prompt_mask": prompt_mask.repeat_interleave(group_size, dim=0),
+        "completions": completions,
+        "completion_mask": mask,
+        "truncated": completion_mask(completions, policy.stop_tokens)[1],
+        "loss_mask": mask,
+    }
+    return batch, rewards
+
+
+class GradientRecorder:
+    """In the place of an optimizer: keeps the gradients of each optimizer step and changes nothing."""
+
+    def __init__(self, policy):
+        self.policy, self.steps = policy, []
+
+    def step(self):
+        self.steps.append([parameter.grad.clone() for parameter in self.policy.parameters()])
+
+    def zero_grad(self):
+        self.policy.zero_grad()
+
+
+def gradients(module, args, policy, batch, reference=None):
+    """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics."""
+    from common.runs import Metrics
+
+    recorder, metrics, accelerator = GradientRecorder(policy), Metrics(1), Accelerator(cpu=True)
+    module.update(accelerator, policy, reference, recorder, batch, args, metrics)
+    return recorder.steps, metrics.reduce(accelerator)
+
+
+def largest_difference(a, b):
+    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
+    """`python` (one process) or `accelerate launch` (more) of a script, as a user would."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)} | (env or {})
+    command = [sys.executable, *launcher(processes), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd or ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def launcher(processes):
+    if processes == 1:
+        return []
+    flags = f"--multi_gpu --num_processes {processes} --num_machines 1 --mixed_precision no --dynamo_backend no"
+    return ["-m", "accelerate.commands.launch", *flags.split(), "--main_process_port", "0"]
+
+
+def metric_rows(folder):
+    """metrics.jsonl without what depends on the machine's mood."""
+    rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
