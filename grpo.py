@@ -311,7 +311,7 @@ def main(argv=None):
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
-    run.print(f"stop tokens {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:

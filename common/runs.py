@@ -17,6 +17,7 @@ import traceback
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 
 class InputError(ValueError):
@@ -286,17 +287,17 @@ def launch(args):
 
 
 def batch_equation(args, accelerator):
-    """The sizes of a step, once, as an equation."""
+    """Devices and sizes of a step, once, as an equation."""
     rows, processes = args.prompts_per_step * args.group_size, accelerator.num_processes
+    updates = args.num_epochs * args.num_minibatches
     step_rows = rows // args.num_minibatches
-    forward = f"{args.micro_batch_size} rows"
-    if args.micro_batch_tokens:
-        forward = f"{args.micro_batch_tokens} tokens"
+    threads = f" ({torch.get_num_threads()} threads each)" if accelerator.device.type == "cpu" else ""
+    limit = f"{args.micro_batch_tokens} tokens" if args.micro_batch_tokens else f"{args.micro_batch_size} rows"
     return (
-        f"{args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows a step; "
-        f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {args.num_epochs * args.num_minibatches} "
-        f"updates of {step_rows} rows, {step_rows // processes} on each of {processes} processes, "
-        f"at most {forward} a forward"
+        f"processes: {processes} on {accelerator.device.type}{threads}\n"
+        f"a step: {args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows; "
+        f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {updates} updates of {step_rows} rows, "
+        f"{step_rows // processes} on each process, at most {limit} in a forward"
     )
 
 
@@ -315,7 +316,7 @@ class Run:
 
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval = 0, None, None
-        self.started, self.bar = time.perf_counter(), None
+        self.started = time.perf_counter()
         folder = args.output_dir or f"runs/{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         shared = [folder, self.refusal(folder) if accelerator.is_main_process else None]
         folder, refusal = broadcast_object_list(shared)
@@ -346,8 +347,6 @@ class Run:
 
     def print(self, text):
         if self.accelerator.is_main_process:
-            from tqdm import tqdm
-
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
@@ -367,6 +366,8 @@ class Run:
             for name in ("metrics.jsonl", "samples.jsonl"):
                 cut_back(self.folder / name, self.step if path else -1)
         self.accelerator.wait_for_everyone()
+        hidden = not self.accelerator.is_main_process or self.args.max_steps == 0
+        self.bar = tqdm(total=self.args.max_steps, initial=self.step, unit="step", disable=hidden)
 
     def check_checkpoint(self, path):
         meta = json.loads((path / "meta.json").read_text())
@@ -405,11 +406,6 @@ class Run:
 
     def progress(self, metrics):
         """Advance the progress bar."""
-        from tqdm import tqdm
-
-        if self.bar is None:
-            disable = not self.accelerator.is_main_process
-            self.bar = tqdm(total=self.args.max_steps, initial=self.step - 1, unit="step", disable=disable)
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
@@ -450,8 +446,7 @@ class Run:
 
     def finish(self):
         """Print the closing line: the score before and after."""
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
         name = next((name for name in ("eval/pass@1", "eval/reward") if name in (self.last_eval or {})), None)
         scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
         seconds = time.perf_counter() - self.started

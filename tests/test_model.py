@@ -71,7 +71,7 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):
-    # (R, T, V) copies run out of memory (trl#2598, open-r1#372). The head sees at most a chunk of completion tokens at a time, prompts never.
+    # (R, T, V) copies run out of memory (trl#2598): the head sees a chunk of completion tokens at a time, no prompts.
     monkeypatch.setattr(common.model, "CHUNK_ELEMENTS", 40 * 5)
     policy, batch, seen = random_policy("qwen2"), random_batch(), []
     policy.lm.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))

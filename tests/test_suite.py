@@ -1,6 +1,7 @@
 """What holds for every reinforcement-learning script: the same tests over all of them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -322,3 +323,15 @@ def test_importing_a_script_has_no_side_effect(name, tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert result.returncode == 0 and result.stdout == "" and result.stderr == ""
+
+
+def test_the_glossary_names_what_is_logged(name, tmp_path):
+    """docs/metrics.md: every metric of a run stands there, and every metric that stands there is in some run."""
+    run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04)
+    run(name, tmp_path / "b", "--max_steps", 1, "--reward", "accuracy", "format", "--num_minibatches", 2)
+    rows = [json.loads(line) for x in "ab" for line in (tmp_path / x / "metrics.jsonl").read_text().splitlines()]
+    logged = {key for row in rows for key in row} - {"step"}
+    logged = {key.replace("pass@4", "pass@k") for key in logged}
+    logged = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in logged}
+    documented = set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    assert logged == documented
