@@ -13,11 +13,13 @@ and the policy maximizes, with the ratio r_it = pi(o_it) / pi_old(o_it),
 The KL to the frozen reference stands in the loss, per token, under the same weights. |o_i| counts the stop token.
 
 Deviations from the paper: the reference is the model at the start of the run and is not refreshed; eps is 0.2 by
-convention (the paper gives none); the standard deviation has ddof 1 and an epsilon of 1e-6 (the paper gives none).
+convention, the standard deviation has ddof 1 and an epsilon of 1e-6 (the paper gives none of these); a group whose
+rewards agree has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model.
 Left out: process supervision, and the retraining of a reward model (iterative GRPO).
 
     accelerate launch grpo.py                              a small embedded model learns to think; nothing is downloaded
-    accelerate launch grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --dataset openai/gsm8k --dataset_config main
+    accelerate launch grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
 """
 
 import contextlib
@@ -64,7 +66,9 @@ from common.runs import (
 class Args:
     # model
     model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "of the trained weights (mixed precision: accelerate's)")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
     attn_implementation: str = option("sdpa", "attention of transformers: sdpa, eager, flash_attention_2, ...")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
     # data
@@ -105,7 +109,9 @@ class Args:
     max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
     # optimizer (AdamW)
     learning_rate: float = option(1e-4, "peak step size (DeepSeekMath 7B: 1e-6)")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = option("constant", "after the warm-up, down to 0")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
     warmup_steps: int = option(0, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay")
     adam_beta1: float = option(0.9, "decay of the first moment")
@@ -116,7 +122,9 @@ class Args:
     clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)")
     dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)")
     kl_coef: float = option(0.04, "beta of the KL to the reference in the loss (0: no reference is loaded)")
-    kl_estimator: Literal["k1", "k2", "k3"] = option("k3", "as a loss k1 has no gradient, k2 that of KL(pi||ref)")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+    )
     entropy_coef: float = option(0.0, "weight of an entropy bonus")
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
     std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
@@ -135,7 +143,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
-    (R, T), completion_mask (R, T), truncated (R,), and from the own decoding loop rollout_logprobs (R, T).
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -158,6 +166,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
     if not stock:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
@@ -167,7 +177,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions of R prompts; rewards are the weighted sum of the parts.
 
     Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}, NaN where a function does not apply.
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
     """
     parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
     correct = correctness(parts, prompts, texts, truncated)
@@ -225,22 +235,24 @@ def token_weights(loss_mask, totals, args):
 def update(accelerator, model, reference, optimizer, batch, args, metrics):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
     minibatches = split_rollout(accelerator, batch, args)
-    single = args.num_epochs * args.num_minibatches == 1
-    for micro in (micro for micro_batches, _ in minibatches for micro in micro_batches):
-        with torch.no_grad(), accelerator.autocast():
-            if not single:  # once, before the first step, by the forward of the updates: the first ratio is exactly 1
-                micro["old_logprobs"], _ = model(micro)
-            if reference is not None:
-                micro["ref_logprobs"], _ = reference(micro)
+    several = args.num_epochs * args.num_minibatches > 1
+    for micro_batches, _ in minibatches:
+        for micro in micro_batches:
+            with torch.no_grad(), accelerator.autocast():
+                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                    micro["old_logprobs"], _ = model(micro, with_entropy=False)
+                if reference is not None:
+                    micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches, totals in minibatches:
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 last = i == len(micro_batches) - 1
-                accelerator.sync_gradients = last  # read by DeepSpeed's backward and by the optimizer
+                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
                 with contextlib.nullcontext() if last else accelerator.no_sync(model):
                     logprobs, entropy = model(micro)
-                    mask, old_logprobs = micro["loss_mask"], micro.get("old_logprobs", logprobs.detach())
+                    mask = micro["loss_mask"]
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
@@ -251,12 +263,13 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                 step_loss = step_loss + loss.detach()
                 stats |= {"entropy": entropy, "mean_prob": old_logprobs.exp()}
                 for name, values in stats.items():
-                    metrics.add(f"policy/{name}", values, mask)
+                    add = metrics.add_max if name.endswith("_max") else metrics.add
+                    add(f"policy/{name}", values, mask)
                 if epoch == 0 and "rollout_logprobs" in micro:
                     gap = (micro["rollout_logprobs"] - old_logprobs).abs()
                     metrics.add("rollout/logprob_gap", gap, mask)
             norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
-            if not torch.isfinite(norm):
+            if not torch.isfinite(norm + step_loss):
                 raise InputError(
                     f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
                 )
@@ -280,11 +293,11 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         )
     texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
     rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
-    metrics = Metrics()
-    if correct is not None:
-        metrics.add("eval/pass@1", correct.view(-1, n).mean(dim=1), real)
-        if n > 1:
-            metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct.view(-1, n), args.eval_k), real)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
@@ -311,6 +324,8 @@ def main(argv=None):
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
     run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -326,15 +341,15 @@ def main(argv=None):
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
         rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
-        batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device)
+        batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
         update(accelerator, model, reference, optimizer, batch, args, metrics)
         run.step += 1
-        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
         time_metrics(metrics, batch, start, rollout_end, args)
+        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):

@@ -1,21 +1,11 @@
 """Masked arithmetic on (R, T) tensors: R rows (completions), T completion tokens, V vocabulary.
 
-A mask is boolean and true on the tokens that count. Values under a false mask may be anything, NaN included: they go
+A mask is boolean and true on the tokens that count. Values where it is false may be anything, NaN included: they go
 through `torch.where` before any sum or `exp`, since `nan * 0` is NaN and a `where` on the finished result makes the
 gradient NaN.
 """
 
 import torch
-
-
-def masked_sum(values, mask, dim=None):
-    """Sum of `values` where `mask` is true, over `dim` or over everything."""
-    return torch.where(mask, values, 0).sum(dim)
-
-
-def masked_mean(values, mask, dim=None):
-    """Mean of `values` where `mask` is true, over `dim` or over everything; 0 where nothing is."""
-    return masked_sum(values, mask, dim) / mask.sum(dim).clamp(min=1)
 
 
 def completion_mask(completions, stop_tokens):
@@ -30,15 +20,18 @@ def completion_mask(completions, stop_tokens):
 
 
 def log_ratio(logprobs, old_logprobs, mask):
-    """log(pi / pi_old) (R, T), 0 under the mask and clamped to +-20, so that its `exp` is finite in float32."""
+    """log(pi / pi_old) (R, T), 0 where the mask is false, and clamped to +-20 so that its `exp` is finite in float32.
+
+    Beyond the clamp there is no gradient.
+    """
     return torch.where(mask, logprobs - old_logprobs, 0).clamp(-20, 20)
 
 
 def kl_estimate(logprobs, ref_logprobs, mask, estimator):
-    """Per-token estimate (R, T) of KL(pi || ref) from tokens sampled by pi (Schulman's k1, k2, k3), 0 under the mask.
+    """Per-token estimate (R, T) of KL(pi || ref) from tokens sampled by pi (Schulman's k1, k2, k3).
 
-    In a loss they differ by their gradient, in expectation: k1 has none, k2 has that of KL(pi || ref), k3 that of
-    KL(ref || pi).
+    0 where the mask is false. In a loss they differ by the gradient, in expectation: that of k1 is noise of mean 0, k2
+    has that of KL(pi || ref), k3 that of KL(ref || pi).
     """
     difference = -log_ratio(logprobs, ref_logprobs, mask)  # d = log(ref / pi)
     if estimator == "k1":
@@ -50,15 +43,18 @@ def kl_estimate(logprobs, ref_logprobs, mask, estimator):
     raise ValueError(f"kl estimator {estimator!r} is not one of k1, k2, k3")
 
 
-def logprobs_and_entropy(logits, tokens, temperature, entropy_grad=False):
+def logprobs_and_entropy(logits, tokens, temperature, with_entropy=True, entropy_grad=False):
     """Log-probs of `tokens` (N,) and entropies of the whole distribution (N,) from `logits` (N, V), in float32.
 
     At the sampling temperature: the ratio of two policies is an importance weight only for the distribution that was
-    sampled from. Without `entropy_grad` the entropy is computed outside the graph and costs no memory.
+    sampled from. Without `entropy_grad` the entropy stays out of the graph and keeps nothing for the backward pass;
+    without `with_entropy` it is not computed and None.
     """
     logits = logits.float() if temperature == 1 else logits.float() / temperature
     logsumexp = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - logsumexp
+    if not with_entropy:
+        return logprobs, None
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = logsumexp - (logits.softmax(dim=-1) * logits).sum(dim=-1)
     return logprobs, entropy

@@ -1,5 +1,6 @@
 """Model and tokenizer, stop tokens, and the module whose forward gives log-probs and entropy."""
 
+import copy
 import pathlib
 
 import torch
@@ -66,46 +67,128 @@ class Policy(nn.Module):
         self.stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
         self.chunked = head_is_last(lm)
+        self.shares_prompts = True
+        self.shares_prompts = self.chunked and sharing_is_exact(self)
 
     @property
     def device(self):
         return self.lm.device
 
-    def forward(self, batch):
-        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 under the mask.
+    def notes(self):
+        """What a user should know about this model, a line each."""
+        if not self.chunked:
+            yield "the model changes its logits after the head: log-probs come from full logits, at more memory"
+        if not self.shares_prompts:
+            yield "each completion of the update computes its prompt anew (gradient checkpointing, or the model's cache)"
 
-        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T).
+    def forward(self, batch, with_entropy=True):
+        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+
+        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
+        prompt_index (R, 1) rows of one index have one prompt, which is computed once.
         """
         mask = batch["completion_mask"]
-        input_ids = torch.cat([batch["prompts"], batch["completions"]], dim=1)  # (R, P + T)
-        attention_mask = torch.cat([batch["prompt_mask"], mask], dim=1)
+        share = self.shares_prompts and "prompt_index" in batch
+        states = self.shared_states(batch) if share else self.plain_states(batch)
+        places, hidden = (torch.cat(parts) for parts in zip(*states, strict=True))  # (N,) into R x T, (N, H)
+        results = self.head(hidden, batch["completions"].flatten()[places], with_entropy)
+        zeros = torch.zeros(mask.numel(), device=mask.device)
+        return [None if x is None else zeros.index_copy(0, places, x).view(mask.shape) for x in results]
+
+    def plain_states(self, batch):
+        """[(places, hidden)]: of each completion token its place in R x T, and the hidden state that predicts it."""
+        mask = batch["completion_mask"]
+        attention_mask = torch.cat([batch["prompt_mask"], mask], dim=1)  # (R, P + T)
         inputs = dict(
-            input_ids=input_ids,
+            input_ids=torch.cat([batch["prompts"], batch["completions"]], dim=1),
             attention_mask=attention_mask.long(),
-            position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0),
+            position_ids=positions(attention_mask),
             use_cache=False,
         )
-        before = mask.shape[1] + 1  # the logits at a position are for the next token: shift by one
+        before = mask.shape[1] + 1  # the state at a position predicts the next token: shift by one
         if self.chunked:
-            hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1][mask]  # (N, H)
+            hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
-            hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1][mask]  # (N, V)
-        logprobs, entropy = self.head(hidden, batch["completions"][mask])
-        zeros = torch.zeros(mask.shape, device=mask.device)
-        return zeros.masked_scatter(mask, logprobs), zeros.masked_scatter(mask, entropy)
+            hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
+        return [(mask.flatten().nonzero()[:, 0], hidden[mask])]
 
-    def head(self, hidden, tokens):
+    def shared_states(self, batch):
+        """What `plain_states` returns, from one pass over each distinct prompt and a pass over the completions that
+        attends to its keys and values (through which the gradient reaches the prompt).
+
+        The completions go in runs of similar length, so that they need little padding.
+        """
+        from transformers import DynamicCache
+
+        mask, P, T = batch["completion_mask"], batch["prompts"].shape[1], batch["completions"].shape[1]
+        index = batch["prompt_index"][:, 0].tolist()
+        distinct = list(dict.fromkeys(index))
+        first, owner = [index.index(i) for i in distinct], torch.tensor([distinct.index(i) for i in index])
+        prompt_mask, cache = batch["prompt_mask"][first], DynamicCache(config=self.lm.config)
+        inputs = dict(input_ids=batch["prompts"][first], attention_mask=prompt_mask.long())
+        outputs = self.lm.base_model(
+            **inputs, position_ids=positions(prompt_mask), past_key_values=cache, use_cache=True
+        )
+        last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
+        states = []
+        for rows in runs_of_similar_length(mask.sum(dim=1).tolist()):
+            row_mask = mask[rows]
+            width = int(row_mask.sum(dim=1).max())
+            owners, row_mask = owner[rows].to(mask.device), row_mask[:, :width]
+            hidden = last[owners]
+            if width > 1:  # the last token predicts nothing: it stays outside
+                attention_mask = torch.cat([batch["prompt_mask"][rows], row_mask[:, :-1]], dim=1)
+                outputs = self.lm.base_model(
+                    input_ids=batch["completions"][rows, : width - 1],
+                    attention_mask=attention_mask.long(),
+                    position_ids=positions(attention_mask)[:, P:],
+                    past_key_values=select_cache(cache, owners),
+                    use_cache=True,
+                )
+                hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
+            places = torch.tensor(rows, device=mask.device)[:, None] * T + torch.arange(width, device=mask.device)
+            states.append((places[row_mask], hidden[row_mask]))
+        return states
+
+    def head(self, hidden, tokens, with_entropy):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
         size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
         if len(tokens) <= size:
-            return self.head_chunk(hidden, tokens)
+            return self.head_chunk(hidden, tokens, with_entropy)
         chunks = zip(hidden.split(size), tokens.split(size), strict=True)
-        results = [checkpoint(self.head_chunk, h, t, use_reentrant=False) for h, t in chunks]
-        return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+        results = [checkpoint(self.head_chunk, h, t, with_entropy, use_reentrant=False) for h, t in chunks]
+        logprobs, entropies = zip(*results, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
-    def head_chunk(self, hidden, tokens):
+    def head_chunk(self, hidden, tokens, with_entropy):
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
-        return logprobs_and_entropy(logits, tokens, self.temperature, self.entropy_grad)
+        return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
+
+
+def positions(attention_mask):
+    """Position ids (R, S) that count the tokens of a left-padded row from 0."""
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def select_cache(cache, rows):
+    """A key-value cache that holds the given rows of `cache`; the original stays as it is."""
+    selected = copy.copy(cache)
+    selected.layers = [copy.copy(layer) for layer in cache.layers]
+    selected.batch_select_indices(rows)
+    return selected
+
+
+def runs_of_similar_length(lengths, waste=1.25, least=8):
+    """Row numbers in runs of `least` rows or more, sorted by length, padded to about `waste` times their tokens."""
+    runs, tokens = [], 0
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        padded = lengths[row] * (len(runs[-1]) + 1) if runs else 0
+        if not runs or (len(runs[-1]) >= least and padded > waste * (tokens + lengths[row])):
+            runs.append([])
+            tokens = 0
+        runs[-1].append(row)
+        tokens += lengths[row]
+    return runs
 
 
 @torch.no_grad()
@@ -133,6 +216,32 @@ def head_is_last(lm):
     return hidden.shape == seen["hidden"].shape and torch.allclose(hidden, seen["hidden"], rtol=1e-3, atol=1e-5)
 
 
+@torch.no_grad()
+def sharing_is_exact(policy):
+    """Whether `shared_states` gives the log-probs of `plain_states`, on rows of unequal lengths.
+
+    Only for caches of keys and values, whose rows can be selected with their gradient.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=policy.lm.config).layers):
+        return False
+    device, vocabulary = policy.device, policy.lm.get_output_embeddings().weight.shape[0]
+    counts = torch.arange(6, device=device)
+    batch = {
+        "prompts": (torch.arange(24, device=device) * 7 % vocabulary).view(2, 12).repeat_interleave(3, dim=0),
+        "prompt_mask": (torch.arange(12, device=device) >= torch.tensor([[0], [5]], device=device)).repeat_interleave(
+            3, 0
+        ),
+        "completions": (torch.arange(48, device=device) * 5 % vocabulary).view(6, 8),
+        "completion_mask": torch.arange(8, device=device) <= counts[:, None],
+    }
+    shared = batch | {"prompt_index": (counts // 3)[:, None]}
+    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(shared, with_entropy=False)
+    return torch.allclose(plain, other, atol=1e-4 if policy.lm.dtype == torch.float32 else 0.1)
+
+
 def load_policy(args, tokenizer):
     """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
 
@@ -147,18 +256,20 @@ def load_policy(args, tokenizer):
     try:
         config = AutoConfig.from_pretrained(path)
         saved_dtype = config.dtype or torch.float32
-        for name, value in config.to_dict().items():
-            if "drop" in name and isinstance(value, float):
-                setattr(config, name, 0.0)
+        dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
+        for name in dropout:
+            setattr(config, name, 0.0)
         lm = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation
         )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
     policy = Policy(lm.eval(), tokenizer, args.temperature, entropy_grad=args.entropy_coef != 0)
-    policy.saved_dtype = saved_dtype
+    policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
-    if args.gradient_checkpointing:
+    if args.gradient_checkpointing:  # it switches the cache off
+        policy.shares_prompts = False
+        # The second name is that of transformers before 5.23.
         enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     return policy.train()
@@ -175,6 +286,8 @@ def save_pretrained(policy, tokenizer, folder):
     The last act of a run: the policy itself is converted.
     """
     policy.lm.generation_config = policy.saved_generation_config
+    for name, value in policy.saved_dropout.items():
+        setattr(policy.lm.config, name, value)
     policy.lm.to(policy.saved_dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -201,13 +314,15 @@ def take_rows(batch, rows):
     return part
 
 
-def micro_batches(lengths, args):
+def micro_batches(lengths, args, keep_order=False):
     """Cut rows of the given lengths [(prompt tokens, completion tokens)] into the index lists of single forwards.
 
-    Sorted by length, so that the rows of one forward need little padding; what a row contributes does not depend on it.
-    `micro_batch_tokens` counts the padded tokens of a forward; a longer row goes alone.
+    Sorted by length unless `keep_order`, so that the rows of one forward need little padding; what a row contributes
+    does not depend on it. `micro_batch_tokens` counts the padded tokens of a forward; a longer row goes alone.
     """
-    order = sorted(range(len(lengths)), key=lambda row: sum(lengths[row]))
+    order = list(range(len(lengths)))
+    if not keep_order:
+        order.sort(key=lambda row: sum(lengths[row]))
     if not args.micro_batch_tokens:
         return [order[i : i + args.micro_batch_size] for i in range(0, len(order), args.micro_batch_size)]
     parts, width = [[]], (0, 0)
@@ -234,9 +349,9 @@ def split_rollout(accelerator, batch, args):
     batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
     starts = range(0, rows * args.num_minibatches, rows)
-    cuts = [
-        [[start + i for i in part] for part in micro_batches(lengths[start : start + rows], args)] for start in starts
-    ]
+    keep_order = "prompt_index" in batch  # the completions of a prompt belong into one forward
+    cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
+    cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
     most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()
     tokens = torch.stack([batch["loss_mask"][start : start + rows].sum() for start in starts])
     tokens = accelerator.reduce(tokens, "sum").tolist()
@@ -255,4 +370,5 @@ def split_rollout(accelerator, batch, args):
 def completion_texts(tokenizer, batch):
     """The completions as rewards see them: up to the stop token, special tokens skipped."""
     rows = zip(batch["completions"].tolist(), batch["completion_mask"].sum(dim=1).tolist(), strict=True)
-    return tokenizer.batch_decode([ids[:length] for ids, length in rows], skip_special_tokens=True)
+    ids = [ids[:length] for ids, length in rows]
+    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

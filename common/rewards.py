@@ -519,12 +519,14 @@ def _number(reward: Reward, row: int, value) -> float:
 
 
 def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], truncated: list[bool]):
-    """Whether each answer is right, 1.0 or 0.0 (R,), whatever the rewards are; None if a row has no answer.
+    """Whether each answer is right, 1.0 or 0.0 (R,), whatever the rewards are; NaN for a row without an answer.
+
+    None if no row has one.
 
     It is the part `math_verify`, else `accuracy`, where one was named, so that nothing is scored twice. Call it before
     a part is recoded.
     """
-    if any(row.answer is None for row in rows):
+    if all(row.answer is None for row in rows):
         return None
     for name in ("math_verify", "accuracy"):
         if name in parts:

@@ -106,9 +106,9 @@ def yaml_arguments(path):
         raise InputError(f"--config {path}: expected `option: value` lines")
     arguments = []
     for name, value in values.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and value:
             arguments += [f"--{name}", *map(str, value)]
-        elif value is not None:
+        elif value is not None and value != []:
             arguments.append(f"--{name}={value}")
     return arguments
 
@@ -122,7 +122,7 @@ def check_args(args):
     not_negative = (
         "max_steps warmup_steps save_every eval_every eval_prompts micro_batch_tokens rollout_batch_size seed"
     )
-    not_negative += " weight_decay max_grad_norm kl_coef std_eps eval_temperature"
+    not_negative += " weight_decay max_grad_norm kl_coef entropy_coef std_eps eval_temperature adam_beta1 adam_beta2"
     for name in positive.split():
         if not 0 < getattr(args, name) < math.inf:
             raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
@@ -143,6 +143,14 @@ def check_args(args):
         )
     if args.dual_clip and args.dual_clip <= 1:
         raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")
+    if max(args.adam_beta1, args.adam_beta2) >= 1:
+        raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
+    most = max(args.group_size, args.eval_samples)
+    if 0 < args.rollout_batch_size < most:
+        raise InputError(
+            f"--rollout_batch_size {args.rollout_batch_size}: the completions of one prompt are sampled together, "
+            f"{most} are needed (the larger of --group_size and --eval_samples)"
+        )
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to go on with")
 
@@ -170,28 +178,31 @@ class Metrics:
     """
 
     def __init__(self, step=0):
-        self.step, self.sums, self.maxima = step, {}, {}
+        self.step = step  # for messages
+        self.sums, self.maxima = {}, {}  # {(name, kind): (numerator, denominator)}, {name: value}
 
     def add(self, name, values, mask=None):
-        """Count `values` (any shape), or those under `mask`, towards the mean `name`; names in `_max`: the maximum."""
+        """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
         values = torch.as_tensor(values).detach().double()
         mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.expand_as(values)
-        if name.endswith("_max"):
-            value = torch.where(mask, values, -math.inf).max()
-            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
-        else:
-            self.add_ratio(name, torch.where(mask, values, 0).sum(), mask.sum())
+        self.add_ratio(name, torch.where(mask, values, 0).sum(), mask.sum())
 
-    def add_ratio(self, name, numerator, denominator):
+    def add_max(self, name, values, mask=None):
+        """Count `values` (any shape), or those where `mask` is true, towards the maximum `name`."""
+        values = torch.as_tensor(values).detach().double()
+        value = (values if mask is None else torch.where(mask, values, -math.inf)).max()
+        self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+    def add_ratio(self, name, numerator, denominator, kind="mean"):
         """Count towards `name` = sum of numerators / sum of denominators; stays on the device, nothing waits for it."""
-        total, count = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = total + numerator, count + denominator
+        total, count = self.sums.get((name, kind), (0.0, 0.0))
+        self.sums[name, kind] = total + numerator, count + denominator
 
     def add_std(self, name, values):
         """Count `values` (R,) towards their standard deviation (ddof 0), computed from sums."""
         values = values.detach().double()
-        self.add_ratio(f"{name}/mean", values.sum(), len(values))
-        self.add_ratio(f"{name}/square", values.square().sum(), len(values))
+        self.add_ratio(name, values.sum(), len(values), kind="std")
+        self.add_ratio(name, values.square().sum(), len(values), kind="square")
 
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
@@ -200,15 +211,17 @@ class Metrics:
             pairs = [float(x) for pair in self.sums.values() for x in pair]
             pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
             pairs = accelerator.reduce(pairs, "sum").tolist()
-            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
+            means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
+            for (name, kind), mean in means.items():
+                if kind == "std":
+                    mean = max(0.0, means[name, "square"] - mean**2) ** 0.5
+                if kind != "square":
+                    result[name] = mean
         if self.maxima:
             maxima = [[float(value) for value in self.maxima.values()]]
             maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
-        for name in [name.removesuffix("/square") for name in result if name.endswith("/square")]:
-            mean, square = result.pop(f"{name}/mean"), result.pop(f"{name}/square")
-            result[name] = max(0.0, square - mean**2) ** 0.5
         return result
 
 
@@ -235,11 +248,12 @@ def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
 def time_metrics(metrics, batch, start, rollout_end, args):
     """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory."""
     seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
+    # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
     tokens = float(batch["completion_mask"].sum()) * world_size()
     for phase, passes in (("rollout", 1), ("update", args.num_epochs)):
         metrics.add(f"time/{phase}_s", seconds[phase])
         metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens * passes, seconds[phase])
-    metrics.add("memory/peak_gb", peak_memory_gb(batch["completions"].device))
+    metrics.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
 
 def samples(prompts, texts, rewards, parts, group_size):
@@ -266,7 +280,8 @@ def launch(args):
 
     on_cpu = not torch.cuda.is_available()
     if on_cpu:  # `accelerate launch` sets OMP_NUM_THREADS=1
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
     try:
         accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
@@ -277,6 +292,10 @@ def launch(args):
             f"the launcher started {world_size()} processes but Accelerate sees {accelerator.num_processes}: each "
             "would train alone and write the same files; on CPU set ACCELERATE_USE_CPU=true"
         )
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise InputError(f"{accelerator.distributed_type.value} is not supported yet: one process, or DDP over several")
+    if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
+        raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
     if accelerator.mixed_precision == "fp16":
         raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
     missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
@@ -325,7 +344,6 @@ class Run:
         self.folder = pathlib.Path(folder)
         if accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(args), indent=2) + "\n")
         accelerator.register_for_checkpointing(self)
         if args.report_to:
             accelerator.project_configuration.set_directories(str(self.folder))
@@ -338,6 +356,10 @@ class Run:
             return f"--output_dir {folder}: is not a folder"
         if not self.args.resume and (folder / "args.json").exists():
             return f"--output_dir {folder} holds a run already: --resume goes on with it, another folder starts afresh"
+        if self.args.resume and (folder / "model").exists() and not list(folder.glob("checkpoints/step-*")):
+            return (
+                f"--output_dir {folder} holds a finished run without checkpoints (--save_every): nothing to go on from"
+            )
 
     def state_dict(self):
         return {"step": self.step, "first_eval": self.first_eval, "last_eval": self.last_eval}
@@ -363,6 +385,7 @@ class Run:
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
         if self.accelerator.is_main_process:
+            (self.folder / "args.json").write_text(json.dumps(dataclasses.asdict(self.args), indent=2) + "\n")
             for name in ("metrics.jsonl", "samples.jsonl"):
                 cut_back(self.folder / name, self.step if path else -1)
         self.accelerator.wait_for_everyone()
@@ -370,6 +393,8 @@ class Run:
         self.bar = tqdm(total=self.args.max_steps, initial=self.step, unit="step", disable=hidden)
 
     def check_checkpoint(self, path):
+        if not (path / "meta.json").exists():
+            raise InputError(f"{path}: missing or incomplete: meta.json")
         meta = json.loads((path / "meta.json").read_text())
         missing = [name for name, size in meta["files"].items() if not intact(path / name, size)]
         if missing:
@@ -379,6 +404,11 @@ class Run:
                 f"{path} is of {meta['script']}.py on {meta['processes']} processes, this is {self.script}.py on "
                 f"{self.accelerator.num_processes}: an exact resume is impossible"
             )
+        now = self.accelerator.mixed_precision
+        if meta["mixed_precision"] != now:
+            raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
+        if meta["threads"] != torch.get_num_threads():
+            self.print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: not bit by bit the same run")
         old, new = meta["args"], dataclasses.asdict(self.args)
         may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
         differing = [name for name in new if old.get(name) != new[name]]
@@ -432,13 +462,12 @@ class Run:
                 "processes": accelerator.num_processes,
                 "args": dataclasses.asdict(self.args),
             }
+            meta |= {"mixed_precision": accelerator.mixed_precision, "threads": torch.get_num_threads()}
             meta["files"] = {str(path.relative_to(temporary)): path.stat().st_size for path in files}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
             for path in [*files, temporary / "meta.json"]:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            if final.exists():
-                shutil.rmtree(final)
             os.replace(temporary, final)
             for old in sorted(root.glob("step-*"))[: -self.args.keep_checkpoints]:  # after the new one is there
                 shutil.rmtree(old)

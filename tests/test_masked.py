@@ -4,27 +4,45 @@ import random
 import pytest
 import torch
 
-from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, masked_mean, masked_sum
+from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
 from tools import ORACLES
 
 
-@pytest.mark.parametrize("dim", [None, 0, 1])
-def test_masked_sums_equal_a_loop_and_ignore_garbage(dim):
-    # trl#6800, SkyRL#1305: padding in a reduction. What stands under the mask must not matter, NaN included.
+def test_estimators_equal_a_loop_over_random_tables():
+    # Values beside the mask must not matter, NaN included (trl#6800, SkyRL#1305).
     rng = random.Random(0)
     for _ in range(50):
         rows, columns = rng.randint(1, 5), rng.randint(1, 6)
-        values = torch.randn(rows, columns, dtype=torch.float64)
+        new, old = (torch.randn(rows, columns, dtype=torch.float64) * 3 for _ in range(2))
         mask = torch.rand(rows, columns) < 0.6
-        cells = {None: [[(i, j) for i in range(rows) for j in range(columns)]]}
-        cells[0] = [[(i, j) for i in range(rows)] for j in range(columns)]
-        cells[1] = [[(i, j) for j in range(columns)] for i in range(rows)]
-        sums = [sum(float(values[c]) for c in line if mask[c]) for line in cells[dim]]
-        counts = [sum(bool(mask[c]) for c in line) for line in cells[dim]]
-        garbage = torch.where(mask, values, math.nan)
-        assert masked_sum(garbage, mask, dim).flatten().tolist() == pytest.approx(sums, abs=1e-12)
-        means = [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
-        assert masked_mean(garbage, mask, dim).flatten().tolist() == pytest.approx(means, abs=1e-12)
+        dirty = torch.where(mask, old, math.nan)
+        for i in range(rows):
+            for j in range(columns):
+                d = float(old[i, j] - new[i, j]) if mask[i, j] else 0.0
+                expected = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}
+                assert log_ratio(new, dirty, mask)[i, j].item() == pytest.approx(-d, abs=1e-12)
+                for estimator, value in expected.items():
+                    assert kl_estimate(new, dirty, mask, estimator)[i, j].item() == pytest.approx(
+                        value, rel=1e-9, abs=1e-12
+                    )
+
+
+def test_completion_mask_equals_a_loop_over_random_tables():
+    rng = random.Random(1)
+    for _ in range(100):
+        row = [rng.randint(0, 6) for _ in range(rng.randint(1, 9))]
+        stop_tokens = rng.sample(range(7), rng.randint(1, 3))
+        ends = [t for t, token in enumerate(row) if token in stop_tokens]
+        length = ends[0] + 1 if ends else len(row)
+        mask, truncated = completion_mask(torch.tensor([row]), stop_tokens)
+        assert mask[0].tolist() == [t < length for t in range(len(row))] and truncated.item() == (not ends)
+
+
+@pytest.mark.parametrize("n, c, k", [(8, 0, 4), (8, 8, 4), (8, 3, 1), (8, 3, 4), (8, 5, 4), (8, 4, 8), (200, 1, 100)])
+def test_pass_at_k_equals_its_definition(n, c, k):
+    # Chen et al. 2021: the naive 1 - (1 - c/n)^k is biased.
+    correct = torch.tensor([[1.0] * c + [0.0] * (n - c)])
+    assert pass_at_k(correct, k).item() == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
 
 
 def test_gradient_under_the_mask_is_zero_not_nan():

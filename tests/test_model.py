@@ -15,6 +15,7 @@ from common.model import (
     load_policy,
     load_tokenizer,
     micro_batches,
+    runs_of_similar_length,
     save_pretrained,
     take_rows,
 )
@@ -68,6 +69,39 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     plain = backward(policy, plain_forward(policy, batch)[0], weights)
     scale = max(float(g.abs().max()) for g in plain)
     assert largest_difference(ours, plain) < 2e-6 * scale
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "mistral", "qwen3", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_shared_prompts_give_the_plain_log_probs_and_gradients(name, padded):
+    # Sliding windows shorter than a prompt (mistral, gemma3): a mask that replaces the window is silently wrong.
+    options = {} if name in ("qwen2", "llama", "gpt2", "mistral") else dict(num_key_value_heads=2, head_dim=8)
+    options |= dict(sliding_window=8) if name == "gemma3_text" else {}
+    policy = random_policy(name, scale=2.0, **options).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    batch = random_batch(rows=12)
+    index = torch.randint(0, 4, (12,), generator=generator)
+    for column in ("prompts", "prompt_mask"):
+        batch[column] = torch.cat([batch[column]] * 3, dim=1)[index]  # 21 tokens, one prompt for each index
+    batch["prompt_mask"] = torch.arange(21)[None] >= (index * 5 if padded else index * 0)[:, None]
+    weights, results = torch.rand(12, 9, generator=generator), []
+    for extra in ({}, {"prompt_index": index[:, None]}):
+        logprobs, entropy = policy(batch | extra)
+        results.append((logprobs.detach(), entropy.detach(), backward(policy, logprobs, weights)))
+    (plain, plain_entropy, plain_gradient), (shared, entropy, gradient) = results
+    assert torch.allclose(plain, shared, atol=1e-6) and torch.allclose(plain_entropy, entropy, atol=1e-6)
+    assert largest_difference(gradient, plain_gradient) < 1e-6 * max(float(g.abs().max()) for g in plain_gradient)
+    assert name == "gemma3_text" or policy.shares_prompts
+
+
+def test_runs_of_similar_length_hold_every_row_and_waste_little():
+    generator = torch.Generator().manual_seed(0)
+    lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
+    runs = runs_of_similar_length(lengths)
+    assert sorted(row for run in runs for row in run) == list(range(128))
+    padded = sum(len(run) * max(lengths[row] for row in run) for run in runs)
+    assert padded < 1.35 * sum(lengths) < 128 * max(lengths) / 2
+    assert all(len(run) >= 8 for run in runs[:-1])
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):

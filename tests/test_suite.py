@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -65,6 +66,16 @@ def test_gradient_is_invariant_to_padding_and_to_the_order_of_groups(name):
         shuffled[column] = torch.nn.functional.pad(shuffled[column], (2, 0), value=fill)
     (other,), _ = gradients(module, args, policy, shuffled, reference)
     assert relative(other, expected) < 1e-5
+
+
+def test_sharing_prompts_does_not_change_the_gradient(name):
+    module, args, policy, reference, batch = prepared(name, micro_batch_size=10)  # groups span micro-batches
+    assert policy.shares_prompts
+    (shared,), metrics = gradients(module, args, policy, batch, reference)
+    del batch["prompt_index"]
+    (plain,), plain_metrics = gradients(module, args, policy, batch, reference)
+    assert relative(shared, plain) < 1e-5
+    assert metrics == pytest.approx(plain_metrics, rel=1e-4, abs=1e-6)
 
 
 def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):
@@ -217,6 +228,9 @@ def test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_star
     run(name, tmp_path, "--max_steps", 1)
     with pytest.raises(InputError, match="holds a run"):
         run(name, tmp_path, "--max_steps", 1)
+    with pytest.raises(InputError, match="nothing to go on from"):  # it would erase what the run wrote
+        run(name, tmp_path, "--max_steps", 1, "--resume")
+    shutil.rmtree(tmp_path / "model")  # as if it had been killed before its first checkpoint
     run(name, tmp_path, "--max_steps", 1, "--resume")
     assert "starting at step 0" in capsys.readouterr().out
     assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1]

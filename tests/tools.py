@@ -82,6 +82,7 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
         "completion_mask": mask,
         "truncated": completion_mask(completions, policy.stop_tokens)[1],
         "loss_mask": mask,
+        "prompt_index": torch.arange(groups).repeat_interleave(group_size)[:, None],
     }
     return batch, rewards
 
