@@ -261,13 +261,9 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                     # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
-                stats |= {"entropy": entropy, "mean_prob": old_logprobs.exp()}
-                for name, values in stats.items():
-                    add = metrics.add_max if name.endswith("_max") else metrics.add
-                    add(f"policy/{name}", values, mask)
+                metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
                 if epoch == 0 and "rollout_logprobs" in micro:
-                    gap = (micro["rollout_logprobs"] - old_logprobs).abs()
-                    metrics.add("rollout/logprob_gap", gap, mask)
+                    metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
             norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
             if not torch.isfinite(norm + step_loss):
                 raise InputError(
@@ -288,9 +284,8 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
-        batch = rollout(
-            model, mine, n, args.eval_temperature, args.eval_top_p, stream_seed(args.seed, rank, 0, 0), args
-        )
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
     rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)

@@ -41,6 +41,13 @@ def seeded(seed, device):
         yield
 
 
+def inverse_cdf_sample(probs):
+    """One token (R, 1) of each row of `probs` (R, V), from one random number a row; never one of probability 0."""
+    cdf = probs.double().cumsum(dim=-1)
+    u = torch.rand(len(probs), 1, dtype=torch.float64, device=probs.device) * cdf[:, -1:]
+    return torch.searchsorted(cdf, u, right=True).clamp(max=probs.shape[-1] - 1)
+
+
 @torch.no_grad()
 def decode(
     model,
@@ -87,21 +94,26 @@ def decode(
     for t in range(max_new_tokens):
         scores = logits_processor(None, logits.float())  # neutral configuration: only warpers, which read no ids
         probs = scores.softmax(dim=-1)
-        if generation_config.do_sample:
-            tokens = torch.multinomial(probs, 1)
-        else:
+        if not generation_config.do_sample:
             tokens = scores.argmax(dim=-1, keepdim=True)
+        elif drop_finished and device.type == "cpu":  # multinomial draws a random number for each vocabulary entry
+            tokens = inverse_cdf_sample(probs)
+        else:
+            tokens = torch.multinomial(probs, 1)
         tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
         completions[running, t] = tokens[:, 0]
         logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
         finished |= torch.isin(tokens[:, 0], stop_tokens)
-        if t + 1 == max_new_tokens or finished.all():
+        if t + 1 == max_new_tokens:
             break
-        if drop_finished and finished.any():
+        if device.type == "cpu" or t % 8 == 7:  # to look means to wait for a GPU
             keep = (~finished).nonzero()[:, 0]
-            past_key_values.batch_select_indices(keep)
-            running, finished, tokens, position_ids = running[keep], finished[keep], tokens[keep], position_ids[keep]
-            attention_mask = None if attention_mask is None else attention_mask[keep]
+            if len(keep) == 0:
+                break
+            if drop_finished and len(keep) < len(finished):
+                past_key_values.batch_select_indices(keep)
+                running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
+                attention_mask = None if attention_mask is None else attention_mask[keep]
         if attention_mask is not None:
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(attention_mask), 1)], dim=1)
         position_ids = position_ids + 1

@@ -63,6 +63,7 @@ class Policy(nn.Module):
         self.lm = lm
         self.temperature = temperature
         self.entropy_grad = entropy_grad
+        self.size = sum(parameter.numel() for parameter in lm.parameters())
         self.pad_token = tokenizer.pad_token_id
         self.stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
@@ -131,7 +132,10 @@ class Policy(nn.Module):
         )
         last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
         states = []
-        for rows in runs_of_similar_length(mask.sum(dim=1).tolist()):
+        # A further pass costs about as much time as this many operations on padding (measured on CPU only).
+        operations = 1e9 if mask.device.type == "cpu" else 1e12
+        most_padding = operations / (6 * self.size)
+        for rows in runs_of_similar_length(mask.sum(dim=1).tolist(), most_padding):
             row_mask = mask[rows]
             width = int(row_mask.sum(dim=1).max())
             owners, row_mask = owner[rows].to(mask.device), row_mask[:, :width]
@@ -178,16 +182,15 @@ def select_cache(cache, rows):
     return selected
 
 
-def runs_of_similar_length(lengths, waste=1.25, least=8):
-    """Row numbers in runs of `least` rows or more, sorted by length, padded to about `waste` times their tokens."""
+def runs_of_similar_length(lengths, most_padding):
+    """Row numbers in runs, sorted by length; padded to its longest row, a run has at most `most_padding` pad tokens."""
     runs, tokens = [], 0
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        padded = lengths[row] * (len(runs[-1]) + 1) if runs else 0
-        if not runs or (len(runs[-1]) >= least and padded > waste * (tokens + lengths[row])):
-            runs.append([])
-            tokens = 0
-        runs[-1].append(row)
         tokens += lengths[row]
+        if not runs or lengths[row] * (len(runs[-1]) + 1) - tokens > most_padding:
+            runs.append([])
+            tokens = lengths[row]
+        runs[-1].append(row)
     return runs
 
 

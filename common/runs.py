@@ -193,6 +193,16 @@ class Metrics:
         value = (values if mask is None else torch.where(mask, values, -math.inf)).max()
         self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
 
+    def add_stats(self, group, stats, mask):
+        """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
+
+        Names in `_max` are maxima.
+        """
+        for name, values in stats.items():
+            counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
+            add = self.add_max if name.endswith("_max") else self.add
+            add(f"{group}/{name}", values, counted)
+
     def add_ratio(self, name, numerator, denominator, kind="mean"):
         """Count towards `name` = sum of numerators / sum of denominators; stays on the device, nothing waits for it."""
         total, count = self.sums.get((name, kind), (0.0, 0.0))

@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import grpo
 from common.data import load_prompts
-from common.generation import decode, sampling_config, seeded
+from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
 from common.masked import completion_mask
 from common.model import Policy, left_pad
 from tools import embedded
@@ -102,6 +102,15 @@ def test_sampled_tokens_follow_the_softmax():
     counts = torch.bincount(tokens[:, 0], minlength=40)
     chi_square = float(((counts - 10_000 * probs) ** 2 / (10_000 * probs)).sum())
     assert chi_square < 80  # 39 degrees of freedom: mean 39, 0.9999 quantile 79.2
+
+
+def test_inverse_cdf_sampling_follows_the_probabilities_and_never_takes_an_impossible_token():
+    torch.manual_seed(0)
+    probs = torch.tensor([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]).expand(20_000, 6)
+    counts = torch.bincount(inverse_cdf_sample(probs)[:, 0], minlength=6).double()
+    assert counts[[0, 2, 5]].sum() == 0
+    expected = 20_000 * probs[0, [1, 3, 4]]
+    assert float(((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()) < 18.4  # 2 degrees of freedom, 0.9999
 
 
 def test_dropping_leaves_the_distribution_alone():

@@ -94,14 +94,16 @@ def test_shared_prompts_give_the_plain_log_probs_and_gradients(name, padded):
     assert name == "gemma3_text" or policy.shares_prompts
 
 
-def test_runs_of_similar_length_hold_every_row_and_waste_little():
+@pytest.mark.parametrize("most_padding", [0, 10, 300, 1e9])
+def test_runs_of_similar_length_hold_every_row_and_waste_little(most_padding):
     generator = torch.Generator().manual_seed(0)
     lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
-    runs = runs_of_similar_length(lengths)
+    runs = runs_of_similar_length(lengths, most_padding)
     assert sorted(row for run in runs for row in run) == list(range(128))
-    padded = sum(len(run) * max(lengths[row] for row in run) for run in runs)
-    assert padded < 1.35 * sum(lengths) < 128 * max(lengths) / 2
-    assert all(len(run) >= 8 for run in runs[:-1])
+    padding = [sum(max(lengths[row] for row in run) - lengths[row] for row in run) for run in runs]
+    assert max(padding) <= most_padding
+    longest = [max(lengths[row] for row in run) for run in runs]
+    assert longest == sorted(longest) and (most_padding < 1e9) == (len(runs) > 1)
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):
