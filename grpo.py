@@ -69,7 +69,9 @@ class Args:
     dtype: Literal["float32", "bfloat16"] = option(
         "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
     )
-    attn_implementation: str = option("sdpa", "attention of transformers: sdpa, eager, flash_attention_2, ...")
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
     # data
     dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
@@ -309,7 +311,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
-    policy = load_policy(args, tokenizer)
+    policy = load_policy(args, tokenizer, accelerator.device)
     reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)

@@ -9,6 +9,7 @@ import contextlib
 
 import torch
 from transformers import GenerationConfig
+from transformers.cache_utils import DynamicLayer
 
 
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
@@ -39,6 +40,33 @@ def seeded(seed, device):
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+class RoomyLayer(DynamicLayer):
+    """A layer of the key-value cache with room to spare: a new token is written into it, not concatenated.
+
+    `DynamicLayer` copies all keys and values for each token.
+    """
+
+    ROOM = 64  # tokens
+
+    def __init__(self, layer):
+        self.__dict__.update(layer.__dict__)
+        self.buffers = None
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        length, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
+        if self.buffers is None or end > self.buffers[0].shape[2]:
+            self.buffers = [torch.nn.functional.pad(x, (0, 0, 0, self.ROOM)) for x in (self.keys, self.values)]
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, length:end] = states
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        end = self.keys.shape[2]
+        self.buffers = [x[indices] for x in self.buffers or (self.keys, self.values)]
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
 
 
 def inverse_cdf_sample(probs):
@@ -84,6 +112,8 @@ def decode(
         logits_to_keep=1,
     )
     past_key_values.batch_repeat_interleave(n)
+    layers = past_key_values.layers
+    past_key_values.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in layers]
     logits = outputs.logits[:, -1].repeat_interleave(n, dim=0)
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
     if attention_mask is not None:
@@ -110,7 +140,7 @@ def decode(
             keep = (~finished).nonzero()[:, 0]
             if len(keep) == 0:
                 break
-            if drop_finished and len(keep) < len(finished):
+            if drop_finished and len(keep) <= 0.9 * len(finished):  # each time copies the cache
                 past_key_values.batch_select_indices(keep)
                 running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
                 attention_mask = None if attention_mask is None else attention_mask[keep]

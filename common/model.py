@@ -78,9 +78,9 @@ class Policy(nn.Module):
     def notes(self):
         """What a user should know about this model, a line each."""
         if not self.chunked:
-            yield "the model changes its logits after the head: log-probs come from full logits, at more memory"
+            yield "this model changes its logits after the head: log-probs take more memory"
         if not self.shares_prompts:
-            yield "each completion of the update computes its prompt anew (gradient checkpointing, or the model's cache)"
+            yield "each completion of an update computes its prompt anew (gradient checkpointing, or the model)"
 
     def forward(self, batch, with_entropy=True):
         """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
@@ -133,7 +133,7 @@ class Policy(nn.Module):
         last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
         states = []
         # A further pass costs about as much time as this many operations on padding (measured on CPU only).
-        operations = 1e9 if mask.device.type == "cpu" else 1e12
+        operations = 2e8 if mask.device.type == "cpu" else 1e12
         most_padding = operations / (6 * self.size)
         for rows in runs_of_similar_length(mask.sum(dim=1).tolist(), most_padding):
             row_mask = mask[rows]
@@ -245,7 +245,7 @@ def sharing_is_exact(policy):
     return torch.allclose(plain, other, atol=1e-4 if policy.lm.dtype == torch.float32 else 0.1)
 
 
-def load_policy(args, tokenizer):
+def load_policy(args, tokenizer, device="cpu"):
     """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
 
     Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
@@ -267,7 +267,7 @@ def load_policy(args, tokenizer):
         )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
-    policy = Policy(lm.eval(), tokenizer, args.temperature, entropy_grad=args.entropy_coef != 0)
+    policy = Policy(lm.eval().to(device), tokenizer, args.temperature, entropy_grad=args.entropy_coef != 0)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if args.gradient_checkpointing:  # it switches the cache off
@@ -280,7 +280,7 @@ def load_policy(args, tokenizer):
 
 def load_reference(args, tokenizer, device):
     """A frozen copy of the policy at its start; only loaded when a coefficient asks for it."""
-    return load_policy(args, tokenizer).requires_grad_(False).eval().to(device)
+    return load_policy(args, tokenizer, device).requires_grad_(False).eval()
 
 
 def save_pretrained(policy, tokenizer, folder):

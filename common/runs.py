@@ -236,11 +236,23 @@ class Metrics:
 
 
 def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
-    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn."""
-    lengths = batch["completion_mask"].sum(dim=1).cpu()
+    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout that is trained on as a whole."""
+    reward_metrics(metrics, rewards, group_size)
+    drawn_metrics(metrics, batch, correct, parts, group_size)
+
+
+def reward_metrics(metrics, rewards, group_size):
+    """The metrics of what the advantage sees."""
     metrics.add("reward/mean", rewards)
     metrics.add_std("reward/std", rewards)
-    right = torch.full_like(rewards, math.nan) if correct is None else correct
+    groups = rewards.view(-1, group_size)
+    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+
+
+def drawn_metrics(metrics, batch, correct, parts, group_size):
+    """The metrics over all that was drawn, whether it is trained on or not."""
+    lengths = batch["completion_mask"].sum(dim=1).cpu()
+    right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
     metrics.add("reward/accuracy", right, ~right.isnan())
     for name, part in parts.items():
         metrics.add(f"reward_part/{name}", part, ~part.isnan())
@@ -251,18 +263,20 @@ def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
     rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
     for start in range(0, len(rows), group_size):
         metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
-    groups = rewards.view(-1, group_size)
-    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
 
 
-def time_metrics(metrics, batch, start, rollout_end, args):
-    """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory."""
+def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):
+    """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
+
+    `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
+    """
     seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
     # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-    tokens = float(batch["completion_mask"].sum()) * world_size()
-    for phase, passes in (("rollout", 1), ("update", args.num_epochs)):
+    tokens = float(batch["completion_mask"].sum())
+    tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
+    for phase in ("rollout", "update"):
         metrics.add(f"time/{phase}_s", seconds[phase])
-        metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens * passes, seconds[phase])
+        metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
     metrics.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
 

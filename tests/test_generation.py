@@ -211,4 +211,6 @@ def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeyp
     lengths = batch["completion_mask"].sum(dim=1)
     assert rows[0] == 2, "the prefill runs each prompt once"
     assert len(rows) == int(lengths.max()) < 64
-    assert rows[1:] == [int((lengths > t).sum()) for t in range(1, int(lengths.max()))]
+    for t in range(1, int(lengths.max())):
+        alive = int((lengths > t).sum())
+        assert alive <= rows[t] < alive / 0.9 + 1  # at most a tenth of the rows are finished ones

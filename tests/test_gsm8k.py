@@ -45,10 +45,8 @@ def model_folder(tmp_path_factory):
 
 def test_a_local_model_trains_on_gsm8k_and_is_evaluated_on_its_test_file(model_folder, tmp_path, capsys):
     options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 24 --eval_prompts 8 --eval_samples 2"
-    grpo.main(
-        ["--model_name_or_path", str(model_folder), "--dataset", str(GSM8K / "train.jsonl"), "--eval_k", "2"]
-        + ["--reward", "accuracy", "format", "--output_dir", str(tmp_path / "run"), *options.split()]
-    )
+    options += f" --model_name_or_path {model_folder} --dataset {GSM8K / 'train.jsonl'} --eval_k 2"
+    grpo.main([*options.split(), "--reward", "accuracy", "format", "--output_dir", str(tmp_path / "run")])
     printed = capsys.readouterr().out
     assert "training: 7473 prompts" in printed and "test.jsonl" in printed and "1319" in printed
     assert "<|endoftext|>" in printed and "<|im_end|>" in printed  # the EOS and the end of a turn both stop
