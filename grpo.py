@@ -201,7 +201,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of Eq. 3 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Advantages of a group sum to 0, so the loss then prints 0 and still learns: watch the gradient.
+    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()

@@ -172,7 +172,7 @@ def stream_seed(*key):
 
 
 class Metrics:
-    """The metrics of one step: each a global sum over a global count, or a global maximum.
+    """The metrics of one step: each a global sum over a global count, a global maximum, or a quantile of all values.
 
     Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
     """
@@ -180,6 +180,7 @@ class Metrics:
     def __init__(self, step=0):
         self.step = step  # for messages
         self.sums, self.maxima = {}, {}  # {(name, kind): (numerator, denominator)}, {name: value}
+        self.values = {}  # {name: [values]} of which quantiles are taken; NaN does not count
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -196,10 +197,14 @@ class Metrics:
     def add_stats(self, group, stats, mask):
         """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
 
-        Names in `_max` are maxima.
+        Names in `_max` are maxima; of `x_quantiles` the 50th, 90th and 99th percentile are `x_p50`, `x_p90`, `x_p99`.
         """
         for name, values in stats.items():
             counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
+            if name.endswith("_quantiles"):
+                values = torch.where(counted, values.detach().double(), math.nan).flatten()
+                self.values.setdefault(f"{group}/{name.removesuffix('_quantiles')}", []).append(values)
+                continue
             add = self.add_max if name.endswith("_max") else self.add
             add(f"{group}/{name}", values, counted)
 
@@ -232,25 +237,22 @@ class Metrics:
             maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
+        for name, parts in self.values.items():  # processes hold unequally many
+            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)
+            values = accelerator.gather(values)
+            values = values[~values.isnan()].cpu()
+            if len(values):
+                result |= {f"{name}_p{p}": float(np.percentile(values.numpy(), p)) for p in (50, 90, 99)}
         return result
 
 
 def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
-    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout that is trained on as a whole."""
-    reward_metrics(metrics, rewards, group_size)
-    drawn_metrics(metrics, batch, correct, parts, group_size)
+    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn.
 
-
-def reward_metrics(metrics, rewards, group_size):
-    """The metrics of what the advantage sees."""
-    metrics.add("reward/mean", rewards)
-    metrics.add_std("reward/std", rewards)
-    groups = rewards.view(-1, group_size)
-    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
-
-
-def drawn_metrics(metrics, batch, correct, parts, group_size):
-    """The metrics over all that was drawn, whether it is trained on or not."""
+    With `rewards` None without those of `reward_metrics`, for a script that trains on some of it only.
+    """
+    if rewards is not None:
+        reward_metrics(metrics, rewards, group_size)
     lengths = batch["completion_mask"].sum(dim=1).cpu()
     right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
     metrics.add("reward/accuracy", right, ~right.isnan())
@@ -263,6 +265,14 @@ def drawn_metrics(metrics, batch, correct, parts, group_size):
     rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
     for start in range(0, len(rows), group_size):
         metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+
+
+def reward_metrics(metrics, rewards, group_size):
+    """The metrics of what the advantage sees."""
+    metrics.add("reward/mean", rewards)
+    metrics.add_std("reward/std", rewards)
+    groups = rewards.view(-1, group_size)
+    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
 
 
 def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):

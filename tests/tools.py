@@ -16,7 +16,7 @@ from common.model import left_pad, load_policy, load_tokenizer
 
 ROOT = pathlib.Path(__file__).parent.parent
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
-SCRIPTS = ["grpo"]  # the reinforcement-learning scripts, for the suites that run over all of them
+SCRIPTS = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # the suites run over all of them
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -53,6 +53,14 @@ def embedded(name="grpo", **options):
     args = module.Args(**options)
     tokenizer = load_tokenizer(args)
     return module, args, tokenizer, load_policy(args, tokenizer)
+
+
+def advantages_of(module, rewards, args):
+    """The advantages of a first rollout by the script's own function; dcpo's also takes and gives a history."""
+    if module.__name__ != "dcpo":
+        return module.compute_advantages(rewards, args)
+    history = torch.zeros(len(rewards) // args.group_size, 5, dtype=torch.float64)
+    return module.compute_advantages(rewards, args, history)[0]
 
 
 def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from common.runs import Metrics, clean_exit, close
-from tools import embedded, hand_made_batch
+from tools import advantages_of, embedded, hand_made_batch
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 
@@ -20,7 +20,7 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, args, tokenizer, policy = embedded(name, **OPTIONS, max_grad_norm=0.0)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch["advantages"] = module.compute_advantages(rewards, args)
+    batch["advantages"] = advantages_of(module, rewards, args)
     # Prompt i of the draw goes to process i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = {column: values[rows] for column, values in batch.items()}

@@ -1,0 +1,488 @@
+"""DAPO: Decoupled Clip and Dynamic sAmpling Policy Optimization (arXiv 2503.14476, Eq. 7-13, Algorithm 1).
+
+GRPO for long reasoning, without a reference model. For each prompt with gold answer a sample a group of G completions
+o_1..o_G, and maximize, with the token ratio r_it = pi(o_it) / pi_old(o_it),
+
+    J = E[ 1/sum_i |o_i| sum_i sum_t min(r_it A_i, clip(r_it, 1-eps_low, 1+eps_high) A_i) ]                       Eq. 8
+        over prompts with 0 < #{i: o_i is correct} < G                                                  Eq. 8, Eq. 11
+    A_i = (R_i - mean(R)) / std(R)                                                                                Eq. 9
+    R_i = (1 if o_i is correct, else -1) + R_length(|o_i|)                                                 Eq. 7, Eq. 13
+
+Against grpo.py: eps_high 0.28 above eps_low 0.2 lets unlikely tokens grow, so that entropy lasts (clip-higher);
+`dynamic_batch` samples until the batch is full of groups that are neither all right nor all wrong, whose gradient would
+be 0; `token_weights` gives every token of the batch one weight, so that a long completion counts by its length;
+`overlong_penalty` lowers the reward of completions close to the cap, or `--overlong filter` takes the truncated ones
+out of the loss; accuracy is coded +1/-1; no KL; evaluation samples with top-p 0.7. Several updates a rollout: with one
+the ratio is 1 and no clip acts.
+
+Deviations from the paper: the token mean is that of the optimizer step, as in the released code (--token_mean group is
+Eq. 8 as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch
+is discarded; sampling ends after max_sampling_rounds rounds. Standard deviation and log-ratios as in grpo.py. Sizes,
+rates and overlong_cache are presets for the small model, warm-up (paper: 20 steps) is off.
+Left out: nothing of the algorithm.
+
+    accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
+    accelerate launch dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 --rollout_batch_size 256 \\
+        --eval_prompts 200
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from accelerate.utils import gather_object
+from torch.nn.utils.rnn import pad_sequence
+
+from common.data import PromptSampler, load_prompts
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.model import (
+    completion_texts,
+    left_pad,
+    load_policy,
+    load_reference,
+    load_tokenizer,
+    save_pretrained,
+    split_rollout,
+    take_rows,
+)
+from common.rewards import correctness, load_rewards, score, soft_overlong_punishment, weighted_sum
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    batch_equation,
+    check_args,
+    clean_exit,
+    close,
+    launch,
+    learning_rate,
+    option,
+    parse_args,
+    reward_metrics,
+    rollout_metrics,
+    samples,
+    stream_seed,
+    time_metrics,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
+    # reward
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of data order, sampling and evaluation")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    prompts_per_step: int = option(32, "prompts of a rollout, and of an update's batch (DAPO: 512)")
+    group_size: int = option(8, "completions of a prompt, G (DAPO: 16)")
+    num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)")
+    num_minibatches: int = option(4, "optimizer steps of a pass (DAPO: 16)")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    micro_batch_tokens: int = option(
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+    )
+    # sampling
+    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
+    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-4, "peak step size (DAPO 32B: 1e-6)")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (DAPO: 0.2)")
+    clip_high: float = option(0.28, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)")
+    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl's recipe: 10)")
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+    )
+    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
+    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)")
+    overlong: Literal["none", "filter", "soft"] = option(
+        "soft", "filter: truncated completions leave the loss; soft: near the cap the reward falls (Eq. 13)"
+    )
+    overlong_cache: int = option(16, "tokens before --max_new_tokens over which it falls by 1 (DAPO: 4096 of 20480)")
+    max_sampling_rounds: int = option(
+        10, "rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)"
+    )
+    on_reject: Literal["drop", "resample"] = option(
+        "drop", "prompts all right or all wrong: drop, or resample them first in the step's next round"
+    )
+    token_mean: Literal["step", "group"] = option(
+        "step",
+        "mean over the tokens of the optimizer step (verl), or of each group, then over groups (Eq. 8 as printed)",
+    )
+    # evaluation
+    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
+    eval_samples: int = option(8, "completions of each")
+    eval_k: int = option(4, "k of pass@k")
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
+    eval_top_p: float = option(0.7, "nucleus of the evaluation's sampling (DAPO: 0.7)")
+
+
+@torch.no_grad()
+def rollout(model, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+
+    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    """
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    stock = args.rollout == "stock"
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
+    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    completions, logprobs = [], []
+    training = model.training
+    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, model.device):
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
+            if stock:
+                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            else:
+                tokens, token_logprobs = model.lm.generate(**inputs, custom_generate=decode, n=n)
+                completions += tokens
+                logprobs += token_logprobs
+    model.train(training)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+    if not stock:
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
+    return batch
+
+
+def compute_rewards(reward_functions, prompts, texts, truncated, args):
+    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+
+    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    """
+    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
+    correct = correctness(parts, prompts, texts, truncated)
+    if "accuracy" in parts:
+        parts["accuracy"] = 2 * parts["accuracy"] - 1  # +1/-1, Eq. 7
+    rewards = weighted_sum(reward_functions, parts)
+    return rewards, correct, parts
+
+
+def overlong_penalty(lengths, args):
+    """What is added to the rewards (R,) of completions of `lengths` tokens (R,), the stop token included (Eq. 13)."""
+    if args.overlong == "soft":
+        return soft_overlong_punishment(lengths, args.max_new_tokens, args.overlong_cache)
+    return torch.zeros(len(lengths), dtype=torch.float64)
+
+
+def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, args, metrics):
+    """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
+
+    Accuracy decides, whatever the rewards are: an all-right group of unequal lengths would train on length alone.
+    Returns the kept rows of this process as a batch with `rewards` (R,), or None if they make no update; the number of
+    groups kept on all processes; the completion tokens that this process drew; and sample completions.
+
+    Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
+    once a round, and end by what they gathered, so none waits for another, whatever each of them kept.
+    """
+    rank, processes, G = accelerator.process_index, accelerator.num_processes, args.group_size
+    kept, rejected, tokens = [], [], 0
+    for sampling_round in range(args.max_sampling_rounds):
+        drawn = rejected + sampler.draw(args.prompts_per_step - len(rejected))
+        prompts = [train_prompts[i] for i in drawn[rank::processes]]
+        seed = stream_seed(args.seed, rank, metrics.step, sampling_round)
+        batch = rollout(model, prompts, G, args.temperature, 1.0, seed, args)
+        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(G)]
+        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        lengths = batch["completion_mask"].sum(dim=1).cpu()
+        penalty = overlong_penalty(lengths, args)
+        rewards = rewards + penalty
+        tokens += int(lengths.sum())
+
+        right = correct.view(-1, G).sum(dim=1)  # (prompts,)
+        informative = (0 < right) & (right < G)  # Eq. 11
+        batch["rewards"] = rewards.to(batch["completions"].device)
+        groups = []
+        for i in informative.nonzero()[:, 0].tolist():
+            group = take_rows(batch, list(range(i * G, (i + 1) * G)))
+            groups.append((rank + i * processes, {name: column.cpu() for name, column in group.items()}))
+        groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # by the place in the draw
+        kept += groups.values()
+        if args.on_reject == "resample":
+            rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
+
+        rollout_metrics(metrics, batch, None, correct, parts, G)
+        metrics.add("sampling/keep_rate", informative)
+        metrics.add("sampling/dropped_right", right == G)
+        metrics.add("sampling/dropped_wrong", right == 0)
+        metrics.add("overlong/fraction", batch["truncated"].cpu() if args.overlong == "filter" else penalty < 0)
+        metrics.add("overlong/penalty", penalty)
+        if len(kept) >= args.prompts_per_step:
+            break
+
+    unit = processes * args.num_minibatches  # what a short batch must divide into
+    used = min(len(kept), args.prompts_per_step) // unit * unit
+    metrics.add("sampling/rounds", sampling_round + 1)
+    metrics.add("sampling/surplus", len(kept) - used)  # one step later it would be off-policy
+    metrics.add("sampling/short", 0 < used < args.prompts_per_step)
+    metrics.add("sampling/skipped", used == 0)
+    batch = join_groups(kept[:used][rank::processes], model.pad_token, model.device) if used else None
+    return batch, len(kept), tokens, samples(prompts, texts, rewards, parts, G)
+
+
+def join_groups(groups, pad_token, device):
+    """Groups of several rollouts as one batch, padded to one width: prompts on the left, completions on the right."""
+    batch = {}
+    for name in groups[0]:
+        rows = [row for group in groups for row in group[name].unbind()]
+        if rows[0].dim() == 0:
+            batch[name] = torch.stack(rows).to(device)
+            continue
+        fill = pad_token if name in ("prompts", "completions") else 0
+        side = "left" if name in ("prompts", "prompt_mask") else "right"
+        batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side).to(device)
+    if "prompt_index" in batch:
+        size = len(groups[0]["prompt_index"])
+        batch["prompt_index"] = torch.arange(len(groups), device=device).repeat_interleave(size)[:, None]
+    return batch
+
+
+def compute_advantages(rewards, args):
+    """Group-relative advantages (R, 1) of rewards (R,), R = groups x group_size (4.1.2); 0 where a group agrees."""
+    groups = rewards.double().view(-1, args.group_size)
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if args.normalize_std:
+        advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
+    agree = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)  # std of 0.3 x 6 is not exactly 0
+    return advantages.masked_fill(agree, 0).view(-1, 1).to(rewards.dtype)
+
+
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+    """The loss of each token (R, T), -J of Eq. 3 without its averages, and diagnostics {name: (R, T)}.
+
+    With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
+    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    """
+    log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
+    ratio = log_ratios.exp()
+    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
+    if args.dual_clip:
+        objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
+    losses = -objective
+    stats = {
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
+        "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
+        "ratio_max": ratio,
+    }
+    if ref_logprobs is not None:
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
+        losses = losses + args.kl_coef * kl
+        stats["kl_ref"] = kl
+    if args.entropy_coef:
+        losses = losses - args.entropy_coef * entropy
+    return torch.where(loss_mask, losses, 0), stats
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T) whose sum over a whole optimizer step is 1: the mean over its tokens, or over groups (Eq. 8).
+
+    The denominators count all processes and micro-batches, so the gradient does not depend on how the rows are split.
+    """
+    if args.token_mean == "group":
+        return loss_mask.double() / totals["group_tokens"].clamp(min=1) / totals["prompts"]
+    return loss_mask.double() / max(totals["tokens"], 1)
+
+
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
+    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
+    minibatches = split_rollout(accelerator, batch, args)
+    several = args.num_epochs * args.num_minibatches > 1
+    for micro_batches, _ in minibatches:
+        for micro in micro_batches:
+            with torch.no_grad(), accelerator.autocast():
+                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                    micro["old_logprobs"], _ = model(micro, with_entropy=False)
+                if reference is not None:
+                    micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+    for epoch in range(args.num_epochs):
+        for micro_batches, totals in minibatches:
+            step_loss = 0.0
+            for i, micro in enumerate(micro_batches):
+                last = i == len(micro_batches) - 1
+                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    logprobs, entropy = model(micro)
+                    mask = micro["loss_mask"]
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    losses, stats = policy_loss(
+                        logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
+                    )
+                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    loss = (losses * weights).sum()
+                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                step_loss = step_loss + loss.detach()
+                metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
+                if epoch == 0 and "rollout_logprobs" in micro:
+                    metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
+            if not torch.isfinite(norm + step_loss):
+                raise InputError(
+                    f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.add("optim/loss", step_loss * accelerator.num_processes)
+            metrics.add("optim/grad_norm", norm)
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+
+
+def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    n = args.eval_samples if args.eval_temperature > 0 else 1
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
+    mine = [prompts[i % len(prompts)] for i in indices]
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
+    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
+    return metrics.reduce(accelerator)
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    if args.group_size < 2:
+        raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
+    if args.overlong == "soft" and not 0 < args.overlong_cache <= args.max_new_tokens:
+        sizes = f"--overlong_cache {args.overlong_cache}, --max_new_tokens {args.max_new_tokens}"
+        raise InputError(f"{sizes}: the cache must be between 1 and the longest completion")
+    if args.max_sampling_rounds < 1:
+        raise InputError(f"--max_sampling_rounds {args.max_sampling_rounds}: must be above 0")
+    reward_functions = load_rewards(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "dapo")
+    tokenizer = load_tokenizer(args)
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers=True)
+    policy = load_policy(args, tokenizer, accelerator.device)
+    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(policy, optimizer)
+    sampler = PromptSampler(len(train_prompts), args.seed)
+    accelerator.register_for_checkpointing(sampler)
+    run.restore()
+    run.print(data_summary)
+    run.print(batch_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    exit_code = 0
+
+    if run.first_eval is None:
+        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result)
+        run.log(result)
+    while run.step < args.max_steps:
+        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        with accelerator.autocast():
+            batch, kept, drawn_tokens, shown = dynamic_batch(
+                accelerator, policy, tokenizer, reward_functions, train_prompts, sampler, args, metrics
+            )
+        rollout_end = time.perf_counter()
+        if batch is not None:
+            batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
+            batch["loss_mask"] = batch["completion_mask"]
+            if args.overlong == "filter":  # the rows stay in their group's mean and deviation
+                batch["loss_mask"] = batch["completion_mask"] & ~batch["truncated"][:, None]
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(run.step, args)
+            update(accelerator, model, reference, optimizer, batch, args, metrics)
+            time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens)
+            reward_metrics(metrics, batch["rewards"], args.group_size)
+        run.step += 1
+        none_kept = kept == 0
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        run.progress(result)
+        if run.due(args.eval_every, at_end=True) or none_kept:
+            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation)
+            result |= evaluation
+        run.log(result, shown)
+        if run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
+            run.save()
+        if none_kept:
+            shares = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
+            run.print(
+                f"step {run.step}: {shares} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends"
+            )
+            exit_code = 0 if optimizer.state else 1  # AdamW's state comes with the first update, and with a resume
+            break
+
+    if accelerator.is_main_process and run.step > 0:
+        save_pretrained(policy, tokenizer, run.folder / "model")
+    run.finish()
+    del policy, model, reference, optimizer
+    close(accelerator)
+    if exit_code:
+        raise SystemExit(exit_code)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

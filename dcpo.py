@@ -1,0 +1,457 @@
+"""DCPO: Dynamic Clipping Policy Optimization (arXiv 2509.02333v2, Eq. 3-4, 8, 15, 27-30, A.7).
+
+GRPO without the KL, with a clip of its own for each token (DAC), an advantage that remembers a prompt's earlier visits
+(SAS), a loss that sums over the group (OTM), and a third reward. With q = pi_old(o_it) and r_it = pi(o_it) / q maximize
+
+    J = E[ sum_i 1/|o_i| sum_t min(r_it A_i, clip(r_it, lo(q), hi(q)) A_i) ],  for A_i < 0 at least r_max A_i    Eq. 8
+    lo(q) = 1/2 + 1/2 sqrt(max(1 - 4 eps_low / q, 0)),  hi(q) = min(1/2 + 1/2 sqrt(1 + 4 eps_high / q), r_max)   Eq. 27
+
+On visit i of a prompt let A_new standardize its G rewards by their own mean and standard deviation, and A_tot by those
+of all its i G rewards so far (Eq. 29-30); of two mixtures of them each completion takes the smaller:
+
+    SA_new = (i-1)/i A_new + 1/i A_tot,  SA_tot = 1/i A_new + (i-1)/i A_tot,  A = SA_tot unless |SA_new| < |SA_tot|
+
+Against grpo.py: `clip_bounds` limits |r - 1| r q (Eq. 3-4), so a rare token may move far and a likely one hardly less
+than before; `smoothed_advantages` learns from groups that agree, once their prompt has been seen to differ; `History`
+keeps the statistics in the checkpoint; `token_weights` is G times GRPO's; `compute_rewards` gives -1 where no answer is
+found, 0 to a wrong one (Eq. 15).
+
+Deviations from the paper: the mean over prompts is ours, the paper gives none; rewards that agree have A_new (and, over
+all visits, A_tot) exactly 0 by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
+counts as one visit, of which the last group is kept; log-ratios are clamped to +-20. Sizes and rates are presets.
+Left out: the official script's settings, which switch SAS off (docs/dcpo.md has the nearest options).
+
+    accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
+    accelerate launch dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from common.data import PromptSampler, load_prompts
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.model import (
+    completion_texts,
+    left_pad,
+    load_policy,
+    load_reference,
+    load_tokenizer,
+    save_pretrained,
+    split_rollout,
+)
+from common.rewards import correctness, extract_answer, load_rewards, score, weighted_sum
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    batch_equation,
+    check_args,
+    clean_exit,
+    close,
+    launch,
+    learning_rate,
+    option,
+    parse_args,
+    rollout_metrics,
+    samples,
+    stream_seed,
+    time_metrics,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
+    # reward
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of data order, sampling and evaluation")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    prompts_per_step: int = option(32, "prompts of a rollout")
+    group_size: int = option(8, "completions of a prompt, G (DCPO: 16)")
+    num_epochs: int = option(1, "passes over a rollout (DCPO: 1)")
+    num_minibatches: int = option(4, "optimizer steps of a pass (DCPO: 16)")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    micro_batch_tokens: int = option(
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+    )
+    # sampling
+    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
+    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-4, "peak step size (DCPO: 1e-6)")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    clip_low: float = option(0.16, "eps_low of the lower bound; --no_dynamic_clip: ratio clip below 1, for A < 0")
+    clip_high: float = option(0.2, "eps_high of the upper bound; --no_dynamic_clip: ratio clip above 1, for A > 0")
+    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0, only with --no_dynamic_clip (0: off; verl: 3)")
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+    )
+    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    normalize_std: bool = option(True, "divide advantages by the standard deviation (no: needs --no_smooth_advantage)")
+    std_ddof: Literal[0, 1] = option(0, "degrees of freedom of that deviation (DCPO's code: 1)")
+    std_eps: float = option(0.0, "added to that deviation (verl: 1e-6, TRL: 1e-4)")
+    dynamic_clip: bool = option(True, "ratio bounds by each token's old probability (no: 1 - clip_low, 1 + clip_high)")
+    max_ratio: float = option(10.0, "with --dynamic_clip: cap of the upper bound, and of the ratio for A < 0")
+    smooth_advantage: bool = option(True, "mix in the statistics of a prompt's earlier visits (no: of its group alone)")
+    only_token_mean: bool = option(True, "sum over the group, mean over prompts (no: mean over rows, GRPO's)")
+    # evaluation
+    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
+    eval_samples: int = option(8, "completions of each")
+    eval_k: int = option(4, "k of pass@k")
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
+    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+
+
+@torch.no_grad()
+def rollout(model, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+
+    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    """
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    stock = args.rollout == "stock"
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
+    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    completions, logprobs = [], []
+    training = model.training
+    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, model.device):
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
+            if stock:
+                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            else:
+                tokens, token_logprobs = model.lm.generate(**inputs, custom_generate=decode, n=n)
+                completions += tokens
+                logprobs += token_logprobs
+    model.train(training)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+    if not stock:
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
+    return batch
+
+
+def compute_rewards(reward_functions, prompts, texts, truncated, args):
+    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+
+    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    """
+    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
+    correct = correctness(parts, prompts, texts, truncated)
+    if "accuracy" in args.reward:  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
+        missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated, strict=True)]
+        parts["accuracy"] = parts["accuracy"] - torch.tensor(missing).double()
+    rewards = weighted_sum(reward_functions, parts)
+    return rewards, correct, parts
+
+
+class History:
+    """Of each training prompt visits, mean, variance, min and max of its rewards so far: `table` (prompts, 5), float64.
+
+    The key is the index of the prompt: prompts with the same text and answer are merged when they are loaded.
+    """
+
+    def __init__(self, prompts):
+        self.table = torch.zeros(prompts, 5, dtype=torch.float64)
+
+    def write(self, accelerator, draw, rows):
+        """Write the rows of all processes, everywhere, in draw order: of a prompt drawn twice the last one wins."""
+        positions = torch.arange(accelerator.process_index, len(draw), accelerator.num_processes).double()
+        rows = torch.cat([positions[:, None], rows], dim=1).to(accelerator.device)
+        for position, *row in sorted(accelerator.gather(rows).tolist()):
+            self.table[draw[int(position)]] = torch.tensor(row, dtype=torch.float64)
+
+    def state_dict(self):
+        return {"table": self.table}
+
+    def load_state_dict(self, state):
+        self.table = state["table"]
+
+
+def standardize(groups, mean, variance, low, high, args):
+    """Advantages (prompts, G) of rewards by the statistics (prompts, 1); 0 where their `low` and `high` agree."""
+    advantages = groups - mean
+    if args.normalize_std:
+        advantages = advantages / (variance.sqrt() + args.std_eps)
+    return advantages.masked_fill(low == high, 0)  # the variance of 0.1 x 24 over six visits is not exactly 0
+
+
+def smoothed_advantages(rewards, args, history):
+    """SA_new and SA_tot (prompts, G) of rewards (R,), R = prompts x group_size, and the history after this visit (A.7).
+
+    `history` (prompts, 5) holds the prompts' rows of the table before it. Pooling is exact for ddof 0 and a constant G.
+    """
+    groups = rewards.double().view(-1, args.group_size)
+    visits, old_mean, old_variance, old_low, old_high = history.split(1, dim=1)  # (prompts, 1) each
+    mean, variance = groups.mean(dim=1, keepdim=True), groups.var(dim=1, keepdim=True, correction=args.std_ddof)
+    low, high = groups.amin(dim=1, keepdim=True), groups.amax(dim=1, keepdim=True)
+    new = standardize(groups, mean, variance, low, high, args)
+    i = visits + 1  # this visit is the i-th: by the prompt's own count, not by steps
+    mean, between = (visits * old_mean + mean) / i, visits / i * (old_mean - mean).square()  # Eq. 29
+    variance = (visits * old_variance + variance + between) / i  # Eq. 30
+    low = torch.where(visits > 0, torch.minimum(low, old_low), low)
+    high = torch.where(visits > 0, torch.maximum(high, old_high), high)
+    history = torch.cat([i, mean, variance, low, high], dim=1)
+    if not args.smooth_advantage:
+        return new, new, history
+    total = standardize(groups, mean, variance, low, high, args)
+    return (visits * new + total) / i, (new + visits * total) / i, history
+
+
+def compute_advantages(rewards, args, history):
+    """Smoothed advantages (R, 1) of rewards (R,), each the smaller of SA_new and SA_tot, and the history after."""
+    new, total, history = smoothed_advantages(rewards, args, history)
+    advantages = torch.where(new.abs() < total.abs(), new, total)  # a tie takes SA_tot
+    return advantages.view(-1, 1).to(rewards.dtype), history
+
+
+def clip_bounds(old_logprobs, loss_mask, args):
+    """Lowest and highest ratio of each token (R, T) by its old probability q, where |r - 1| r q = eps (Eq. 4, 27)."""
+    q = torch.where(loss_mask, old_logprobs, 0).exp()
+    if not args.dynamic_clip:
+        return torch.full_like(q, 1 - args.clip_low), torch.full_like(q, 1 + args.clip_high)
+    low = 0.5 + 0.5 * (1 - 4 * args.clip_low / q).clamp(min=0).sqrt()
+    high = 0.5 + 0.5 * (1 + 4 * args.clip_high / q).sqrt()
+    return low, high.clamp(max=args.max_ratio)  # (0.5, max_ratio) where q underflows to 0
+
+
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+    """The loss of each token (R, T), -J of Eq. 8 without its averages, and diagnostics {name: (R, T)}.
+
+    With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
+    that of -A log pi. Smoothed advantages of a group need not sum to 0, so the loss does not print 0.
+    """
+    log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
+    ratio = log_ratios.exp()
+    low, high = clip_bounds(old_logprobs, loss_mask, args)  # (R, T) each, without gradient
+    cap = args.max_ratio if args.dynamic_clip else args.dual_clip
+    objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    if cap:
+        objective = torch.where(advantages < 0, torch.maximum(objective, cap * advantages), objective)
+    losses = -objective
+    stats = {
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "clip_low": (advantages < 0) & (ratio < low),
+        "clip_high": (advantages > 0) & (ratio > high),
+        "token_clip_ratio": objective != ratio * advantages,  # Eq. 9: either bound, or the cap
+        "bound_low": low,
+        "bound_high": high,
+        "ratio_max": ratio,
+    }
+    if ref_logprobs is not None:
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
+        losses = losses + args.kl_coef * kl
+        stats["kl_ref"] = kl
+    if args.entropy_coef:
+        losses = losses - args.entropy_coef * entropy
+    return torch.where(loss_mask, losses, 0), stats
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T) of the mean over prompts of the sum over a group of the mean over tokens (Eq. 8), G times GRPO's.
+
+    The denominators count all processes and micro-batches, so the gradient does not depend on how the rows are split.
+    """
+    lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
+    return loss_mask.double() / lengths / totals["prompts" if args.only_token_mean else "rows"]
+
+
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
+    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
+    minibatches = split_rollout(accelerator, batch, args)
+    several = args.num_epochs * args.num_minibatches > 1
+    for micro_batches, _ in minibatches:
+        for micro in micro_batches:
+            with torch.no_grad(), accelerator.autocast():
+                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                    micro["old_logprobs"], _ = model(micro, with_entropy=False)
+                if reference is not None:
+                    micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+    for epoch in range(args.num_epochs):
+        for micro_batches, totals in minibatches:
+            step_loss = 0.0
+            for i, micro in enumerate(micro_batches):
+                last = i == len(micro_batches) - 1
+                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    logprobs, entropy = model(micro)
+                    mask = micro["loss_mask"]
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    losses, stats = policy_loss(
+                        logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
+                    )
+                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    loss = (losses * weights).sum()
+                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                step_loss = step_loss + loss.detach()
+                metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
+                if epoch == 0 and "rollout_logprobs" in micro:
+                    metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
+            if not torch.isfinite(norm + step_loss):
+                raise InputError(
+                    f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.add("optim/loss", step_loss * accelerator.num_processes)
+            metrics.add("optim/grad_norm", norm)
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+
+
+def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    n = args.eval_samples if args.eval_temperature > 0 else 1
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
+    mine = [prompts[i % len(prompts)] for i in indices]
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
+    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
+    return metrics.reduce(accelerator)
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    if args.group_size < 2:
+        raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
+    if not 1 < args.max_ratio < float("inf"):
+        raise InputError(f"--max_ratio {args.max_ratio}: must be above 1, it caps the ratio of both signs")
+    if args.smooth_advantage and not args.normalize_std:
+        raise InputError("--no_normalize_std needs --no_smooth_advantage, which mixes standardized advantages")
+    reward_functions = load_rewards(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "dcpo")
+    tokenizer = load_tokenizer(args)
+    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    policy = load_policy(args, tokenizer, accelerator.device)
+    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(policy, optimizer)
+    sampler = PromptSampler(len(train_prompts), args.seed)
+    history = History(len(train_prompts))
+    accelerator.register_for_checkpointing(sampler, history)
+    run.restore()
+    run.print(data_summary)
+    run.print(batch_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    rank, processes = accelerator.process_index, accelerator.num_processes
+
+    if run.first_eval is None:
+        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result)
+        run.log(result)
+    while run.step < args.max_steps:
+        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        draw = sampler.draw(args.prompts_per_step)
+        prompts = [train_prompts[i] for i in draw[rank::processes]]
+        with accelerator.autocast():
+            seed = stream_seed(args.seed, rank, run.step + 1, 0)
+            batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
+        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        before = history.table[draw[rank::processes]]
+        advantages, after = compute_advantages(rewards, args, before)
+        history.write(accelerator, draw, after)
+        new, total, _ = smoothed_advantages(rewards, args, before)
+        metrics.add("dcpo/smooth_new", new.abs() < total.abs())
+        metrics.add("dcpo/response_utilization", advantages != 0)  # Eq. 10
+        metrics.add("dcpo/visit", after[:, 0])
+        batch["advantages"] = advantages.to(accelerator.device, torch.float32)
+        batch["loss_mask"] = batch["completion_mask"]
+        rollout_end = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(run.step, args)
+        update(accelerator, model, reference, optimizer, batch, args, metrics)
+        run.step += 1
+        time_metrics(metrics, batch, start, rollout_end, args)
+        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        run.progress(result)
+        if run.due(args.eval_every, at_end=True):
+            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation)
+            result |= evaluation
+        run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
+        if run.due(args.save_every, at_end=args.save_every > 0):
+            run.save()
+
+    if accelerator.is_main_process and run.step > 0:
+        save_pretrained(policy, tokenizer, run.folder / "model")
+    run.finish()
+    del policy, model, reference, optimizer
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

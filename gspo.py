@@ -1,0 +1,384 @@
+"""GSPO: Group Sequence Policy Optimization (arXiv 2507.18071, Eq. 5-7; GSPO-token, Eq. 13-14).
+
+GRPO with one ratio for a whole completion. The reward judges completions, so that is what is clipped and weighted too;
+the ratio of a single token, one sample of its distribution, is noise. With GRPO's advantages
+
+    s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|) = exp( 1/|o_i| sum_t log r_it )           the length-normalized ratio, Eq. 7
+    J = E[ 1/G sum_i min(s_i A_i, clip(s_i, 1-eps_low, 1+eps_high) A_i) ]                                          Eq. 5
+    s_it = sg[s_i] pi(o_it) / sg[pi(o_it)]                         GSPO-token, for advantages of single tokens, Eq. 14
+
+s_i is a mean of logs and moves by 1e-4 where token ratios move by 1e-1: the clip is 3e-4 / 4e-4, and a row is clipped
+with all its tokens. It acts only from the second update of a rollout on: with --num_minibatches 1 every s_i is 1, and
+GSPO is GRPO without the KL. No KL, so no reference.
+
+Against grpo.py: `policy_loss` takes the ratio from the mean log-ratio of a row, and reports clipped rows and quantiles
+of |log s| instead of tokens. Each token carries its row's loss, so that GRPO's weights give Eq. 5. The rest is GRPO's.
+
+Deviations from the paper: eps_low and eps_high as in its experiments (Eq. 5 prints one eps); log s is clamped to +-20;
+a group whose rewards agree has advantage exactly 0; standard deviation as in grpo.py. Rates, sizes and lengths are not
+in the paper: they are presets for the small model. Left out: routing replay (the paper needs none for GSPO). Equation
+numbers at functions that are grpo.py's are those of its paper.
+
+    accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
+    accelerate launch gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from common.data import PromptSampler, load_prompts
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask, kl_estimate, pass_at_k
+from common.model import (
+    completion_texts,
+    left_pad,
+    load_policy,
+    load_reference,
+    load_tokenizer,
+    save_pretrained,
+    split_rollout,
+)
+from common.rewards import correctness, load_rewards, score, weighted_sum
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    batch_equation,
+    check_args,
+    clean_exit,
+    close,
+    launch,
+    learning_rate,
+    option,
+    parse_args,
+    rollout_metrics,
+    samples,
+    stream_seed,
+    time_metrics,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
+    # reward
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of data order, sampling and evaluation")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    prompts_per_step: int = option(32, "prompts of a rollout")
+    group_size: int = option(8, "completions of a prompt, G")
+    num_epochs: int = option(1, "passes over a rollout")
+    num_minibatches: int = option(4, "optimizer steps of a pass (GSPO: 4; with 1 it is GRPO)")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    micro_batch_tokens: int = option(
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+    )
+    # sampling
+    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
+    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-4, "peak step size")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    clip_low: float = option(3e-4, "clip of s below 1: acts for A < 0 (GSPO: 3e-4)")
+    clip_high: float = option(4e-4, "clip of s above 1: acts for A > 0 (GSPO: 4e-4)")
+    dual_clip: float = option(0.0, "cap c > 1 of s for A < 0 (0: off)")
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+    )
+    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
+    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)")
+    ratio_level: Literal["sequence", "token"] = option(
+        "sequence", "sequence: GSPO; token: GSPO-token, the same unless advantages differ within a row"
+    )
+    # evaluation
+    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
+    eval_samples: int = option(8, "completions of each")
+    eval_k: int = option(4, "k of pass@k")
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
+    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+
+
+@torch.no_grad()
+def rollout(model, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+
+    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    """
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    stock = args.rollout == "stock"
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
+    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    completions, logprobs = [], []
+    training = model.training
+    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, model.device):
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
+            if stock:
+                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            else:
+                tokens, token_logprobs = model.lm.generate(**inputs, custom_generate=decode, n=n)
+                completions += tokens
+                logprobs += token_logprobs
+    model.train(training)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+    if not stock:
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
+    return batch
+
+
+def compute_rewards(reward_functions, prompts, texts, truncated, args):
+    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+
+    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    """
+    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
+    correct = correctness(parts, prompts, texts, truncated)
+    rewards = weighted_sum(reward_functions, parts)
+    return rewards, correct, parts
+
+
+def compute_advantages(rewards, args):
+    """Group-relative advantages (R, 1) of rewards (R,), R = groups x group_size (4.1.2); 0 where a group agrees."""
+    groups = rewards.double().view(-1, args.group_size)
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if args.normalize_std:
+        advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
+    agree = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)  # std of 0.3 x 6 is not exactly 0
+    return advantages.masked_fill(agree, 0).view(-1, 1).to(rewards.dtype)
+
+
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+    """The loss of each token (R, T), -J of Eq. 5 without its averages, and diagnostics {name: (R, T) or (R, 1)}.
+
+    The loss of a row stands at each of its tokens. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
+
+    With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
+    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    """
+    if args.ratio_level == "sequence" and advantages.shape[1] != 1:
+        raise ValueError("advantages of single tokens need --ratio_level token: s would give each token their mean")
+    log_ratios = torch.where(loss_mask, logprobs - old_logprobs, 0)  # (R, T), not clamped: their mean is
+    lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
+    log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1) Eq. 7, in float32: s - 1 is some 1e-4
+    if args.ratio_level == "token":
+        log_s = log_ratios - log_ratios.detach() + log_s.detach()  # (R, T) Eq. 14, equal along a row
+    ratio = log_s.clamp(-20, 20).exp()
+    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
+    if args.dual_clip:
+        objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
+    losses = -objective
+    s = ratio[:, :1]
+    stats = {
+        "approx_kl": kl_estimate(old_logprobs, logprobs, loss_mask, "k3"),  # of KL(old || new): the samples are old's
+        "clip_low": (advantages < 0) & (s < 1 - args.clip_low),
+        "clip_high": (advantages > 0) & (s > 1 + args.clip_high),
+        "ratio_max": s,
+        "log_s_quantiles": log_s[:, :1].abs(),
+    }
+    if ref_logprobs is not None:
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
+        losses = losses + args.kl_coef * kl
+        stats["kl_ref"] = kl
+    if args.entropy_coef:
+        losses = losses - args.entropy_coef * entropy
+    return torch.where(loss_mask, losses, 0), stats
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T) whose sum over a whole optimizer step is 1: the mean over rows of the mean over tokens (Eq. 3).
+
+    The denominators count all processes and micro-batches, so the gradient does not depend on how the rows are split.
+    """
+    lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
+    return loss_mask.double() / lengths / totals["rows"]
+
+
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
+    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
+    minibatches = split_rollout(accelerator, batch, args)
+    several = args.num_epochs * args.num_minibatches > 1
+    for micro_batches, _ in minibatches:
+        for micro in micro_batches:
+            with torch.no_grad(), accelerator.autocast():
+                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                    micro["old_logprobs"], _ = model(micro, with_entropy=False)
+                if reference is not None:
+                    micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+    for epoch in range(args.num_epochs):
+        for micro_batches, totals in minibatches:
+            step_loss = 0.0
+            for i, micro in enumerate(micro_batches):
+                last = i == len(micro_batches) - 1
+                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    logprobs, entropy = model(micro)
+                    mask = micro["loss_mask"]
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    losses, stats = policy_loss(
+                        logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
+                    )
+                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    loss = (losses * weights).sum()
+                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                step_loss = step_loss + loss.detach()
+                metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
+                if epoch == 0 and "rollout_logprobs" in micro:
+                    metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
+            if not torch.isfinite(norm + step_loss):
+                raise InputError(
+                    f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.add("optim/loss", step_loss * accelerator.num_processes)
+            metrics.add("optim/grad_norm", norm)
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+
+
+def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    n = args.eval_samples if args.eval_temperature > 0 else 1
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
+    mine = [prompts[i % len(prompts)] for i in indices]
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
+    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
+    return metrics.reduce(accelerator)
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    if args.group_size < 2:
+        raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
+    reward_functions = load_rewards(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "gspo")
+    tokenizer = load_tokenizer(args)
+    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    policy = load_policy(args, tokenizer, accelerator.device)
+    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(policy, optimizer)
+    sampler = PromptSampler(len(train_prompts), args.seed)
+    accelerator.register_for_checkpointing(sampler)
+    run.restore()
+    run.print(data_summary)
+    run.print(batch_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    rank, processes = accelerator.process_index, accelerator.num_processes
+
+    if run.first_eval is None:
+        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result)
+        run.log(result)
+    while run.step < args.max_steps:
+        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
+        with accelerator.autocast():
+            seed = stream_seed(args.seed, rank, run.step + 1, 0)
+            batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
+        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
+        batch["loss_mask"] = batch["completion_mask"]
+        rollout_end = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(run.step, args)
+        update(accelerator, model, reference, optimizer, batch, args, metrics)
+        run.step += 1
+        time_metrics(metrics, batch, start, rollout_end, args)
+        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        run.progress(result)
+        if run.due(args.eval_every, at_end=True):
+            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation)
+            result |= evaluation
+        run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
+        if run.due(args.save_every, at_end=args.save_every > 0):
+            run.save()
+
+    if accelerator.is_main_process and run.step > 0:
+        save_pretrained(policy, tokenizer, run.folder / "model")
+    run.finish()
+    del policy, model, reference, optimizer
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

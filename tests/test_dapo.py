@@ -1,0 +1,515 @@
+"""The functions of dapo.py: dynamic sampling on any number of processes, overlong rules, the worked examples."""
+
+import math
+import threading
+
+import pytest
+import torch
+
+import dapo
+from common.data import Prompt
+from common.rewards import load_rewards
+from common.runs import InputError, Metrics, stream_seed
+from tools import ORACLES, b1, metric_rows, ragged, run_script, totals_of
+
+DAPO = ORACLES["dapo"]
+G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 0
+
+
+def args_of(**options):
+    return dapo.Args(**{"group_size": G, "prompts_per_step": 8, "num_minibatches": 1, "overlong": "none", **options})
+
+
+# --- dynamic sampling: scripted completions, W processes as threads ---
+
+
+class Processes:
+    """W accelerators whose collectives wait for all of them; one that comes alone is a deadlock and fails."""
+
+    def __init__(self, number):
+        self.number, self.slots, self.local = number, [None] * number, threading.local()
+        self.barrier, self.calls = threading.Barrier(number, timeout=20), [[] for _ in range(number)]
+
+    def exchange(self, name, value):
+        rank = self.local.rank
+        self.calls[rank].append(name)
+        self.slots[rank] = value
+        self.barrier.wait()
+        values = list(self.slots)
+        self.barrier.wait()
+        return values
+
+    def gather_object(self, items):
+        return [item for items in self.exchange("gather_object", items) for item in items]
+
+    def run(self, function):
+        results, errors = [None] * self.number, []
+
+        def target(rank):
+            self.local.rank = rank
+            try:
+                results[rank] = function(FakeAccelerator(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=target, args=[rank]) for rank in range(self.number)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        if errors:
+            raise errors[0]
+        return results
+
+
+class FakeAccelerator:
+    device = torch.device("cpu")
+
+    def __init__(self, processes, rank):
+        self.processes, self.process_index, self.num_processes = processes, rank, processes.number
+
+    def reduce(self, tensor, how):
+        return sum(self.processes.exchange("reduce", tensor))
+
+    def gather(self, tensor):
+        return torch.cat(self.processes.exchange("gather", tensor))
+
+
+class InOrder:
+    """A sampler that draws 0, 1, 2, ..."""
+
+    def __init__(self, start=0):
+        self.next = start
+
+    def draw(self, k):
+        self.next += k
+        return list(range(self.next - k, self.next))
+
+
+class Policy:
+    pad_token, device = PAD, torch.device("cpu")
+
+
+def scripted_rollout(right, seen):
+    """In the place of `rollout`: of prompt i the first right(i, visit) completions are right."""
+    visits = {}
+
+    def rollout(model, prompts, n, temperature, top_p, seed, args):
+        seen.append((seed, [prompt.columns["index"] for prompt in prompts]))
+        completions, logprobs, ids = [], [], [prompt.ids for prompt in prompts]
+        for prompt in prompts:
+            i = prompt.columns["index"]
+            visit = visits[i] = visits.get(i, 0) + 1
+            for row in range(n):
+                length = 2 + (i + row) % 5
+                token = RIGHT if row < right(i, visit) else WRONG
+                completions.append(torch.tensor([token] * (length - 1) + [STOP]))
+                logprobs.append(torch.full((length,), -float(100 * i + row + 1)))
+        prompt_ids, prompt_mask = dapo.left_pad(ids, PAD, "cpu")
+        batch = {"prompts": prompt_ids.repeat_interleave(n, 0), "prompt_mask": prompt_mask.repeat_interleave(n, 0)}
+        batch["completions"] = dapo.pad_sequence(completions, batch_first=True, padding_value=PAD)
+        batch["completion_mask"], batch["truncated"] = dapo.completion_mask(batch["completions"], [STOP])
+        batch["prompt_index"] = torch.arange(len(prompts)).repeat_interleave(n)[:, None]
+        batch["rollout_logprobs"] = dapo.pad_sequence(logprobs, batch_first=True)
+        return batch
+
+    return rollout
+
+
+def texts_of(tokenizer, batch):
+    return ["#### 1" if int(row[0]) == RIGHT else "#### 0" for row in batch["completions"]]
+
+
+def sample(monkeypatch, right, processes=1, steps=1, samplers=None, **options):
+    """`dynamic_batch` on W processes: for each step the results of all ranks, their metrics, and what was sampled."""
+    world, seen, args = Processes(processes), [], args_of(**options)
+    prompts = [Prompt([9] * (1 + i % 3) + [10 + i], f"q{i}", "1", {"index": i}) for i in range(400)]
+    monkeypatch.setattr(dapo, "rollout", scripted_rollout(right, seen))
+    monkeypatch.setattr(dapo, "completion_texts", texts_of)
+    monkeypatch.setattr(dapo, "gather_object", world.gather_object)
+    functions, results = load_rewards(args), []
+
+    def run(accelerator):
+        sampler, rows = InOrder(), []
+        for step in range(1, steps + 1):
+            metrics = Metrics(step)
+            batch, kept, tokens, shown = dapo.dynamic_batch(
+                accelerator, Policy(), None, functions, prompts, sampler, args, metrics
+            )
+            if batch is not None:
+                dapo.reward_metrics(metrics, batch["rewards"], G)
+            rows.append((batch, kept, tokens, shown, metrics.reduce(accelerator)))
+        return rows
+
+    results = world.run(run)
+    assert all(calls == world.calls[0] for calls in world.calls)  # the same collectives in the same order
+    return results, seen
+
+
+def groups_of(ranks, step=0):
+    """The prompts of a step's batch over all ranks, in draw order."""
+    owners = [[int(ids[-1]) - 10 for ids in result[step][0]["prompts"][::G]] for result in ranks]
+    assert len({len(own) for own in owners}) == 1
+    return [i for together in zip(*owners, strict=True) for i in together]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("reward", ["accuracy", "format"])
+def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(processes, reward, monkeypatch):
+    # verl filters on the standard deviation of a metric; with a score an all-right group of unequal lengths passes.
+    # The format reward is 1 everywhere: only accuracy can tell. The batch is exact and the order that of the draw.
+    ranks, _ = sample(
+        monkeypatch, lambda i, visit: i % 5, processes, reward=[reward], overlong="soft", max_new_tokens=7,
+        overlong_cache=4,
+    )  # fmt: skip
+    assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
+    metrics = ranks[0][0][4]
+    assert metrics["sampling/rounds"] == 2 and metrics["sampling/surplus"] == 1  # 4 of 0-7, 5 of 8-15
+    assert metrics["sampling/keep_rate"] == pytest.approx(9 / 16)
+    assert metrics["sampling/dropped_wrong"] == pytest.approx(4 / 16)  # 0 5 10 15
+    assert metrics["sampling/dropped_right"] == pytest.approx(3 / 16)  # 4 9 14
+    assert (metrics["sampling/short"], metrics["sampling/skipped"]) == (0, 0)
+    assert metrics["reward/accuracy"] == pytest.approx(sum(i % 5 for i in range(16)) / 64)  # of all that was drawn
+    lengths = [2 + (i + row) % 5 for i in range(16) for row in range(G)]
+    assert metrics["completion/length"] == pytest.approx(sum(lengths) / 64)
+    assert sum(result[0][2] for result in ranks) == sum(lengths)
+    penalties = [-max(0, length - 3) / 4 for length in lengths]
+    assert metrics["overlong/penalty"] == pytest.approx(sum(penalties) / 64)
+    assert metrics["overlong/fraction"] == pytest.approx(sum(p < 0 for p in penalties) / 64)
+
+
+def test_the_batch_does_not_depend_on_the_number_of_processes(monkeypatch):
+    results = [sample(monkeypatch, lambda i, visit: i * 7 % 5, W, steps=2, num_minibatches=2)[0] for W in (1, 2, 4)]
+    one = results[0]
+    for ranks in results[1:]:
+        for step in (0, 1):
+            assert groups_of(ranks, step) == groups_of(one, step)
+            assert ranks[0][step][4] == pytest.approx(one[0][step][4])
+            rewards = torch.stack([result[step][0]["rewards"].view(-1, G) for result in ranks], dim=1)
+            assert torch.equal(rewards.flatten(), one[0][step][0]["rewards"])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rows_stay_whole_with_all_their_columns(processes, monkeypatch):
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, processes)
+    for result in ranks:
+        batch = result[0][0]
+        assert {len(column) for column in batch.values()} == {8 * G // processes}
+        for r in range(len(batch["rewards"])):
+            i, row = int(batch["prompts"][r, -1]) - 10, r % G
+            length = 2 + (i + row) % 5
+            token = RIGHT if row < i % 5 else WRONG
+            assert batch["completions"][r][batch["completion_mask"][r]].tolist() == [token] * (length - 1) + [STOP]
+            assert int(batch["completion_mask"][r].sum()) == length
+            assert batch["rollout_logprobs"][r, :length].tolist() == [-float(100 * i + row + 1)] * length
+            assert batch["prompts"][r][batch["prompt_mask"][r]].tolist() == [9] * (1 + i % 3) + [10 + i]
+            assert float(batch["rewards"][r]) == (1 if row < i % 5 else -1)
+            assert int(batch["prompt_index"][r]) == r // G
+
+
+def test_a_process_that_keeps_nothing_gets_its_share_from_the_others(monkeypatch):
+    # per-rank filtering deadlocks or trains on unequal batches: here every prompt of rank 1 is all wrong.
+    ranks, seen = sample(monkeypatch, lambda i, visit: 2 if i % 2 == 0 else 0, 2)
+    assert groups_of(ranks) == list(range(0, 16, 2))
+    assert sorted(indices[0] % 2 for _, indices in seen) == [0, 0, 1, 1]  # prompt i of the draw went to rank i mod 2
+    assert [len(result[0][0]["rewards"]) for result in ranks] == [16, 16]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes, monkeypatch):
+    # DAPO#22: ValueError at the limit; AReaL#450: batches that are not the size they say. Every fifth prompt informs.
+    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=3)
+    ranks, _ = sample(monkeypatch, lambda i, visit: 1 if i % 5 == 0 else 0, processes, **options)
+    metrics = ranks[0][0][4]
+    assert groups_of(ranks) == [0, 5, 10, 15]  # of 0 5 10 15 20: the largest multiple of 2 x W
+    assert (metrics["sampling/rounds"], metrics["sampling/short"], metrics["sampling/surplus"]) == (3, 1, 1)
+    assert metrics["sampling/skipped"] == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(processes, monkeypatch):
+    options = dict(num_minibatches=4, max_sampling_rounds=2, steps=2)
+    # 3 groups in the first 16 prompts; then all inform. Nothing is carried over.
+    ranks, _ = sample(monkeypatch, lambda i, visit: int(i in (1, 2, 8) or i >= 16), processes, **options)
+    for result in ranks:
+        assert result[0][0] is None and result[0][1] == 3
+        assert result[0][4]["sampling/skipped"] == 1 and result[0][4]["sampling/short"] == 0
+        assert "reward/mean" not in result[0][4]
+    assert groups_of(ranks, 1) == list(range(16, 24))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("right, share", [(0, "wrong"), (G, "right")])
+def test_nothing_informative_ends_on_all_processes_after_the_budget(right, share, processes, monkeypatch):
+    ranks, seen = sample(monkeypatch, lambda i, visit: right, processes, max_sampling_rounds=3)
+    assert [(result[0][0], result[0][1]) for result in ranks] == [(None, 0)] * processes
+    assert len(seen) == 3 * processes and ranks[0][0][4][f"sampling/dropped_{share}"] == 1
+
+
+def test_surplus_is_discarded_and_never_comes_back(monkeypatch):
+    ranks, _ = sample(monkeypatch, lambda i, visit: int(i % 8 < 6), steps=2)
+    assert groups_of(ranks, 0) == [0, 1, 2, 3, 4, 5, 8, 9]  # 10 to 13 were kept too
+    assert groups_of(ranks, 1) == [16, 17, 18, 19, 20, 21, 24, 25]
+    assert ranks[0][0][4]["sampling/surplus"] == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resample_puts_the_rejected_first(processes, monkeypatch):
+    # Odd prompts are all wrong on their first two visits, then mixed; 7 never.
+    def right(i, visit):
+        return 0 if i == 7 or (i % 2 and visit < 3) else 2
+
+    options = dict(on_reject="resample", max_sampling_rounds=3)
+    ranks, seen = sample(monkeypatch, right, processes, **options)
+    rounds = [[0] * 8 for _ in range(3)]
+    for rank in range(processes):
+        seeds = [stream_seed(0, rank, 1, n) for n in range(3)]
+        for seed, indices in seen:
+            if seed in seeds:
+                rounds[seeds.index(seed)][rank::processes] = indices
+    assert rounds[0] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert rounds[1] == [1, 3, 5, 7, 8, 9, 10, 11]  # the rejected in draw order, then new ones
+    assert rounds[2] == [1, 3, 5, 7, 9, 11, 12, 13]
+    assert groups_of(ranks) == [0, 2, 4, 6, 8, 10, 1, 3]
+    assert ranks[0][0][4]["sampling/rounds"] == 3
+    dropped, seen = sample(monkeypatch, right, 1, on_reject="drop", max_sampling_rounds=3)
+    assert seen[1][1] == list(range(8, 16)) and groups_of(dropped) == list(range(0, 16, 2))
+
+
+def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
+    _, seen = sample(monkeypatch, lambda i, visit: int(i % 2), 2, steps=2, seed=3)
+    expected = {stream_seed(3, rank, step, n) for rank in (0, 1) for step in (1, 2) for n in (0, 1)}
+    assert {seed for seed, _ in seen} == expected and len(seen) == 8
+
+
+# --- rewards ---
+
+
+def scored(reward, weights=None):
+    args = args_of(reward=reward, reward_weights=weights)
+    prompts = [Prompt([1], "q", "1", {})] * 3
+    return dapo.compute_rewards(load_rewards(args), prompts, ["#### 1", "#### 0", "none"], [False] * 3, args)
+
+
+def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
+    rewards, correct, parts = scored(["accuracy", "format"], [2.0, 0.5])
+    assert correct.tolist() == [1, 0, 0]
+    assert parts["accuracy"].tolist() == [1, -1, -1] and parts["format"].tolist() == [1, 1, 0]
+    assert rewards.tolist() == [2.5, -1.5, -2.0]
+    rewards, correct, _ = scored(["format"])
+    assert rewards.tolist() == [1, 1, 0] and correct.tolist() == [1, 0, 0]
+
+
+# --- overlong ---
+
+
+def test_soft_overlong_oracle():
+    # verl#3855 puts the ramp on the wrong side, ms-swift#5557 has another formula, open-r1#567 counts characters.
+    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
+    for length, penalty in ORACLES["soft_overlong_10_4"].items():
+        assert dapo.overlong_penalty(torch.tensor([int(length)]), args).tolist() == [penalty]
+    args = args_of(overlong="soft", max_new_tokens=20480, overlong_cache=4096)
+    penalties = dapo.overlong_penalty(torch.tensor([16384, 16385, 18432, 20480]), args)
+    assert penalties.tolist() == pytest.approx([0, -1 / 4096, -0.5, -1])
+    for overlong in ("none", "filter"):
+        args = args_of(overlong=overlong, max_new_tokens=10, overlong_cache=4)
+        assert dapo.overlong_penalty(torch.tensor([5, 10]), args).tolist() == [0, 0]
+
+
+def test_group_statistics_are_those_of_the_shaped_rewards():
+    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
+    rewards = torch.tensor([1.0, -1, -1, 1], dtype=torch.float64)
+    rewards = rewards + dapo.overlong_penalty(torch.tensor([3, 8, 10, 6]), args)
+    assert rewards.tolist() == [1, -1.5, -2, 1]
+    advantages = dapo.compute_advantages(rewards, args)
+    assert advantages[:, 0].tolist() == pytest.approx([0.858955, -0.702781, -1.015129, 0.858955], abs=1e-6)
+
+
+def test_the_stop_token_counts_towards_the_length(monkeypatch):
+    # a completion of exactly max_new_tokens that ends in its stop token is not truncated and has the full penalty.
+    options = dict(overlong="soft", max_new_tokens=6, overlong_cache=2)
+    ranks, _ = sample(monkeypatch, lambda i, visit: 2, **options)
+    batch = ranks[0][0][0]
+    lengths, signs = batch["completion_mask"].sum(dim=1), torch.tensor([1.0, 1, -1, -1]).repeat(8)
+    assert not batch["truncated"].any() and int(lengths.max()) == 6
+    assert batch["rewards"].tolist() == (signs - (lengths == 5) * 0.5 - (lengths == 6) * 1.0).tolist()
+
+
+def trained_batches(monkeypatch, tmp_path, *arguments):
+    """The batches that `main` hands to `update`, which does nothing."""
+    batches = []
+    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, batch, args, metrics: batches.append(batch))
+    options = "--max_steps 1 --prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4".split()
+    dapo.main([*options, "--max_new_tokens", "12", "--output_dir", str(tmp_path / "run"), *arguments])
+    return batches
+
+
+def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_group(monkeypatch, tmp_path):
+    # Most answers by steps do not end within 12 tokens.
+    arguments = "--overlong filter --max_sampling_rounds 20 --num_minibatches 1".split()
+    (batch,) = trained_batches(monkeypatch, tmp_path, *arguments)
+    truncated = batch["truncated"]
+    assert 0 < truncated.sum() < len(truncated)
+    assert (batch["loss_mask"][truncated] == 0).all() and batch["completion_mask"][truncated].any(dim=1).all()
+    assert torch.equal(batch["loss_mask"][~truncated], batch["completion_mask"][~truncated])
+    groups = batch["rewards"].view(-1, 4)
+    expected = (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 1e-6)
+    assert torch.allclose(batch["advantages"].view(-1, 4), expected.float(), atol=1e-6)
+    assert set(batch["rewards"].tolist()) == {1.0, -1.0}
+    row = metric_rows(tmp_path / "run")[-1]
+    assert row["overlong/fraction"] == row["completion/truncated"] > 0 and row["overlong/penalty"] == 0
+
+
+def test_soft_and_none_leave_truncated_rows_in_the_loss(monkeypatch, tmp_path):
+    arguments = "--overlong soft --overlong_cache 3 --max_sampling_rounds 20 --num_minibatches 1".split()
+    (batch,) = trained_batches(monkeypatch, tmp_path, *arguments)
+    assert batch["truncated"].any() and torch.equal(batch["loss_mask"], batch["completion_mask"])
+    assert float(batch["rewards"].min()) == -2  # wrong and truncated
+
+
+# --- loss and weights ---
+
+
+def loss_of(args, dtype=torch.float64, mask_row=None):
+    old, new, _, mask = b1(dtype)
+    advantages = dapo.compute_advantages(torch.tensor([1.0, -1, -1, 1], dtype=dtype), args)
+    if mask_row is not None:
+        mask[mask_row] = False
+    losses, stats = dapo.policy_loss(new, old, advantages, mask, args)
+    return (losses * dapo.token_weights(mask, totals_of(mask, G), args)).sum(), losses, stats, new
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
+def test_oracles(dtype, tolerance):
+    args = args_of()
+    loss, losses, stats, new = loss_of(args, dtype)
+    assert float(loss.detach()) == pytest.approx(DAPO["loss"], abs=tolerance)
+    assert torch.allclose(losses, ragged(DAPO["token_loss"], dtype)[0], atol=tolerance, rtol=tolerance)
+    loss.backward()
+    assert torch.allclose(new.grad, ragged(DAPO["grad"], dtype)[0], atol=tolerance)
+    assert (int(stats["clip_high"].sum()), int(stats["clip_low"].sum())) == (1, 2)
+    assert float(loss_of(args_of(dual_clip=3.0), dtype)[0]) == pytest.approx(DAPO["loss_dual3"], abs=tolerance)
+    filtered, *_ = loss_of(args, dtype, mask_row=1)
+    assert float(filtered) == pytest.approx(ORACLES["overlong_filter_row1"]["token_mean"], abs=tolerance)
+
+
+def test_clip_higher_is_the_default_and_acts_above_only():
+    args = args_of()
+    assert (args.clip_low, args.clip_high, args.kl_coef) == (0.2, 0.28, 0.0)
+    new = torch.tensor([[math.log(1.25), math.log(1.3)]], dtype=torch.float64, requires_grad=True)
+    zeros, mask = torch.zeros_like(new), torch.ones_like(new, dtype=torch.bool)
+    losses, _ = dapo.policy_loss(new, zeros, zeros + 1, mask, args)
+    losses.sum().backward()
+    assert losses[0].tolist() == pytest.approx([-1.25, -1.28]) and new.grad[0].tolist() == pytest.approx([-1.25, 0])
+
+
+def scope(token_mean):
+    """Two groups of two rows whose token losses are given; the weighted sum."""
+    losses, mask = ragged([[1], [-1, -1, -1], [2, 2], [-2] * 6])
+    args = args_of(group_size=2, token_mean=token_mean)
+    return float((losses * dapo.token_weights(mask, totals_of(mask, 2), args)).sum())
+
+
+def test_scope_of_the_token_mean():
+    # verl#2776: the paper's formula is per group, the code's per batch; trl#5619: local denominators.
+    assert scope("step") == pytest.approx(-10 / 12)
+    assert scope("group") == pytest.approx(-0.75)
+
+
+@pytest.mark.parametrize("token_mean", ["step", "group"])
+def test_weights_sum_to_one_and_equal_within_their_scope(token_mean):
+    _, mask = ragged([[0] * n for n in (3, 5, 2, 4, 1, 1, 6, 2)])
+    weights = dapo.token_weights(mask, totals_of(mask, G), args_of(token_mean=token_mean))
+    assert float(weights.sum()) == pytest.approx(1) and (weights[~mask] == 0).all()
+    for rows in (slice(0, 4), slice(4, 8)):
+        assert weights[rows][mask[rows]].unique().numel() == 1
+    assert (weights[0, 0] == weights[4, 0]) == (token_mean == "step")
+
+
+@pytest.mark.parametrize("token_mean", ["step", "group"])
+def test_nothing_left_in_the_loss_is_weight_zero_and_not_nan(token_mean):
+    mask = torch.zeros(G, 3, dtype=torch.bool)
+    weights = dapo.token_weights(mask, totals_of(mask, G), args_of(token_mean=token_mean))
+    assert (weights == 0).all()
+
+
+# --- a run ---
+
+QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_without_anything_to_learn_ends_with_one_line_and_exit_code_1(processes, tmp_path):
+    # a loop that never ends, or a traceback. At this temperature the completions of a group are equal.
+    arguments = [*QUICK, "--max_steps", 5, "--save_every", 5, "--temperature", 1e-4, "--max_sampling_rounds", 2]
+    result = run_script("dapo.py", *arguments, "--output_dir", tmp_path, processes=processes)
+    assert result.returncode == 1, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if "the run ends" in line]
+    assert "step 1: " in line and "in 2 rounds" in line
+    assert processes > 1 or "Traceback" not in result.stderr  # the launcher adds its own
+    rows = metric_rows(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1] and rows[1]["sampling/skipped"] == 1
+    assert "eval/pass@1" in rows[1] and (tmp_path / "model").exists()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, capsys):
+    original = dapo.dynamic_batch
+
+    def nothing_at_step_2(*arguments):
+        result = original(*arguments)
+        return result if arguments[-1].step == 1 else (None, 0, *result[2:])
+
+    monkeypatch.setattr(dapo, "dynamic_batch", nothing_at_step_2)
+    dapo.main([*QUICK, "--max_steps", "5", "--output_dir", str(tmp_path)])
+    assert "step 2: " in capsys.readouterr().out
+    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1, 2] and (tmp_path / "model").exists()
+
+
+def test_two_processes_sample_and_train(tmp_path):
+    arguments = [*QUICK, "--max_steps", 2, "--output_dir", tmp_path]
+    result = run_script("dapo.py", *arguments, processes=2)
+    assert result.returncode == 0, result.stderr
+    for row in metric_rows(tmp_path)[1:]:
+        shares = sum(row[f"sampling/{name}"] for name in ("keep_rate", "dropped_right", "dropped_wrong"))
+        assert shares == pytest.approx(1)
+        kept = row["sampling/keep_rate"] * row["sampling/rounds"] * 8
+        assert kept - row["sampling/surplus"] == pytest.approx(8) and row["policy/ratio_max"] > 1
+
+
+def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path):
+    updates = []
+    original = dapo.dynamic_batch
+
+    def too_few_at_step_1(*arguments):
+        result = original(*arguments)
+        return result if arguments[-1].step > 1 else (None, 3, *result[2:])
+
+    monkeypatch.setattr(dapo, "dynamic_batch", too_few_at_step_1)
+    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, args, metrics: updates.append(metrics.step))
+    dapo.main([*QUICK, "--max_steps", "3", "--output_dir", str(tmp_path)])
+    assert updates == [2, 3] and len(metric_rows(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--overlong_cache 65", "--overlong_cache 65, --max_new_tokens 64"),
+        ("--overlong_cache 0", "--overlong_cache 0"),
+        ("--max_sampling_rounds 0", "--max_sampling_rounds 0"),
+        ("--overlong both", "both"),
+        ("--on_reject keep", "keep"),
+        ("--token_mean row", "row"),
+    ],
+)
+def test_bad_input(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        dapo.main(arguments.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_answers_are_needed_whatever_the_reward(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1?"}\n' * 30)
+    with pytest.raises(InputError, match=r"train\.jsonl"):
+        dapo.main("--reward format --dataset train.jsonl".split())
