@@ -500,7 +500,9 @@ def test_correctness_whatever_the_rewards_are():
     texts, rows, truncated = ["#### 3", "#### 4"], [row(), row()], [False, False]
     parts = {"format": torch.tensor([5.0, 7.0])}
     assert correctness(parts, rows, texts, truncated).tolist() == [1.0, 0.0]
-    assert correctness(parts, [row(), row(answer=None)], texts, truncated) is None
+    partly = correctness(parts, [row(), row(answer=None)], texts, truncated)
+    assert partly[0] == 1.0 and partly[1].isnan()  # one row without an answer does not hide the others
+    assert correctness(parts, [row(answer=None)] * 2, texts, truncated) is None
     parts["accuracy"] = torch.tensor([0.0, 1.0])
     assert correctness(parts, rows, texts, truncated) is parts["accuracy"]
     parts["math_verify"] = torch.tensor([1.0, 1.0])
