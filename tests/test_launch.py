@@ -36,7 +36,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     start = worker.embedded(name)[3].state_dict()
     moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
     apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
-    assert moved > 1e-3 and apart < 1e-5 * moved
+    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, abs=1e-7)
 
 

@@ -18,14 +18,14 @@ OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epo
 def main(name, folder):
     accelerator = Accelerator(cpu=True)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    module, args, tokenizer, policy = embedded(name, **OPTIONS, max_grad_norm=0.0)
+    module, args, tokenizer, policy = embedded(name, **OPTIONS, max_grad_norm=1.0)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     batch["advantages"] = advantages_of(module, rewards, args)
     # Prompt i of the draw goes to process i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = {column: values[rows] for column, values in batch.items()}
     reference = module.load_reference(args, tokenizer, accelerator.device)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(policy, optimizer)
     metrics = Metrics(1)
     module.update(accelerator, model, reference, optimizer, batch, args, metrics)
