@@ -37,7 +37,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
     apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
     assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1
-    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, abs=1e-7)
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
 
 
 def kill_after_checkpoint(command, folder, step):
