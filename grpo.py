@@ -161,14 +161,15 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
             if stock:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                tokens, token_logprobs = model.lm.generate(**inputs, custom_generate=decode, n=n)
+                own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
+                tokens, token_logprobs = model.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
     model.train(training)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    if model.shares_prompts:
+    if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
     if not stock:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)

@@ -60,6 +60,18 @@ def logprobs_and_entropy(logits, tokens, temperature, with_entropy=True, entropy
     return logprobs, entropy
 
 
+def moments(values, ddof, reduce):
+    """Mean and variance (float64 scalars) of `values` (N,) over all processes; `reduce` sums a tensor over them.
+
+    In two passes: the difference of sums of squares would lose a small variance beside a large mean.
+    """
+    values = values.double()
+    count, total = reduce(torch.stack([torch.ones_like(values).sum(), values.sum()]))
+    mean = total / count.clamp(min=1)
+    squares = reduce((values - mean).square().sum())
+    return mean, squares / (count - ddof).clamp(min=1)
+
+
 def pass_at_k(correct, k):
     """Unbiased estimate (P,) of the chance that one of k completions is right, from `correct` (P, n) of n >= k samples.
 

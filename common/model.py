@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from common.data import Row, tokenize
 from common.masked import logprobs_and_entropy
+from common.rewards import Reward
 from common.runs import InputError, one_line
 
 EMBEDDED = pathlib.Path(__file__).parent / "tiny"
@@ -50,51 +52,22 @@ def find_stop_tokens(tokenizer, generation_config):
     return sorted(stop_tokens)
 
 
-class Policy(nn.Module):
-    """A causal language model whose forward returns log-probs and entropies of given completions.
+class Backbone(nn.Module):
+    """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share."""
 
-    This module is what Accelerate prepares, so that the gradient goes through its wrapper (DDP, FSDP2). The backbone
-    runs on the whole rows; the vocabulary head only on completion tokens, in chunks that are recomputed in the backward
-    pass, so that no (R, T, V) tensor exists.
-    """
+    chunked = True  # whether the states come from the base model; else they are its logits
 
-    def __init__(self, lm, tokenizer, temperature, entropy_grad):
+    def __init__(self, lm):
         super().__init__()
         self.lm = lm
-        self.temperature = temperature
-        self.entropy_grad = entropy_grad
         self.size = sum(parameter.numel() for parameter in lm.parameters())
-        self.pad_token = tokenizer.pad_token_id
-        self.stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-        self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
-        self.chunked = head_is_last(lm)
         self.shares_prompts = True
-        self.shares_prompts = self.chunked and sharing_is_exact(self)
 
-    @property
-    def device(self):
-        return self.lm.device
-
-    def notes(self):
-        """What a user should know about this model, a line each."""
-        if not self.chunked:
-            yield "this model changes its logits after the head: log-probs take more memory"
-        if not self.shares_prompts:
-            yield "each completion of an update computes its prompt anew (gradient checkpointing, or the model)"
-
-    def forward(self, batch, with_entropy=True):
-        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
-
-        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
-        prompt_index (R, 1) rows of one index have one prompt, which is computed once.
-        """
-        mask = batch["completion_mask"]
+    def states(self, batch):
+        """Of each completion token its place in R x T (N,), and the hidden state that predicts it (N, H)."""
         share = self.shares_prompts and "prompt_index" in batch
         states = self.shared_states(batch) if share else self.plain_states(batch)
-        places, hidden = (torch.cat(parts) for parts in zip(*states, strict=True))  # (N,) into R x T, (N, H)
-        results = self.head(hidden, batch["completions"].flatten()[places], with_entropy)
-        zeros = torch.zeros(mask.numel(), device=mask.device)
-        return [None if x is None else zeros.index_copy(0, places, x).view(mask.shape) for x in results]
+        return [torch.cat(parts) for parts in zip(*states, strict=True)]
 
     def plain_states(self, batch):
         """[(places, hidden)]: of each completion token its place in R x T, and the hidden state that predicts it."""
@@ -154,6 +127,48 @@ class Policy(nn.Module):
             states.append((places[row_mask], hidden[row_mask]))
         return states
 
+
+class Policy(Backbone):
+    """A causal language model whose forward returns log-probs and entropies of given completions.
+
+    This module is what Accelerate prepares, so that the gradient goes through its wrapper (DDP, FSDP2). The backbone
+    runs on the whole rows; the vocabulary head only on completion tokens, in chunks that are recomputed in the backward
+    pass, so that no (R, T, V) tensor exists.
+    """
+
+    def __init__(self, lm, tokenizer, temperature, entropy_grad):
+        super().__init__(lm)
+        self.temperature = temperature
+        self.entropy_grad = entropy_grad
+        self.pad_token = tokenizer.pad_token_id
+        self.stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
+        self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
+        self.chunked = head_is_last(lm)
+        self.shares_prompts = self.chunked and sharing_is_exact(self)
+
+    @property
+    def device(self):
+        return self.lm.device
+
+    def notes(self):
+        """What a user should know about this model, a line each."""
+        if not self.chunked:
+            yield "this model changes its logits after the head: log-probs take more memory"
+        if not self.shares_prompts:
+            yield "each completion of an update computes its prompt anew (gradient checkpointing, or the model)"
+
+    def forward(self, batch, with_entropy=True):
+        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+
+        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
+        prompt_index (R, 1) rows of one index have one prompt, which is computed once.
+        """
+        return self.logprobs(batch, *self.states(batch), with_entropy)
+
+    def logprobs(self, batch, places, hidden, with_entropy):
+        results = self.head(hidden, batch["completions"].flatten()[places], with_entropy)
+        return [None if x is None else place(x, places, batch["completion_mask"]) for x in results]
+
     def head(self, hidden, tokens, with_entropy):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
         size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
@@ -167,6 +182,49 @@ class Policy(nn.Module):
     def head_chunk(self, hidden, tokens, with_entropy):
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
+
+
+class Critic(nn.Module):
+    """A scalar head on the states of a backbone of its own, or (`backbone` None) of the policy's.
+
+    The head starts at zero, so that every first value is 0, and computes in float32.
+    """
+
+    def __init__(self, hidden_size, backbone=None):
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch, places, hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return place(self.head(hidden.float())[:, 0], places, batch["completion_mask"])
+
+
+class ActorCritic(nn.Module):
+    """Policy and critic as one module, which Accelerate prepares once."""
+
+    def __init__(self, policy, critic):
+        super().__init__()
+        self.policy, self.critic = policy, critic
+        self._no_split_modules = policy._no_split_modules
+
+    def forward(self, batch, with_entropy=True):
+        """What `Policy` returns, and float32 values (R, T), 0 beside the mask.
+
+        The value of a token is read where its log-prob is, one position before it: the state has not seen it yet.
+        """
+        states = self.policy.states(batch)
+        logprobs, entropy = self.policy.logprobs(batch, *states, with_entropy)
+        if self.critic.backbone is not None:
+            states = self.critic.backbone.states(batch)
+        return logprobs, entropy, self.critic(batch, *states)
+
+
+def place(values, places, mask):
+    """Values (N,) at their places in a float32 tensor of the shape (R, T) of `mask`, which is 0 elsewhere."""
+    return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, values).view(mask.shape)
 
 
 def positions(attention_mask):
@@ -278,9 +336,67 @@ def load_policy(args, tokenizer, device="cpu"):
     return policy.train()
 
 
+def load_critic(args, policy):
+    """The critic of `--critic`: separate, on a backbone of its own with the policy's weights, or shared."""
+    hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
+    if args.critic == "shared":
+        if not policy.chunked:
+            raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
+        return Critic(hidden_size).to(policy.device).train()
+    backbone = Backbone(copy.deepcopy(policy.lm.base_model))
+    backbone.shares_prompts = policy.shares_prompts
+    return Critic(hidden_size, backbone).to(policy.device).train()
+
+
 def load_reference(args, tokenizer, device):
     """A frozen copy of the policy at its start; only loaded when a coefficient asks for it."""
     return load_policy(args, tokenizer, device).requires_grad_(False).eval()
+
+
+def load_reward_model(args, prompts, device):
+    """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
+
+    It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
+    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt). Refused are checkpoints
+    without a trained scalar head and tokenizers that do not know the characters of the prompts.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    path = args.reward_model_path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=getattr(torch, args.dtype), output_loading_info=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"--reward_model_path {path}: no reward model with a tokenizer: {one_line(error)}") from None
+    if model.config.num_labels != 1 or loaded["missing_keys"]:
+        problem = f"its head has {model.config.num_labels} outputs, 1 is needed"
+        if loaded["missing_keys"]:
+            problem = f"it has no weights for {', '.join(sorted(loaded['missing_keys']))}: not a reward model"
+        raise InputError(f"--reward_model_path {path}: {problem}")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id  # by it the model finds the last token
+    model.requires_grad_(False).eval().to(device)
+
+    def reward_model(prompts, completions, truncated, **columns):
+        scores = []
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
+        completion_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for ids, completion, cut in zip(rows, completion_ids, truncated, strict=True):
+            ids += completion + ([] if cut else [tokenizer.eos_token_id])
+        for start in range(0, len(rows), args.micro_batch_size):
+            inputs = tokenizer.pad({"input_ids": rows[start : start + args.micro_batch_size]}, return_tensors="pt")
+            with torch.no_grad():
+                scores += model(**inputs.to(device)).logits[:, 0].float().tolist()
+        return scores
+
+    ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts[:100]], args, tokenizer)
+    if any(tokenizer.unk_token_id in row for row in ids):
+        raise InputError(f"--reward_model_path {path}: its tokenizer does not know characters of the prompts")
+    return Reward("reward_model", 1.0, reward_model)
 
 
 def save_pretrained(policy, tokenizer, folder):

@@ -262,6 +262,8 @@ def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
     metrics.add("completion/length_correct", lengths, right == 1)
     metrics.add("completion/length_incorrect", lengths, right == 0)
     metrics.add("completion/truncated", batch["truncated"].cpu())
+    if group_size == 1:
+        return
     rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
     for start in range(0, len(rows), group_size):
         metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
@@ -272,7 +274,8 @@ def reward_metrics(metrics, rewards, group_size):
     metrics.add("reward/mean", rewards)
     metrics.add_std("reward/std", rewards)
     groups = rewards.view(-1, group_size)
-    metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+    if group_size > 1:
+        metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
 
 
 def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):

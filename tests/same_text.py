@@ -29,6 +29,11 @@ DIFFERS = {
     ("dcpo.py", "compute_advantages"): ("smoothed by the prompt's history", 14),
     ("dcpo.py", "policy_loss"): ("bounds of each token, one cap", 22),
     ("dcpo.py", "token_weights"): ("the sum over a group", 4),
+    ("ppo.py", "compute_advantages"): ("GAE in place of the group", 40),
+    ("ppo.py", "policy_loss"): ("Eq. 8 too, and coefficients that controllers move", 40),
+    ("ppo.py", "token_weights"): ("one weight for every token", 8),
+    ("ppo.py", "update"): ("advantages here, the critic, target_kl", 60),
+    ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 40),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
 }
 # Removed lines, added lines and hunks against grpo.py, the module docstring and the help texts left out.

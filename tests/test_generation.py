@@ -113,6 +113,16 @@ def test_inverse_cdf_sampling_follows_the_probabilities_and_never_takes_an_impos
     assert float(((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()) < 18.4  # 2 degrees of freedom, 0.9999
 
 
+def test_inverse_cdf_sampling_is_exact_over_a_large_vocabulary():
+    # A float32 sum of 200,000 probabilities one after the other would be off by 1e-3: the cdf must be added in float64.
+    probs = torch.rand(2, 200_000, generator=torch.Generator().manual_seed(0))
+    probs = probs / probs.sum(dim=1, keepdim=True)
+    assert (probs.cumsum(dim=1) - probs.double().cumsum(dim=1)).abs().max() < 1e-7
+    torch.manual_seed(0)
+    tokens = torch.cat([inverse_cdf_sample(probs) for _ in range(2000)])[:, 0]
+    assert float(tokens.double().mean()) == pytest.approx(100_000, abs=4 * 57_735 / 4000**0.5)
+
+
 def test_dropping_leaves_the_distribution_alone():
     policy = random_policy("llama", scale=1.5)
     kept, _ = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, drop_finished=False, seed=1)
@@ -204,8 +214,9 @@ def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeyp
     # early stop proven by the number of forwards; a finished row costs nothing more.
     _, args, tokenizer, policy = embedded(max_new_tokens=64)
     rows = []
-    forward = policy.lm.forward
-    monkeypatch.setattr(policy.lm, "forward", lambda *a, **kw: rows.append(len(kw["input_ids"])) or forward(*a, **kw))
+    base = policy.lm.base_model
+    forward = base.forward
+    monkeypatch.setattr(base, "forward", lambda *a, **kw: rows.append(len(kw["input_ids"])) or forward(*a, **kw))
     prompts = load_prompts(args, tokenizer, True)[0][:2]
     batch = grpo.rollout(policy, prompts, 16, 1.0, 1.0, 0, args)
     lengths = batch["completion_mask"].sum(dim=1)

@@ -16,7 +16,8 @@ from common.model import left_pad, load_policy, load_tokenizer
 
 ROOT = pathlib.Path(__file__).parent.parent
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
-SCRIPTS = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # the suites run over all of them
+FAMILY = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # advantages by groups
+SCRIPTS = [*FAMILY, "ppo"]  # the suites run over all of them
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -95,25 +96,44 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
     return batch, rewards
 
 
+def fill(module, batch, rewards, args):
+    """What the script's `update` expects of a rollout: advantages, or for ppo the rewards."""
+    if module.__name__ == "ppo":
+        return batch | {"rewards": rewards}
+    return batch | {"advantages": advantages_of(module, rewards, args)}
+
+
+def trainable(module, args, policy):
+    """What is prepared, the optimizer's parameters, and what `update` takes at its end; ppo's critic with a head."""
+    if module.__name__ != "ppo":
+        return policy, policy.parameters(), ()
+    critic = module.load_critic(args, policy)
+    with torch.no_grad():
+        critic.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
+    return module.ActorCritic(policy, critic), groups, (module.Coefficients(args),)
+
+
 class GradientRecorder:
     """In the place of an optimizer: keeps the gradients of each optimizer step and changes nothing."""
 
-    def __init__(self, policy):
-        self.policy, self.steps = policy, []
+    def __init__(self, model, groups):
+        self.model, self.param_groups, self.steps = model, groups, []
 
     def step(self):
-        self.steps.append([parameter.grad.clone() for parameter in self.policy.parameters()])
+        self.steps.append([parameter.grad.clone() for parameter in self.model.parameters()])
 
     def zero_grad(self):
-        self.policy.zero_grad()
+        self.model.zero_grad()
 
 
 def gradients(module, args, policy, batch, reference=None):
     """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics."""
     from common.runs import Metrics
 
-    recorder, metrics, accelerator = GradientRecorder(policy), Metrics(1), Accelerator(cpu=True)
-    module.update(accelerator, policy, reference, recorder, batch, args, metrics)
+    model, groups, extra = trainable(module, args, policy)
+    recorder, metrics, accelerator = GradientRecorder(model, groups), Metrics(1), Accelerator(cpu=True)
+    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
     return recorder.steps, metrics.reduce(accelerator)
 
 

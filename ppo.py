@@ -1,0 +1,583 @@
+"""PPO: Proximal Policy Optimization (arXiv 1707.06347) with a critic, as used for language models (arXiv 2203.02155).
+
+For each prompt sample one completion y_1..y_T from the policy. Its reward R arrives with the last token; a critic V
+predicts it from every prefix, and what came out better than predicted is the advantage of a token: GAE, V_{T+1} = 0,
+
+    R_t = 1[t = T] R - beta log(pi_old / pi_ref)                      the KL to the reference, where it is in the reward
+    delta_t = R_t + gamma V_{t+1} - V_t                                                                          Eq. 12
+    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t                                                Eq. 11
+
+The policy maximizes, with the ratio r_t = pi(y_t) / pi_old(y_t), the mean over tokens of
+
+    min(r_t A_t, clip(r_t, 1-eps, 1+eps) A_t)                          or r_t A_t - beta KL(pi_old, pi)       Eq. 7 or 8
+
+and the critic minimizes 1/2 max((V - return)^2, (clip(V, V_old-eps_v, V_old+eps_v) - return)^2), at its own learning
+rate and with its own gradient clip. Advantages are whitened over the tokens of a rollout; the returns are not.
+
+Against grpo.py: a critic in place of the group, an advantage for each token, values beside the log-probs in what
+Accelerate prepares, the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = R - V_t.
+
+Deviations from the paper: whitening, value clipping, a KL to a reference and the missing-EOS penalty are RLHF's; the
+critic starts from the policy's weights with a head of zeros; a truncated completion ends an episode like a finished
+one; the KL of Eq. 8 is estimated from the samples. Left out: PPO-ptx (the mix with pretraining gradients).
+
+    accelerate launch ppo.py                               a small embedded model learns to think; nothing is downloaded
+    accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from common.data import PromptSampler, load_prompts
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k
+from common.model import (
+    ActorCritic,
+    completion_texts,
+    left_pad,
+    load_critic,
+    load_policy,
+    load_reference,
+    load_reward_model,
+    load_tokenizer,
+    save_pretrained,
+    split_rollout,
+)
+from common.rewards import correctness, load_rewards, score, weighted_sum
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    batch_equation,
+    check_args,
+    clean_exit,
+    close,
+    launch,
+    learning_rate,
+    option,
+    parse_args,
+    rollout_metrics,
+    samples,
+    stream_seed,
+    time_metrics,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
+    # reward
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of data order, sampling and evaluation")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    prompts_per_step: int = option(256, "prompts of a rollout (InstructGPT: 512)")
+    group_size: int = option(1, "completions of a prompt; the critic needs no group")
+    num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)")
+    num_minibatches: int = option(4, "optimizer steps of a pass (InstructGPT: 8)")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    micro_batch_tokens: int = option(
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+    )
+    # sampling
+    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
+    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-4, "peak step size of the policy (verl: 1e-6)")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (the paper's eps)")
+    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)")
+    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)")
+    kl_coef: float = option(0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+    )
+    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    normalize_std: bool = option(True, "divide advantages by their deviation over the tokens; they are always centred")
+    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; OpenAI's code: 0)")
+    std_eps: float = option(1e-8, "added to its square, the variance")
+    critic: Literal["separate", "shared"] = option(
+        "separate", "a backbone of its own (verl), or a head on the policy's and the joint loss"
+    )
+    critic_learning_rate: float = option(1e-3, "peak step size of the critic (verl: 1e-5)")
+    critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)")
+    value_coef: float = option(1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own step size)")
+    value_clip: float = option(0.2, "values move at most so far from the old ones in the loss (0: off; verl: 0.5)")
+    gamma: float = option(1.0, "discount per token")
+    gae_lambda: float = option(1.0, "lambda of the advantages (RLHF: 0.95; 1: the return less the value)")
+    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)")
+    length_adaptive_alpha: float = option(
+        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)"
+    )
+    kl_in: Literal["reward", "loss"] = option(
+        "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
+    )
+    kl_target: float = option(0.0, "KL per token to which --kl_coef is steered (0: it stays)")
+    kl_horizon: float = option(10000.0, "completions over which it is steered (verl: 10000)")
+    objective: Literal["clip", "penalty"] = option("clip", "Eq. 7, or Eq. 8: a penalty on KL(old, new)")
+    penalty_coef: float = option(1.0, "first coefficient of that penalty; doubled or halved after each rollout")
+    penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to")
+    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)")
+    missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion")
+    reward_model_path: str | None = option(None, "folder or hub id of a reward model (reward_model.py), for --reward")
+    # evaluation
+    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
+    eval_samples: int = option(8, "completions of each")
+    eval_k: int = option(4, "k of pass@k")
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
+    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+
+
+@torch.no_grad()
+def rollout(model, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+
+    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    """
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    stock = args.rollout == "stock"
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
+    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    completions, logprobs = [], []
+    training = model.training
+    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, model.device):
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
+            if stock:
+                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            else:
+                own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
+                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                completions += tokens
+                logprobs += token_logprobs
+    model.train(training)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts and n > 1:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+    if not stock:
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
+    return batch
+
+
+def compute_rewards(reward_functions, prompts, texts, truncated, args):
+    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+
+    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    """
+    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
+    correct = correctness(parts, prompts, texts, truncated)
+    rewards = weighted_sum(reward_functions, parts)
+    return rewards, correct, parts
+
+
+def shape_rewards(rewards, truncated, kl, completion_mask, args, kl_coef):
+    """Rewards of each token (R, T): that of the completion (R,) on its last one, and the KL (R, T) to the reference."""
+    token_rewards = torch.zeros_like(kl) if args.kl_in == "loss" else -kl_coef * kl
+    last = completion_mask.sum(dim=1, keepdim=True).clamp(min=1) - 1  # the stop token, or where it was cut
+    rewards = rewards - args.missing_eos_penalty * truncated
+    return token_rewards.scatter_add(1, last, rewards[:, None].to(kl.dtype))
+
+
+def compute_advantages(token_rewards, values, completion_mask, args):
+    """Advantages and returns (R, T) by GAE (arXiv 1506.02438, Eq. 16), before whitening; 0 where the mask is false.
+
+    The critic may have a lambda of its own, and the actor one that grows with the length l, 1 - 1 / (alpha l), clamped
+    to [0, 1] (VAPO, arXiv 2504.05118).
+    """
+    actor_lambda = args.gae_lambda
+    if args.length_adaptive_alpha:
+        lengths = completion_mask.sum(dim=1).clamp(min=1).to(values.dtype)  # (R,)
+        actor_lambda = (1 - 1 / (args.length_adaptive_alpha * lengths)).clamp(0, 1)
+    critic_lambda = args.gae_lambda if args.gae_lambda_critic is None else args.gae_lambda_critic
+    advantages = gae(token_rewards, values, completion_mask, args.gamma, actor_lambda)
+    returns = gae(token_rewards, values, completion_mask, args.gamma, critic_lambda) + values
+    return advantages, torch.where(completion_mask, returns, 0)
+
+
+def gae(token_rewards, values, mask, gamma, gae_lambda):
+    """sum_k (gamma lambda)^k delta_{t+k} (R, T); tokens beside the mask are stepped over."""
+    advantages = torch.zeros_like(values)
+    advantage = next_value = torch.zeros_like(values[:, 0])  # (R,) of the token after t; nothing follows the last one
+    for t in reversed(range(values.shape[1])):
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = torch.where(mask[:, t], delta + gamma * gae_lambda * advantage, advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = torch.where(mask[:, t], advantage, 0)
+    return advantages
+
+
+def policy_loss(
+    logprobs,
+    old_logprobs,
+    advantages,
+    loss_mask,
+    args,
+    ref_logprobs=None,
+    entropy=None,
+    kl_coef=None,
+    penalty_coef=None,
+):
+    """The loss of each token (R, T), the negative of Eq. 7 or 8 before the mean, and diagnostics {name: (R, T)}.
+
+    The coefficients are those of `args` unless a controller has moved them. `ref_logprobs` only where the KL to the
+    reference is in the loss. In the first minibatch the ratio is 1 and nothing is clipped.
+    """
+    log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
+    ratio = log_ratios.exp()
+    objective = ratio * advantages
+    stats = {
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "ratio_max": ratio,
+    }
+    if args.objective == "clip":
+        clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+        objective = torch.minimum(objective, clipped * advantages)
+        if args.dual_clip:
+            objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
+        stats["clip_low"] = (advantages < 0) & (ratio < 1 - args.clip_low)
+        stats["clip_high"] = (advantages > 0) & (ratio > 1 + args.clip_high)
+    else:  # k1 of KL(old || new): under samples of old its gradient is that of the KL
+        objective = objective + (args.penalty_coef if penalty_coef is None else penalty_coef) * log_ratios
+    losses = -objective
+    if ref_logprobs is not None:
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)
+        losses = losses + (args.kl_coef if kl_coef is None else kl_coef) * kl
+        stats["kl_ref"] = kl
+    if args.entropy_coef:
+        losses = losses - args.entropy_coef * entropy
+    return torch.where(loss_mask, losses, 0), stats
+
+
+def value_loss(values, old_values, returns, loss_mask, args):
+    """1/2 of the squared error of each token (R, T), the larger one of the value and the clipped value; diagnostics."""
+    errors = torch.where(loss_mask, values - returns, 0).square()
+    stats = {"mean": values}
+    if args.value_clip:
+        clipped = old_values + (values - old_values).clamp(-args.value_clip, args.value_clip)
+        clipped_errors = torch.where(loss_mask, clipped - returns, 0).square()
+        stats["clip"] = clipped_errors > errors
+        errors = torch.maximum(errors, clipped_errors)
+    return errors / 2, stats | {"loss": errors / 2}
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T) whose sum over a whole optimizer step is 1: the mean over its tokens.
+
+    The denominator counts all processes and micro-batches, so the gradient does not depend on how the rows are split.
+    """
+    return loss_mask.double() / max(totals["tokens"], 1)
+
+
+class Coefficients:
+    """The coefficients that controllers move once a rollout; part of the checkpoint."""
+
+    def __init__(self, args):
+        self.kl, self.penalty = args.kl_coef, args.penalty_coef
+
+    def steer_kl(self, kl, completions, args):
+        """Towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2)."""
+        error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
+        self.kl *= 1 + error * completions / args.kl_horizon
+
+    def steer_penalty(self, kl, args):
+        """Halved or doubled where KL(old, new) is more than 1.5 times off --penalty_target (section 4)."""
+        if kl < args.penalty_target / 1.5:
+            self.penalty /= 2
+        elif kl > args.penalty_target * 1.5:
+            self.penalty *= 2
+
+    def state_dict(self):
+        return {"kl": self.kl, "penalty": self.penalty}
+
+    def load_state_dict(self, state):
+        self.kl, self.penalty = state["kl"], state["penalty"]
+
+
+@torch.no_grad()
+def assign_advantages(accelerator, model, reference, micro_batches, args, metrics, coefficients):
+    """Old log-probs and values, and from them whitened advantages and the returns, into every micro-batch.
+
+    Before the first step, by the very forwards of the updates: the first ratio is exactly 1.
+    """
+    for micro in micro_batches:
+        mask = micro["loss_mask"]
+        with accelerator.autocast():
+            micro["old_logprobs"], _, micro["old_values"] = model(micro, with_entropy=False)
+            if reference is not None:
+                micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+        # Old against reference; without a reference it is 0.
+        kl = kl_estimate(micro["old_logprobs"], micro.get("ref_logprobs", micro["old_logprobs"]), mask, "k1")
+        token_rewards = shape_rewards(
+            micro["rewards"], micro["truncated"], kl, micro["completion_mask"], args, coefficients.kl
+        )
+        micro["advantages"], micro["returns"] = compute_advantages(
+            token_rewards, micro["old_values"], micro["completion_mask"], args
+        )
+        rows, lengths = mask.any(dim=1), mask.sum(dim=1).clamp(min=1)
+        metrics.add("reward/shaped", token_rewards.sum(dim=1), rows)
+        if reference is not None:
+            metrics.add("policy/kl_old_ref", kl.sum(dim=1) / lengths, rows)
+
+    def of_all_tokens(name):  # (N,) of this process
+        return torch.cat([micro[name][micro["loss_mask"]] for micro in micro_batches])
+
+    mean, variance = moments(of_all_tokens("advantages"), args.std_ddof, accelerator.reduce)
+    deviation = (variance + args.std_eps).sqrt() if args.normalize_std else 1.0
+    for micro in micro_batches:
+        whitened = (micro["advantages"] - mean) / deviation
+        micro["advantages"] = torch.where(micro["loss_mask"], whitened, 0).to(torch.float32)
+    returns = of_all_tokens("returns")
+    (_, variance), (_, unexplained) = (
+        moments(values, 0, accelerator.reduce) for values in (returns, returns - of_all_tokens("old_values"))
+    )
+    if variance > 0:
+        metrics.add("value/explained_variance", 1 - unexplained / variance)
+
+
+def update(accelerator, model, reference, optimizer, batch, args, metrics, coefficients):
+    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
+    minibatches = split_rollout(accelerator, batch, args)
+    everything = [micro for micro_batches, _ in minibatches for micro in micro_batches]
+    assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
+    policy_coef = 0.0 if metrics.step <= args.critic_warmup_steps else 1.0
+    in_loss, too_far = args.kl_in == "loss", False
+    for epoch in range(args.num_epochs):
+        for micro_batches, totals in minibatches:
+            if too_far:
+                metrics.add("optim/skipped_steps", 1.0)
+                continue
+            step_loss = step_kl = 0.0
+            for i, micro in enumerate(micro_batches):
+                last = i == len(micro_batches) - 1
+                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    logprobs, entropy, values = model(micro)
+                    mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
+                    losses, stats = policy_loss(
+                        logprobs,
+                        old_logprobs,
+                        micro["advantages"],
+                        mask,
+                        args,
+                        micro.get("ref_logprobs") if in_loss else None,
+                        entropy,
+                        coefficients.kl,
+                        coefficients.penalty,
+                    )
+                    value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
+                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()
+                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                step_loss = step_loss + loss.detach()
+                step_kl = step_kl + torch.where(mask, stats["approx_kl"], 0).sum().detach()
+                metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
+                metrics.add_stats("value", value_stats, mask)
+                if epoch == 0 and "rollout_logprobs" in micro:
+                    metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            if args.target_kl:
+                too_far = bool(accelerator.reduce(step_kl, "sum") > args.target_kl * totals["tokens"])
+            metrics.add("optim/skipped_steps", float(too_far))
+            if too_far:
+                optimizer.zero_grad()
+                continue
+            norms = clip_gradients(accelerator, optimizer, args)
+            if not torch.isfinite(sum(norms) + step_loss):
+                raise InputError(
+                    f"step {metrics.step}: loss {float(step_loss)}, gradient norms {[float(x) for x in norms]}: "
+                    "not finite"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.add("optim/loss", step_loss * accelerator.num_processes)
+            metrics.add("optim/grad_norm", norms[0])
+            if args.critic == "separate":
+                metrics.add("optim/critic_grad_norm", norms[1])
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+    if args.objective == "penalty":
+        add_policy_change(accelerator, model, everything, metrics)
+
+
+def clip_gradients(accelerator, optimizer, args):
+    """Clip policy and critic apart, or a shared model as one; the norms before clipping."""
+    policy, critic = (group["params"] for group in optimizer.param_groups)
+    parts = [policy, critic] if args.critic == "separate" else [policy + critic]
+    return [accelerator.clip_grad_norm_(part, args.max_grad_norm or float("inf")) for part in parts]
+
+
+@torch.no_grad()
+def add_policy_change(accelerator, model, micro_batches, metrics):
+    """KL(old, new) after the last update (k3), which steers the penalty."""
+    for micro in micro_batches:
+        with accelerator.autocast():
+            logprobs, _, _ = model(micro, with_entropy=False)
+        log_ratios = log_ratio(logprobs, micro["old_logprobs"], micro["loss_mask"])
+        metrics.add("policy/kl_old_new", log_ratios.exp() - 1 - log_ratios, micro["loss_mask"])
+
+
+def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    n = args.eval_samples if args.eval_temperature > 0 else 1
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
+    mine = [prompts[i % len(prompts)] for i in indices]
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
+    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
+    return metrics.reduce(accelerator)
+
+
+def check_own_args(args):
+    for name in ("critic_learning_rate", "value_coef", "kl_horizon", "penalty_coef", "penalty_target"):
+        if not getattr(args, name) > 0:
+            raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
+    for name in ("critic_warmup_steps", "value_clip", "length_adaptive_alpha", "kl_target", "target_kl"):
+        if not getattr(args, name) >= 0:
+            raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
+    for name in ("gamma", "gae_lambda", "gae_lambda_critic"):
+        if not 0 <= (getattr(args, name) or 0) <= 1:
+            raise InputError(f"--{name} {getattr(args, name)}: must lie in [0, 1]")
+    if args.kl_target and not args.kl_coef:
+        raise InputError(f"--kl_target {args.kl_target} steers --kl_coef, which is 0: no reference is loaded")
+    if args.critic == "shared" and args.critic_warmup_steps:
+        raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained apart")
+    if args.objective == "penalty" and args.dual_clip:
+        raise InputError(f"--dual_clip {args.dual_clip}: --objective penalty has no clip")
+    if args.reward_model_path and (args.reward != ["accuracy"] or args.reward_weights):
+        raise InputError("--reward_model_path replaces --reward: give one of them")
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    check_own_args(args)
+    reward_functions = load_rewards(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "ppo")
+    tokenizer = load_tokenizer(args)
+    needs_answers = args.reward_model_path is None and ("accuracy" in args.reward or "math_verify" in args.reward)
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    policy = load_policy(args, tokenizer, accelerator.device)
+    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    if args.reward_model_path:
+        reward_functions = [load_reward_model(args, train_prompts, accelerator.device)]
+    critic = load_critic(args, policy)
+    betas = (args.adam_beta1, args.adam_beta2)
+    groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
+    sampler, coefficients = PromptSampler(len(train_prompts), args.seed), Coefficients(args)
+    accelerator.register_for_checkpointing(sampler, coefficients)
+    run.restore()
+    run.print(data_summary)
+    run.print(batch_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    rank, processes = accelerator.process_index, accelerator.num_processes
+
+    if run.first_eval is None:
+        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result)
+        run.log(result)
+    while run.step < args.max_steps:
+        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
+        with accelerator.autocast():
+            seed = stream_seed(args.seed, rank, run.step + 1, 0)
+            batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
+        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        batch["rewards"] = rewards.to(accelerator.device)
+        batch["loss_mask"] = batch["completion_mask"]
+        rollout_end = time.perf_counter()
+        rate, policy_group, critic_group = learning_rate(run.step, args), *optimizer.param_groups
+        policy_group["lr"] = 0.0 if run.step < args.critic_warmup_steps else rate
+        critic_group["lr"] = rate / args.learning_rate * args.critic_learning_rate
+        update(accelerator, model, reference, optimizer, batch, args, metrics, coefficients)
+        run.step += 1
+        time_metrics(metrics, batch, start, rollout_end, args)
+        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
+        result = metrics.reduce(accelerator) | {"optim/lr": policy_group["lr"], "optim/critic_lr": critic_group["lr"]}
+        result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
+        if args.kl_target:
+            coefficients.steer_kl(result["policy/kl_old_ref"], args.prompts_per_step * args.group_size, args)
+        if args.objective == "penalty":
+            coefficients.steer_penalty(result["policy/kl_old_new"], args)
+        run.progress(result)
+        if run.due(args.eval_every, at_end=True):
+            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation)
+            result |= evaluation
+        run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
+        if run.due(args.save_every, at_end=args.save_every > 0):
+            run.save()
+
+    if accelerator.is_main_process and run.step > 0:
+        save_pretrained(policy, tokenizer, run.folder / "model")
+    run.finish()
+    del policy, critic, model, reference, optimizer, groups
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

@@ -1,0 +1,519 @@
+"""The functions of ppo.py against the worked examples, their definitions, hand-made tables and exact gradients."""
+
+import math
+
+import pytest
+import torch
+
+import ppo
+from common.data import load_prompts
+from common.masked import moments
+from common.runs import InputError, Metrics
+from tools import (
+    ORACLES,
+    b1,
+    embedded,
+    gradients,
+    hand_made_batch,
+    largest_difference,
+    metric_rows,
+    ragged,
+    totals_of,
+    trainable,
+)
+
+GAE, POLICY, VALUE = ORACLES["gae"], ORACLES["ppo_policy"], ORACLES["value_loss"]
+
+
+def args_of(**options):
+    return ppo.Args(**options)
+
+
+def row(values, dtype=torch.float64):
+    return torch.tensor([values], dtype=dtype)
+
+
+# --- rewards of tokens ---
+
+
+def test_shaped_rewards_of_the_oracle():
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    kl = row(GAE["old"]) - row(GAE["ref"])
+    shaped = ppo.shape_rewards(row(GAE["score"])[0:1].view(1), torch.tensor([False]), kl, mask, args_of(), GAE["beta"])
+    assert shaped[0].tolist() == pytest.approx(GAE["rewards"], abs=1e-12)  # the KL of the last token is not lost
+
+
+def test_the_reward_stands_on_the_stop_token_and_truncation_costs():
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    kl = torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.0, 0.5]], dtype=torch.float64)
+    rewards, truncated = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([False, True])
+    shaped = ppo.shape_rewards(rewards, truncated, kl, mask, args_of(missing_eos_penalty=0.5), 1.0)
+    assert torch.allclose(shaped, torch.tensor([[-0.1, 0.8, 0.0], [-0.3, 0.0, 1.0]], dtype=torch.float64))
+    shaped = ppo.shape_rewards(rewards, truncated, kl, mask, args_of(kl_in="loss"), 1.0)
+    assert shaped.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]
+
+
+# --- GAE ---
+
+
+def test_gae_of_the_oracle():
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    rewards, values = row(GAE["rewards"]), row(GAE["values"])
+    advantages, returns = ppo.compute_advantages(rewards, values, mask, args_of(gae_lambda=GAE["lam"]))
+    assert advantages[0].tolist() == pytest.approx(GAE["adv"], abs=1e-12)
+    assert returns[0].tolist() == pytest.approx(GAE["returns"], abs=1e-12)
+    advantages, _ = ppo.compute_advantages(rewards, values, mask, args_of())
+    assert advantages[0].tolist() == pytest.approx(GAE["adv_lam1"], abs=1e-12)
+    advantages, _ = ppo.compute_advantages(rewards, values, mask, args_of(gae_lambda=0.0))
+    assert advantages[0].tolist() == pytest.approx([-0.12, 0.31, 0.15, 0.5], abs=1e-12)
+
+
+def by_definition(rewards, values, gamma, lam):
+    """A_t = sum_k (gamma lam)^k delta_{t+k} over one row without padding, in O(T^2)."""
+    values = [*values, 0.0]
+    deltas = [r + gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
+    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (1.0, 0.95), (0.9, 0.5), (0.97, 0.0)])
+def test_gae_equals_its_definition_on_ragged_rows(gamma, lam):
+    generator = torch.Generator().manual_seed(3)
+    lengths = [7, 1, 4, 6]
+    rewards = [torch.randn(n, generator=generator, dtype=torch.float64).tolist() for n in lengths]
+    values = [torch.randn(n, generator=generator, dtype=torch.float64).tolist() for n in lengths]
+    padded_rewards, mask = ragged(rewards, fill=math.nan)
+    padded_values, _ = ragged(values, fill=math.nan)  # what stands beside the mask is not looked at
+    options = args_of(gamma=gamma, gae_lambda=lam)
+    advantages, returns = ppo.compute_advantages(padded_rewards, padded_values, mask, options)
+    for i, n in enumerate(lengths):
+        expected = by_definition(rewards[i], values[i], gamma, lam)
+        assert advantages[i, :n].tolist() == pytest.approx(expected, abs=1e-12)
+        assert returns[i, :n].tolist() == pytest.approx([a + v for a, v in zip(expected, values[i], strict=True)])
+    assert (advantages[~mask] == 0).all() and (returns[~mask] == 0).all()
+
+
+def test_with_gamma_and_lambda_one_it_is_the_return_less_the_value():
+    rewards, values = row([0.0, 0.0, 1.0]), row([0.3, 0.6, 0.9])
+    advantages, returns = ppo.compute_advantages(rewards, values, torch.ones(1, 3, dtype=torch.bool), args_of())
+    assert torch.allclose(advantages, 1 - values) and torch.allclose(returns, torch.ones(1, 3, dtype=torch.float64))
+
+
+def test_the_critic_may_have_a_lambda_of_its_own():
+    rewards, values = row(GAE["rewards"]), row(GAE["values"])
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    both = args_of(gae_lambda=0.95, gae_lambda_critic=1.0)
+    advantages, returns = ppo.compute_advantages(rewards, values, mask, both)
+    assert advantages[0].tolist() == pytest.approx(GAE["adv"])
+    assert returns[0].tolist() == pytest.approx([a + v for a, v in zip(GAE["adv_lam1"], GAE["values"], strict=True)])
+
+
+@pytest.mark.parametrize("length", [1, 10, 20, 21, 40])
+def test_length_adaptive_lambda_is_clamped(length):
+    # 1 - 1 / (0.05 l) is negative up to l = 20.
+    generator = torch.Generator().manual_seed(length)
+    rewards, values = (torch.randn(1, length, generator=generator, dtype=torch.float64) for _ in range(2))
+    mask = torch.ones(1, length, dtype=torch.bool)
+    advantages, returns = ppo.compute_advantages(rewards, values, mask, args_of(length_adaptive_alpha=0.05))
+    lam = max(0.0, 1 - 1 / (0.05 * length))
+    expected = by_definition(rewards[0].tolist(), values[0].tolist(), 1.0, lam)
+    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
+    expected = by_definition(rewards[0].tolist(), values[0].tolist(), 1.0, 1.0)  # the critic keeps its own
+    assert (returns - values)[0].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_moments_whiten_the_oracle(ddof):
+    values = torch.tensor(GAE["adv"], dtype=torch.float64)
+    mean, variance = moments(values, ddof, lambda x: x)
+    whitened = (values - mean) / (variance + 1e-8).sqrt()
+    assert whitened.tolist() == pytest.approx(GAE[f"whiten_ddof{ddof}"], abs=1e-8)
+    mean, variance = moments(torch.full((5,), 0.1), 1, lambda x: x)
+    assert variance < 1e-30
+    assert [float(x) for x in moments(torch.zeros(0), 1, lambda x: x)] == [0, 0]
+
+
+# --- the policy's loss ---
+
+
+def loss_of(args, dtype=torch.float64, ref=False, **coefficients):
+    old, new, ref_logprobs, mask = b1(dtype)
+    advantages, _ = ragged(POLICY["adv"], dtype)
+    losses, stats = ppo.policy_loss(
+        new, old, advantages, mask, args, ref_logprobs if ref else None, torch.ones_like(old), **coefficients
+    )
+    return (losses * ppo.token_weights(mask, totals_of(mask, 1), args)).sum(), losses, stats, new, mask
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
+def test_oracle_values_and_gradients(dtype, tolerance):
+    loss, losses, stats, new, mask = loss_of(args_of(dual_clip=POLICY["c"]), dtype)
+    assert float(loss) == pytest.approx(POLICY["loss_token_mean"], abs=tolerance)
+    assert torch.allclose(losses, ragged(POLICY["token_loss"], dtype)[0], atol=tolerance)
+    loss.backward()
+    assert torch.allclose(new.grad, ragged(POLICY["grad"], dtype)[0], atol=tolerance)
+    assert (int(stats["clip_high"].sum()), int(stats["clip_low"].sum())) == (1, 2)
+    assert float(loss_of(args_of(), dtype)[0]) == pytest.approx(POLICY["loss_no_dual"], abs=tolerance)
+    assert float(stats["approx_kl"][mask].mean()) == pytest.approx(0.183496, abs=1e-6)
+
+
+def test_the_penalty_is_k1_of_old_against_new():
+    old, new, _, mask = b1()
+    advantages, _ = ragged(POLICY["adv"])
+    loss, _, _, new, _ = loss_of(args_of(objective="penalty", penalty_coef=0.7))
+    expected = sum(
+        float(-(new[i, t] - old[i, t]).exp() * advantages[i, t] + 0.7 * (old[i, t] - new[i, t]))
+        for i, t in mask.nonzero().tolist()
+    )
+    assert float(loss) == pytest.approx(expected / 14, abs=1e-12)
+    other, _, _, _, _ = loss_of(args_of(objective="penalty", penalty_coef=0.7), penalty_coef=0.2)
+    mean_k1 = float((old - new)[mask].mean())
+    assert float(loss - other) == pytest.approx(0.5 * mean_k1, abs=1e-12)  # the controller's value counts
+
+
+def test_the_penalty_has_the_gradient_of_the_kl_between_old_and_new():
+    # By enumeration over three actions: sum_a old(a) grad of (log old(a) - log new(a)) = grad KL(old || new).
+    theta = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([0.0, 0.5, -0.4], dtype=torch.float64).log_softmax(0)
+    mask, zero = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.float64)
+    losses, _ = ppo.policy_loss(theta.log_softmax(0)[None], old[None], zero, mask, args_of(objective="penalty"))
+    (gradient,) = torch.autograd.grad((losses[0] * old.exp()).sum(), theta, retain_graph=True)
+    (expected,) = torch.autograd.grad((old.exp() * (old - theta.log_softmax(0))).sum(), theta)
+    assert torch.allclose(gradient, expected, atol=1e-12) and expected.abs().max() > 0.1
+
+
+def test_the_kl_in_the_loss():
+    with_kl, *_ = loss_of(args_of(kl_coef=0.3), ref=True)
+    without, *_ = loss_of(args_of())
+    assert float(with_kl - without) == pytest.approx(0.3 * ORACLES_K3, abs=1e-6)
+    moved, *_ = loss_of(args_of(kl_coef=0.3), ref=True, kl_coef=0.1)
+    assert float(moved - without) == pytest.approx(0.1 * ORACLES_K3, abs=1e-6)
+
+
+def token_mean_k3():
+    _, new, ref, mask = b1()
+    d = (ref - new.detach())[mask]
+    return float((d.exp() - d - 1).mean())
+
+
+ORACLES_K3 = token_mean_k3()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(clip_low=0.1),
+        dict(clip_high=0.1),
+        dict(dual_clip=2.0),
+        dict(entropy_coef=0.01),
+        dict(objective="penalty"),
+        dict(kl_coef=0.1, kl_estimator="k1"),
+        dict(kl_coef=0.1, kl_estimator="k2"),
+        dict(kl_coef=0.1),
+    ],
+    ids=str,
+)
+def test_every_option_of_the_loss_changes_it(change):
+    base = {"kl_coef": 0.05} if "kl_coef" in change else {}
+    before = loss_of(args_of(**base), ref=bool(base))[0]
+    after = loss_of(args_of(**{**base, **change}), ref=bool(base))[0]
+    assert abs(float(before - after)) > 1e-4
+
+
+# --- the critic's loss ---
+
+
+def test_value_loss_of_the_oracle():
+    new, old, returns = (row(VALUE[name]) for name in ("values", "old_values", "returns"))
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    losses, stats = ppo.value_loss(new.requires_grad_(), old, returns, mask, args_of(value_clip=VALUE["clip"]))
+    assert (2 * losses)[0].tolist() == pytest.approx(VALUE["terms"], abs=1e-9)
+    assert float(losses.mean()) == pytest.approx(VALUE["loss"], abs=1e-9)
+    assert float(stats["clip"].double().mean()) == VALUE["clipfrac"]
+    losses.mean().backward()
+    assert new.grad[0].tolist() == pytest.approx(VALUE["grad"], abs=1e-9)
+    losses, _ = ppo.value_loss(new, old, returns, mask, args_of(value_clip=0.0))
+    assert float(losses.mean()) == pytest.approx(VALUE["loss_unclipped"], abs=1e-9)
+
+
+def test_a_clipped_value_has_no_gradient_and_padding_none():
+    values = torch.tensor([[0.9, 0.1, math.nan]], requires_grad=True)
+    old, returns = torch.tensor([[0.5, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, math.nan]])
+    mask = torch.tensor([[True, True, False]])
+    losses, _ = ppo.value_loss(values, old, returns, mask, args_of(value_clip=0.2))
+    losses.sum().backward()
+    assert values.grad[0, 0] == 0  # it moved up by 0.4 towards the return, further than 0.2: no more pull
+    assert values.grad[0, 1] == pytest.approx(-0.9)
+    assert values.grad[0, 2] == 0 and losses[0, 2] == 0
+
+
+# --- controllers ---
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_adaptive_kl_of_the_oracle(case):
+    example = ORACLES["adaptive_kl"]
+    args = args_of(kl_coef=example["beta"], kl_target=example["target"], kl_horizon=example["horizon"])
+    coefficients = ppo.Coefficients(args)
+    coefficients.steer_kl(example["kl"][case], example["n"], args)
+    assert coefficients.kl == pytest.approx(example["beta_after"][case], abs=1e-9)
+
+
+@pytest.mark.parametrize("kl, factor", [(0.006, 0.5), (0.007, 1), (0.01, 1), (0.0149, 1), (0.0151, 2)])
+def test_the_penalty_is_halved_and_doubled(kl, factor):
+    args = args_of(penalty_coef=3.0, penalty_target=0.01)
+    coefficients = ppo.Coefficients(args)
+    coefficients.steer_penalty(kl, args)
+    assert coefficients.penalty == 3 * factor
+    other = ppo.Coefficients(args)
+    other.load_state_dict(coefficients.state_dict())
+    assert other.penalty == coefficients.penalty
+
+
+# --- the critic ---
+
+
+def filled(**options):
+    options = {"group_size": 4, "prompts_per_step": 8, "num_minibatches": 1, **options}
+    module, args, tokenizer, policy = embedded("ppo", **options)
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    return module, args, policy, batch | {"rewards": rewards}
+
+
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_a_value_does_not_see_its_own_token(critic):
+    # Off by one, the critic would be told the action: changing token t may change values after t only.
+    _, args, policy, batch = filled(critic=critic)
+    model, *_ = trainable(ppo, args, policy)
+    del batch["prompt_index"]
+    lengths = batch["completion_mask"].sum(dim=1)
+    i, t = int(lengths.argmax()), 3
+    with torch.no_grad():
+        _, _, before = model(batch)
+        batch["completions"] = batch["completions"].clone()
+        batch["completions"][i, t] = (batch["completions"][i, t] + 1) % 10 + 4
+        _, _, after = model(batch)
+    changed = (before[i] - after[i]).abs() > 1e-6
+    assert not changed[: t + 1].any() and changed[t + 1 : lengths[i]].any()
+    assert (before[~batch["completion_mask"]] == 0).all()
+
+
+def test_the_first_values_are_zero_and_so_the_critic_starts_neutral():
+    from common.model import ActorCritic, load_critic
+
+    _, args, policy, batch = filled()
+    with torch.no_grad():
+        _, _, values = ActorCritic(policy, load_critic(args, policy))(batch)
+    assert (values == 0).all()
+
+
+def parts(model, steps):
+    """The gradients of the first optimizer step, those of the policy and those of the critic apart."""
+    names = [name for name, _ in model.named_parameters()]
+    split = {"policy": [], "critic": []}
+    for name, gradient in zip(names, steps[0], strict=True):
+        split[name.split(".")[0]].append(gradient)
+    return split["policy"], split["critic"]
+
+
+def test_a_separate_critic_leaves_the_policy_alone():
+    module, args, policy, batch = filled(max_grad_norm=0.0)
+    model, *_ = trainable(module, args, policy)
+    policy_part, critic_part = parts(model, gradients(module, args, policy, batch)[0])
+    args.value_coef = 2.0
+    other_policy, other_critic = parts(model, gradients(module, args, policy, batch)[0])
+    assert largest_difference(policy_part, other_policy) == 0
+    assert largest_difference([2 * g for g in critic_part], other_critic) < 1e-6
+    assert max(float(g.abs().max()) for g in critic_part[:-2]) > 1e-4  # its backbone is trained, too
+
+
+def norm(gradients):
+    return float(torch.stack([g.norm() for g in gradients]).norm())
+
+
+def test_each_has_its_own_gradient_clip_and_a_shared_model_one():
+    module, args, policy, batch = filled(max_grad_norm=0.01)
+    model, *_ = trainable(module, args, policy)
+    both = parts(model, gradients(module, args, policy, batch)[0])
+    assert [norm(part) for part in both] == pytest.approx([0.01, 0.01], rel=1e-3)
+    module, args, policy, batch = filled(max_grad_norm=0.01, critic="shared")
+    steps, metrics = gradients(module, args, policy, batch)
+    assert norm(steps[0]) == pytest.approx(0.01, rel=1e-3) and "optim/critic_grad_norm" not in metrics
+
+
+def test_a_shared_critic_trains_the_joint_loss():
+    module, args, policy, batch = filled(critic="shared", max_grad_norm=0.0)
+    model, *_ = trainable(module, args, policy)
+    one, _ = parts(model, gradients(module, args, policy, batch)[0])
+    args.value_coef = 2.0
+    two, _ = parts(model, gradients(module, args, policy, batch)[0])
+    assert largest_difference(one, two) > 1e-4
+
+
+def test_advantages_are_whitened_over_the_tokens_of_the_whole_rollout(monkeypatch):
+    # not per minibatch, not with padding; returns from the advantages before that
+    module, args, policy, batch = filled(num_minibatches=4, gae_lambda=0.9)
+    seen = []
+    original = module.policy_loss
+
+    def spy(logprobs, old, advantages, mask, *rest):
+        seen.append(advantages[mask])
+        return original(logprobs, old, advantages, mask, *rest)
+
+    monkeypatch.setattr(module, "policy_loss", spy)
+    returns = []
+    original_value = module.value_loss
+
+    def value_spy(values, old_values, targets, mask, args):
+        returns.append((targets, old_values, mask))
+        return original_value(values, old_values, targets, mask, args)
+
+    monkeypatch.setattr(module, "value_loss", value_spy)
+    gradients(module, args, policy, batch)
+    advantages = torch.cat(seen).double()
+    assert float(advantages.mean()) == pytest.approx(0, abs=1e-6) and float(advantages.std()) == pytest.approx(1)
+    assert max(abs(float(x.double().mean())) for x in seen) > 1e-3
+    by_hand = [
+        by_definition([0.0] * (n - 1) + [float(reward)], values[:n].tolist(), 1.0, 0.9)
+        for (_, old_values, mask), rewards in zip(returns, batch["rewards"].view(4, 8).tolist(), strict=True)
+        for n, values, reward in zip(mask.sum(dim=1).tolist(), old_values, rewards, strict=True)
+    ]
+    found = [
+        (row_targets - values)[:n].tolist()
+        for targets, old_values, mask in returns
+        for row_targets, values, n in zip(targets, old_values, mask.sum(dim=1).tolist(), strict=True)
+    ]
+    for a, b in zip(found, by_hand, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_without_the_deviation_advantages_are_still_centred():
+    module, args, policy, batch = filled(normalize_std=False, max_grad_norm=0.0)
+    steps, _ = gradients(module, args, policy, batch)
+    args.normalize_std = True
+    others, _ = gradients(module, args, policy, batch)
+    assert largest_difference(steps[0], others[0]) > 1e-4
+
+
+def test_explained_variance_by_hand():
+    module, args, policy, batch = filled(micro_batch_size=5)
+    _, metrics = gradients(module, args, policy, batch)
+    model, *_ = trainable(module, args, policy)
+    with torch.no_grad():
+        _, _, values = model(batch)
+    mask = batch["completion_mask"]
+    returns = batch["rewards"].double()[:, None].expand_as(values)[mask]  # lambda 1: the reward at every token
+    values = values.double()[mask]
+    expected = 1 - (returns - values).var(correction=0) / returns.var(correction=0)
+    assert metrics["value/explained_variance"] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_warm_up_trains_the_critic_alone(tmp_path):
+    quick = "--prompts_per_step 8 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
+    options = ["--critic_warmup_steps", "2", "--weight_decay", "0.1", "--output_dir"]
+    ppo.main([*quick, *options, str(tmp_path / "a"), "--max_steps", "2", "--save_every", "2"])
+    initial = embedded("ppo")[3].lm.state_dict()
+    from safetensors.torch import load_file
+
+    after = load_file(tmp_path / "a" / "model" / "model.safetensors")
+    assert all(torch.equal(after[name], initial[name]) for name in after)
+    rows = metric_rows(tmp_path / "a")
+    assert rows[1]["optim/lr"] == 0 and rows[1]["optim/critic_lr"] > 0 and rows[1]["optim/critic_grad_norm"] > 0
+    assert rows[2]["value/mean"] != 0
+    ppo.main([*quick, *options, str(tmp_path / "a"), "--max_steps", "3", "--save_every", "2", "--resume"])
+    after = load_file(tmp_path / "a" / "model" / "model.safetensors")
+    assert any(not torch.equal(after[name], initial[name]) for name in after)
+
+
+def test_target_kl_stops_the_updates_of_a_rollout():
+    from accelerate import Accelerator
+
+    module, args, policy, batch = filled(num_minibatches=4, num_epochs=2, learning_rate=1e-3)
+
+    def steps_taken(target_kl):
+        torch.manual_seed(0)
+        _, _, _, policy = embedded("ppo")
+        model, groups, (coefficients,) = trainable(module, args, policy)
+        optimizer, metrics, accelerator = torch.optim.SGD(groups, lr=0.5), Metrics(1), Accelerator(cpu=True)
+        args.target_kl = target_kl
+        module.update(accelerator, model, None, optimizer, dict(batch), args, metrics, coefficients)
+        return metrics.reduce(accelerator), policy
+
+    free, _ = steps_taken(0.0)
+    assert free["optim/skipped_steps"] == 0 and free["policy/approx_kl"] > 1e-4
+    stopped, policy = steps_taken(1e-9)  # the first minibatch has KL 0 exactly, the second is over it
+    assert stopped["optim/skipped_steps"] == 7 / 8
+    assert all(parameter.grad is None or (parameter.grad == 0).all() for parameter in policy.parameters())
+
+
+# --- the reward model ---
+
+
+def save_reward_model(folder, tokenizer, **config):
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from common.model import EMBEDDED
+
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(EMBEDDED, num_labels=1, pad_token_id=tokenizer.pad_token_id, **config)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.eval()
+
+
+def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
+    from common.model import load_reward_model
+    from common.rewards import score
+
+    _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
+    model = save_reward_model(tmp_path, tokenizer)
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    args.reward_model_path = str(tmp_path)
+    reward = load_reward_model(args, prompts, torch.device("cpu"))
+    texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
+    truncated = [False, False, False, True]
+    scores = score(reward, prompts[:4], texts, truncated)
+    for prompt, text, cut, value in zip(prompts, texts, truncated, scores, strict=False):
+        ids = prompt.ids + tokenizer(text).input_ids + ([] if cut else [tokenizer.eos_token_id])
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([ids])).logits[0, 0]  # alone, without padding
+        assert float(value) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_what_is_no_reward_model_is_refused(tmp_path):
+    from common.model import EMBEDDED, load_reward_model
+
+    _, args, tokenizer, _ = embedded("ppo")
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
+    for path, message in [
+        (EMBEDDED, "score.weight"),
+        (tmp_path / "no", "no reward model"),
+        (tmp_path / "two", "2 outputs"),
+    ]:
+        args.reward_model_path = str(path)
+        with pytest.raises(InputError, match=message) as error:
+            load_reward_model(args, prompts, torch.device("cpu"))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--kl_target 0.1", "kl_target 0.1 steers --kl_coef, which is 0"),
+        ("--critic shared --critic_warmup_steps 3", "critic_warmup_steps 3"),
+        ("--objective penalty --dual_clip 3", "dual_clip"),
+        ("--reward_model_path x --reward format", "replaces --reward"),
+        ("--gae_lambda 1.5", "gae_lambda 1.5"),
+        ("--gamma -0.1", "gamma"),
+        ("--critic_learning_rate 0", "critic_learning_rate"),
+        ("--value_clip -1", "value_clip"),
+        ("--critic both", "both"),
+        ("--reward_model_path /no/such", "/no/such"),
+    ],
+)
+def test_bad_input_of_its_own(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        ppo.main(arguments.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
