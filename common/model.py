@@ -312,9 +312,14 @@ def gathered(accelerator, model):
         with deepspeed.zero.unwrap_model_for_generation(model):
             yield
         return
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
     shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if shards:  # FSDP2 takes the first module that runs for the outermost one: it must not be a layer that samples
+        model.first_run = lambda: None
+        register_fsdp_forward_method(model, "first_run")
+        model.first_run()
+        del model.first_run
     for module in shards:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
