@@ -289,8 +289,9 @@ def load_reference(args, tokenizer, accelerator=None):
     reference = load_policy(args, tokenizer, accelerator).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
-        if accelerator.mixed_precision == "bf16":  # they compute with bfloat16 weights, not under autocast
-            reference.to(torch.bfloat16)
+        if accelerator.mixed_precision == "bf16":  # as there: bfloat16 weights, but rotary frequencies in float32
+            for parameter in reference.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
     return reference
 
 

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 
 import worker
+from common.model import load_reference
 from common.runs import InputError, set_up_deepspeed, set_up_fsdp
 from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script
 
@@ -44,8 +46,8 @@ def check_update(folder):
     assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
     saved = AutoModelForCausalLM.from_pretrained(folder / "model-2")
-    assert saved.dtype == torch.float32
-    assert all(torch.equal(saved.state_dict()[key], two["weights"][f"lm.{key}"]) for key in saved.state_dict())
+    assert saved.dtype == torch.bfloat16
+    assert all(torch.equal(x, two["weights"][f"lm.{name}"].bfloat16()) for name, x in saved.state_dict().items())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -91,11 +93,15 @@ def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def fsdp_plugin(**options):
-    return FullyShardedDataParallelPlugin(**dict(fsdp_version=2, cpu_ram_efficient_loading=False) | options)
+@pytest.fixture
+def fsdp_plugin(monkeypatch):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # the plugin sets it: put it back
+    return lambda **options: FullyShardedDataParallelPlugin(
+        **dict(fsdp_version=2, cpu_ram_efficient_loading=False) | options
+    )
 
 
-def test_fsdp2_returns_float32_logprobs():
+def test_fsdp2_returns_float32_logprobs(fsdp_plugin):
     # Accelerate's policy for bf16 has output_dtype bfloat16: log-probs with 8 bits, the ratio moves in steps of 0.4 %.
     plugin = fsdp_plugin()
     plugin.set_mixed_precision("bf16")
@@ -105,15 +111,24 @@ def test_fsdp2_returns_float32_logprobs():
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
 
 
+def test_the_reference_under_bf16_keeps_its_rotary_frequencies():
+    # module.to(bfloat16) rounds buffers too: at the same weights the KL to the policy was then 1e-5 and not 0.
+    accelerator = types.SimpleNamespace(distributed_type="FSDP", mixed_precision="bf16", device="cpu")
+    _, args, tokenizer, _ = embedded("grpo")
+    reference = load_reference(args, tokenizer, accelerator)
+    assert {parameter.dtype for parameter in reference.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in reference.buffers()} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
-        (dict(fsdp_version=1, sync_module_states=True), "fsdp_version: 2"),
+        (dict(fsdp_version=1), "fsdp_version: 2"),
         (dict(cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
         (dict(cpu_offload=CPUOffloadPolicy()), "fsdp_offload_params"),
     ],
 )
-def test_what_fsdp_cannot_do_here_is_refused(options, said):
+def test_what_fsdp_cannot_do_here_is_refused(options, said, fsdp_plugin):
     with pytest.raises(InputError, match=said):
         set_up_fsdp(fsdp_plugin(**options), "no")
 

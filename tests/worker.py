@@ -50,6 +50,7 @@ def main(name, folder):
     result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
+    policy.saved_dtype = torch.bfloat16  # as if the checkpoint had been
     save_pretrained(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
     del model, optimizer, policy, reference
     close(accelerator)
