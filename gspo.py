@@ -24,7 +24,6 @@ numbers at functions that are grpo.py's are those of its paper.
         --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
 """
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -37,6 +36,7 @@ from common.generation import decode, sampling_config, seeded
 from common.masked import completion_mask, kl_estimate, pass_at_k
 from common.model import (
     completion_texts,
+    gathered,
     left_pad,
     load_policy,
     load_reference,
@@ -52,7 +52,9 @@ from common.runs import (
     batch_equation,
     check_args,
     clean_exit,
+    clip_grad_norm,
     close,
+    gradient_sync,
     launch,
     learning_rate,
     option,
@@ -256,18 +258,17 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
     several = args.num_epochs * args.num_minibatches > 1
     for micro_batches, _ in minibatches:
         for micro in micro_batches:
-            with torch.no_grad(), accelerator.autocast():
+            with torch.no_grad():
                 if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+                    with accelerator.autocast():
+                        micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches, totals in minibatches:
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
-                last = i == len(micro_batches) - 1
-                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
-                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
                     old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
@@ -282,7 +283,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
                 if epoch == 0 and "rollout_logprobs" in micro:
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
-            norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or float("inf"))
+            norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
             if not torch.isfinite(norm + step_loss):
                 raise InputError(
                     f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
@@ -327,8 +328,8 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
-    policy = load_policy(args, tokenizer, accelerator.device)
-    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    policy = load_policy(args, tokenizer, accelerator)
+    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
@@ -343,13 +344,14 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        with gathered(accelerator, model):
+            result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result)
         run.log(result)
     while run.step < args.max_steps:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast():
+        with accelerator.autocast(), gathered(accelerator, model):
             seed = stream_seed(args.seed, rank, run.step + 1, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
@@ -366,15 +368,16 @@ def main(argv=None):
         result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            with gathered(accelerator, model):
+                evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
         if run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
-    if accelerator.is_main_process and run.step > 0:
-        save_pretrained(policy, tokenizer, run.folder / "model")
+    if run.step > 0:
+        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
     run.finish()
     del policy, model, reference, optimizer
     close(accelerator)

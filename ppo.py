@@ -25,7 +25,6 @@ one; the KL of Eq. 8 is estimated from the samples. Left out: PPO-ptx (the mix w
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95
 """
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +38,7 @@ from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass
 from common.model import (
     ActorCritic,
     completion_texts,
+    gathered,
     left_pad,
     load_critic,
     load_policy,
@@ -56,7 +56,9 @@ from common.runs import (
     batch_equation,
     check_args,
     clean_exit,
+    clip_grad_norm,
     close,
+    gradient_sync,
     launch,
     learning_rate,
     option,
@@ -349,9 +351,9 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
     """
     for micro in micro_batches:
         mask = micro["loss_mask"]
-        with accelerator.autocast():
-            micro["old_logprobs"], _, micro["old_values"] = model(micro, with_entropy=False)
-            if reference is not None:
+        micro["old_logprobs"], _, micro["old_values"] = model(micro, with_entropy=False)
+        if reference is not None:
+            with accelerator.autocast():
                 micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
         # Old against reference; without a reference it is 0.
         kl = kl_estimate(micro["old_logprobs"], micro.get("ref_logprobs", micro["old_logprobs"]), mask, "k1")
@@ -396,9 +398,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
                 continue
             step_loss = step_kl = 0.0
             for i, micro in enumerate(micro_batches):
-                last = i == len(micro_batches) - 1
-                accelerator.sync_gradients = last  # without it the prepared optimizer's step() does nothing
-                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy, values = model(micro)
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
                     losses, stats = policy_loss(
@@ -450,15 +450,14 @@ def clip_gradients(accelerator, optimizer, args):
     """Clip policy and critic apart, or a shared model as one; the norms before clipping."""
     policy, critic = (group["params"] for group in optimizer.param_groups)
     parts = [policy, critic] if args.critic == "separate" else [policy + critic]
-    return [accelerator.clip_grad_norm_(part, args.max_grad_norm or float("inf")) for part in parts]
+    return [clip_grad_norm(accelerator, part, args.max_grad_norm) for part in parts]
 
 
 @torch.no_grad()
 def add_policy_change(accelerator, model, micro_batches, metrics):
     """KL(old, new) after the last update (k3), which steers the penalty."""
     for micro in micro_batches:
-        with accelerator.autocast():
-            logprobs, _, _ = model(micro, with_entropy=False)
+        logprobs, _, _ = model(micro, with_entropy=False)
         log_ratios = log_ratio(logprobs, micro["old_logprobs"], micro["loss_mask"])
         metrics.add("policy/kl_old_new", log_ratios.exp() - 1 - log_ratios, micro["loss_mask"])
 
@@ -511,12 +510,14 @@ def main(argv=None):
     check_own_args(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)
+    if args.target_kl and accelerator.distributed_type == "DEEPSPEED":
+        raise InputError("--target_kl: DeepSpeed steps within the last backward pass, before the KL is known")
     run = Run(accelerator, args, "ppo")
     tokenizer = load_tokenizer(args)
     needs_answers = args.reward_model_path is None and ("accuracy" in args.reward or "math_verify" in args.reward)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
-    policy = load_policy(args, tokenizer, accelerator.device)
-    reference = load_reference(args, tokenizer, accelerator.device) if args.kl_coef else None
+    policy = load_policy(args, tokenizer, accelerator)
+    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     if args.reward_model_path:
         reward_functions = [load_reward_model(args, train_prompts, accelerator.device)]
     critic = load_critic(args, policy)
@@ -535,13 +536,14 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        with gathered(accelerator, model):
+            result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result)
         run.log(result)
     while run.step < args.max_steps:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast():
+        with accelerator.autocast(), gathered(accelerator, model):
             seed = stream_seed(args.seed, rank, run.step + 1, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
@@ -564,15 +566,16 @@ def main(argv=None):
             coefficients.steer_penalty(result["policy/kl_old_new"], args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            with gathered(accelerator, model):
+                evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
         if run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
-    if accelerator.is_main_process and run.step > 0:
-        save_pretrained(policy, tokenizer, run.folder / "model")
+    if run.step > 0:
+        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
     run.finish()
     del policy, critic, model, reference, optimizer, groups
     close(accelerator)

@@ -1,5 +1,6 @@
 """Model and tokenizer, stop tokens, and the module whose forward gives log-probs and entropy."""
 
+import contextlib
 import copy
 import pathlib
 
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from common.data import Row, tokenize
 from common.masked import logprobs_and_entropy
 from common.rewards import Reward
-from common.runs import InputError, one_line
+from common.runs import InputError, one_line, strategy
 
 EMBEDDED = pathlib.Path(__file__).parent / "tiny"
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
@@ -155,7 +156,7 @@ class Policy(Backbone):
         if not self.chunked:
             yield "this model changes its logits after the head: log-probs take more memory"
         if not self.shares_prompts:
-            yield "each completion of an update computes its prompt anew (gradient checkpointing, or the model)"
+            yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
 
     def forward(self, batch, with_entropy=True):
         """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
@@ -224,7 +225,8 @@ class ActorCritic(nn.Module):
 
 def place(values, places, mask):
     """Values (N,) at their places in a float32 tensor of the shape (R, T) of `mask`, which is 0 elsewhere."""
-    return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, values).view(mask.shape)
+    where = (places // mask.shape[1], places % mask.shape[1])
+    return torch.zeros(mask.shape, device=mask.device).index_put(where, values)
 
 
 def positions(attention_mask):
@@ -303,9 +305,10 @@ def sharing_is_exact(policy):
     return torch.allclose(plain, other, atol=1e-4 if policy.lm.dtype == torch.float32 else 0.1)
 
 
-def load_policy(args, tokenizer, device="cpu"):
+def load_policy(args, tokenizer, accelerator=None):
     """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
 
+    It lies on the accelerator's device, under FSDP2 and DeepSpeed on CPU until `prepare` moves each process's part.
     Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
     repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
     """
@@ -325,9 +328,13 @@ def load_policy(args, tokenizer, device="cpu"):
         )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
+    sharded = is_sharded(accelerator)
+    device = "cpu" if accelerator is None or sharded else accelerator.device
     policy = Policy(lm.eval().to(device), tokenizer, args.temperature, entropy_grad=args.entropy_coef != 0)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
+    if sharded:  # each pass waits for the other processes, and sharing takes more passes for some batches than others
+        policy.shares_prompts = False
     if args.gradient_checkpointing:  # it switches the cache off
         policy.shares_prompts = False
         # The second name is that of transformers before 5.23.
@@ -348,9 +355,15 @@ def load_critic(args, policy):
     return Critic(hidden_size, backbone).to(policy.device).train()
 
 
-def load_reference(args, tokenizer, device):
-    """A frozen copy of the policy at its start; only loaded when a coefficient asks for it."""
-    return load_policy(args, tokenizer, device).requires_grad_(False).eval()
+def load_reference(args, tokenizer, accelerator=None):
+    """A frozen copy of the policy at its start, whole on every process; only loaded when a coefficient asks for it."""
+    reference = load_policy(args, tokenizer, accelerator).requires_grad_(False).eval()
+    if is_sharded(accelerator):
+        reference.to(accelerator.device)
+        if accelerator.mixed_precision == "bf16":  # as there: bfloat16 weights, but rotary frequencies in float32
+            for parameter in reference.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return reference
 
 
 def load_reward_model(args, prompts, device):
@@ -399,16 +412,59 @@ def load_reward_model(args, prompts, device):
     return Reward("reward_model", 1.0, reward_model)
 
 
-def save_pretrained(policy, tokenizer, folder):
-    """Write model and tokenizer so that `from_pretrained` loads them, in the dtype of the checkpoint they came from.
+def is_sharded(accelerator):
+    """Whether `prepare` spreads weights, gradients or optimizer over the processes."""
+    return accelerator is not None and accelerator.distributed_type in ("FSDP", "DEEPSPEED")
 
-    The last act of a run: the policy itself is converted.
+
+@contextlib.contextmanager
+def gathered(accelerator, model):
+    """The prepared `model` with all its weights on every process, so that each can sample on its own.
+
+    Else FSDP2 and ZeRO-3 gather each layer anew for each token, and all processes must sample equally many. One copy of
+    the weights must fit beside the shards. All processes have to enter; the other strategies have nothing to gather.
     """
-    policy.lm.generation_config = policy.saved_generation_config
-    for name, value in policy.saved_dropout.items():
-        setattr(policy.lm.config, name, value)
-    policy.lm.to(policy.saved_dtype).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    if strategy(accelerator) == "ZeRO-3":
+        import deepspeed
+
+        with deepspeed.zero.unwrap_model_for_generation(model):
+            yield
+        return
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if shards:  # FSDP2 takes the first module that runs for the outermost one: it must not be a layer that samples
+        model.first_run = lambda: None
+        register_fsdp_forward_method(model, "first_run")
+        model.first_run()
+        del model.first_run
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    yield
+    for module in shards:
+        module.reshard()
+        inner = module is not model  # the outermost stays gathered from forward to backward
+        module.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
+
+
+def save_pretrained(accelerator, model, policy, tokenizer, folder):
+    """Write the `Policy` in the prepared `model`, and the tokenizer, so that `from_pretrained` loads them, in the dtype
+    of the checkpoint they came from.
+
+    The last act of a run: the policy itself is converted. All processes have to call it, the first one writes.
+    """
+    modules = accelerator.unwrap_model(model).named_modules()
+    prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
+    weights = accelerator.get_state_dict(model)  # whole, on the first process at least
+    if accelerator.is_main_process:
+        policy.lm.generation_config = policy.saved_generation_config
+        for name, value in policy.saved_dropout.items():
+            setattr(policy.lm.config, name, value)
+        weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+        weights = {name: x.to(policy.saved_dtype) if x.is_floating_point() else x for name, x in weights.items()}
+        policy.lm.to(policy.saved_dtype).save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
 
 
 def left_pad(rows, pad_token, device):

@@ -329,17 +329,86 @@ def launch(args):
             f"the launcher started {world_size()} processes but Accelerate sees {accelerator.num_processes}: each "
             "would train alone and write the same files; on CPU set ACCELERATE_USE_CPU=true"
         )
-    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
-        raise InputError(f"{accelerator.distributed_type.value} is not supported yet: one process, or DDP over several")
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
+        raise InputError(f"{accelerator.distributed_type.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
     if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
         raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
     if accelerator.mixed_precision == "fp16":
         raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
+    if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
+        raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
+    if accelerator.distributed_type == "FSDP":
+        set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
+    if accelerator.distributed_type == "DEEPSPEED":
+        set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
     missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
     if missing:
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
     set_seed(args.seed)
     return accelerator
+
+
+def set_up_fsdp(plugin, mixed_precision):
+    """Refuse what FSDP cannot do here, and keep what `forward` returns in float32."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    if plugin.fsdp_version != 2:
+        raise InputError("FSDP 1 is not supported: set fsdp_version: 2 (configs/fsdp2.yaml)")
+    if plugin.cpu_ram_efficient_loading:  # only the first process would have weights, the reference stays unsharded
+        raise InputError("fsdp_cpu_ram_efficient_loading is not supported: set it to false (configs/fsdp2.yaml)")
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise InputError("fsdp_offload_params is not supported: set it to false (configs/fsdp2.yaml)")
+    if mixed_precision == "bf16":
+        # Accelerate's policy rounds what leaves `forward`, float32 log-probs, to bfloat16, and sums gradients in that.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def set_up_deepspeed(config, args):
+    """Refuse what DeepSpeed cannot do here, and complete its configuration."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    zero = config["zero_optimization"]
+    if config.get("gradient_accumulation_steps", "auto") not in ("auto", 1):
+        raise InputError("gradient_accumulation_steps of DeepSpeed must be 1: use --micro_batch_size")
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping not in ("auto", args.max_grad_norm):
+        raise InputError(
+            f"gradient_clipping {clipping} of DeepSpeed is not --max_grad_norm {args.max_grad_norm}: leave it out"
+        )
+    if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        raise InputError("ZeRO-3 cannot write model/: set zero3_save_16bit_model: true (configs/zero3.yaml)")
+    if (zero.get("offload_param") or {}).get("device", "none") != "none":
+        raise InputError("offload_param of DeepSpeed is not supported: set it to none (configs/zero3.yaml)")
+    config["gradient_clipping"] = args.max_grad_norm
+    config["train_micro_batch_size_per_gpu"] = 1  # asked for where no DataLoader is prepared; micro-batches are ours
+    unset_hf_deepspeed_config()  # else ZeRO-3 partitions every model that is loaded, the frozen reference too
+
+
+def strategy(accelerator):
+    """How the weights lie on the processes."""
+    if accelerator.distributed_type == "DEEPSPEED":
+        return f"ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
+    return {"NO": "single", "FSDP": "FSDP2"}.get(accelerator.distributed_type.value, "DDP")
+
+
+@contextlib.contextmanager
+def gradient_sync(accelerator, model, last):
+    """Around forward and backward of a micro-batch: gradients add up, and are averaged over processes at the last one.
+
+    FSDP2 averages at each: otherwise every process would collect the gradients of the whole model.
+    """
+    accelerator.sync_gradients = last  # the prepared optimizer's step() reads it; DeepSpeed steps where it is true
+    with contextlib.nullcontext() if last or accelerator.is_fsdp2 else accelerator.no_sync(model):
+        yield
+
+
+def clip_grad_norm(accelerator, parameters, max_norm):
+    """The norm (0-d) of the gradients over all processes, before they are scaled down to `max_norm` (0: off).
+
+    DeepSpeed has done both at the last backward, over all parameters together, and stepped; this is then its norm.
+    """
+    norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 
 def batch_equation(args, accelerator):
@@ -350,7 +419,7 @@ def batch_equation(args, accelerator):
     threads = f" ({torch.get_num_threads()} threads each)" if accelerator.device.type == "cpu" else ""
     limit = f"{args.micro_batch_tokens} tokens" if args.micro_batch_tokens else f"{args.micro_batch_size} rows"
     return (
-        f"processes: {processes} on {accelerator.device.type}{threads}\n"
+        f"processes: {processes} on {accelerator.device.type}{threads}, {strategy(accelerator)}\n"
         f"a step: {args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows; "
         f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {updates} updates of {step_rows} rows, "
         f"{step_rows // processes} on each process, at most {limit} in a forward"
@@ -436,11 +505,10 @@ class Run:
         missing = [name for name, size in meta["files"].items() if not intact(path / name, size)]
         if missing:
             raise InputError(f"{path}: missing or incomplete: {', '.join(missing)}")
-        if (meta["script"], meta["processes"]) != (self.script, self.accelerator.num_processes):
-            raise InputError(
-                f"{path} is of {meta['script']}.py on {meta['processes']} processes, this is {self.script}.py on "
-                f"{self.accelerator.num_processes}: an exact resume is impossible"
-            )
+        then = f"{meta['script']}.py on {meta['processes']} processes ({meta['strategy']})"
+        now = f"{self.script}.py on {self.accelerator.num_processes} processes ({strategy(self.accelerator)})"
+        if then != now:
+            raise InputError(f"{path} is of {then}, this is {now}: an exact resume is impossible")
         now = self.accelerator.mixed_precision
         if meta["mixed_precision"] != now:
             raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
@@ -497,6 +565,7 @@ class Run:
             meta = {
                 "script": self.script,
                 "processes": accelerator.num_processes,
+                "strategy": strategy(accelerator),
                 "args": dataclasses.asdict(self.args),
             }
             meta |= {"mixed_precision": accelerator.mixed_precision, "threads": torch.get_num_threads()}

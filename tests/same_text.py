@@ -32,7 +32,7 @@ DIFFERS = {
     ("ppo.py", "compute_advantages"): ("GAE in place of the group", 40),
     ("ppo.py", "policy_loss"): ("Eq. 8 too, and coefficients that controllers move", 40),
     ("ppo.py", "token_weights"): ("one weight for every token", 8),
-    ("ppo.py", "update"): ("advantages here, the critic, target_kl", 60),
+    ("ppo.py", "update"): ("advantages here, the critic, target_kl", 64),
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 40),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
 }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import worker
 from common.runs import InputError, launch
-from tools import ROOT, SCRIPTS, launcher, metric_rows, run_script, script
+from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 
@@ -33,7 +33,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     result = run_script(ROOT / "tests" / "worker.py", name, tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     one, two = (torch.load(tmp_path / f"update-{processes}.pt") for processes in (1, 2))
-    start = worker.trainable(*(worker.embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
+    start = trainable(*(embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
     moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
     apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
     assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1

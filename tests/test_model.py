@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
@@ -185,7 +186,8 @@ def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
     args.model_name_or_path = str(tmp_path / "a")
     policy = load_policy(args, load_tokenizer(args))
     assert policy.lm.dtype == torch.float32  # trained in float32
-    save_pretrained(policy, tokenizer, tmp_path / "b")
+    accelerator = Accelerator(cpu=True)
+    save_pretrained(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     assert again.dtype == torch.bfloat16 and again.generation_config.top_k == 7
     assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids

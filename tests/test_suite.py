@@ -44,7 +44,7 @@ def prepared(name, **options):
     batch = fill(module, batch, rewards, args)
     reference = None
     if args.kl_coef:
-        reference = load_reference(args, tokenizer, torch.device("cpu"))
+        reference = load_reference(args, tokenizer)
         with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
             for parameter in reference.parameters():
                 parameter.mul_(1.05)

@@ -159,3 +159,19 @@ def metric_rows(folder):
     """metrics.jsonl without what depends on the machine's mood."""
     rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+
+def pretend_gpus():
+    """Accelerate uses FSDP and DeepSpeed with GPUs only. Under a launcher that asks for one of them, say that this
+    process of several on CPU (gloo) is one of several on GPUs; all that follows is the real thing."""
+    from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        state, kind = PartialState(cpu=True), DistributedType.MULTI_GPU
+    elif os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        state, kind = PartialState(cpu=True), DistributedType.DEEPSPEED
+    else:
+        return
+    state._shared_state["distributed_type"] = kind
+    original = AcceleratorState.__init__
+    AcceleratorState.__init__ = lambda self, **options: original(self, **options | {"cpu": False})

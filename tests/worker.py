@@ -1,41 +1,62 @@
-"""Started by `accelerate launch`: one update on a given batch, whatever the number of processes.
+"""Started by `accelerate launch`: one update on a given batch, whatever the number of processes and the strategy.
 
-worker.py <script> <folder>        writes update.pt: the weights after the update, and its metrics
+worker.py <script> <folder>        writes update-<processes>.pt: what was sampled before and after the update, the
+                                   weights after it, and its metrics; and the model as `from_pretrained` loads it
 """
 
 import pathlib
 import sys
 
 import torch
-from accelerate import Accelerator
+from accelerate.utils import gather_object
 
-from common.runs import Metrics, clean_exit, close
-from tools import embedded, fill, hand_made_batch, trainable
+from common.data import load_prompts
+from common.model import gathered, save_pretrained
+from common.runs import Metrics, clean_exit, close, launch, stream_seed
+from tools import fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 
 
+def sampled(accelerator, model, policy, module, tokenizer, args):
+    """The completions that two processes sample, the longest of one longer than those of the other."""
+    prompts, found = load_prompts(args, tokenizer, True)[0][:6], {}
+    with gathered(accelerator, model):
+        for rank in range(accelerator.process_index, 2, accelerator.num_processes):
+            seed = stream_seed(0, rank)
+            found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
+    return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
+
+
 def main(name, folder):
-    accelerator = Accelerator(cpu=True)
+    module = script(name)
+    args = module.Args(**OPTIONS)
+    accelerator = launch(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    module, args, tokenizer, policy = embedded(name, **OPTIONS, max_grad_norm=1.0)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch = fill(module, batch, rewards, args)
-    # Prompt i of the draw goes to process i mod W; lengths grow with i, so the processes have unequal token counts.
-    rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
-    batch = {column: values[rows] for column, values in batch.items()}
-    reference = module.load_reference(args, tokenizer, accelerator.device)
+    tokenizer = module.load_tokenizer(args)
+    policy = module.load_policy(args, tokenizer, accelerator)
+    reference = module.load_reference(args, tokenizer, accelerator)
     trained, parameters, extra = trainable(module, args, policy)
     model, optimizer = accelerator.prepare(trained, torch.optim.SGD(parameters, lr=0.01))
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    batch = fill(module, batch, rewards, args)
+    # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
+    rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
+    batch = {column: values[rows] for column, values in batch.items()}
     metrics = Metrics(1)
+    before = sampled(accelerator, model, policy, module, tokenizer, args)
     module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
-    result = {"weights": trained.state_dict(), "metrics": metrics.reduce(accelerator)}
+    after = sampled(accelerator, model, policy, module, tokenizer, args)
+    result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
-        torch.save(result, pathlib.Path(folder) / f"update-{processes}.pt")
+        torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
+    policy.saved_dtype = torch.bfloat16  # as if the checkpoint had been
+    save_pretrained(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
     del model, optimizer, policy, reference, trained, parameters
     close(accelerator)
 
 
 if __name__ == "__main__":
+    pretend_gpus()
     with clean_exit():
         main(*sys.argv[1:])

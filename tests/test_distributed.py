@@ -1,0 +1,185 @@
+"""FSDP2 and ZeRO on two CPU processes (gloo; tools.pretend_gpus), and the files of configs/."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import AutoModelForCausalLM
+
+import worker
+from common.model import load_reference
+from common.runs import InputError, set_up_deepspeed, set_up_fsdp
+from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script
+
+CONFIGS = ROOT / "configs"
+PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
+needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
+STRATEGIES = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3"))]
+FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the files are for eight GPUs and bf16
+
+
+def run_sharded(config, *command):
+    flags = f"--config_file {CONFIGS / config}.yaml {FLAGS} --num_machines 1 --main_process_port 0"
+    return run_script("-m", "accelerate.commands.launch", *flags.split(), *command)
+
+
+def check_update(folder):
+    """The update of two processes in `folder` against that of this one."""
+    worker.main("grpo", folder)
+    one, two = (torch.load(folder / f"update-{processes}.pt") for processes in (1, 2))
+    assert one["before"] == two["before"] and one["after"] == two["after"] != two["before"]
+    lengths = [max(map(len, two["before"][rank])) for rank in (0, 1)]
+    assert lengths[0] != lengths[1]  # a rank that needed the other for each token would have waited for it
+    start = embedded("grpo")[3].state_dict()
+    moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
+    apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
+    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
+    saved = AutoModelForCausalLM.from_pretrained(folder / "model-2")
+    assert saved.dtype == torch.bfloat16
+    assert all(torch.equal(x, two["weights"][f"lm.{name}"].bfloat16()) for name, x in saved.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, tmp_path):
+    # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
+    # of the update for the second one; model/ from the parts.
+    result = run_sharded(strategy, ROOT / "tests" / "worker.py", "grpo", tmp_path)
+    assert result.returncode == 0, result.stderr
+    check_update(tmp_path)
+
+
+def test_two_machines(tmp_path):
+    # Two launchers, each with its rank and one process, as on two machines.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"--config_file {CONFIGS / 'two_nodes.yaml'} {FLAGS} --main_process_port {port} --machine_rank".split()
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags]
+    worker_file = str(ROOT / "tests" / "worker.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    machines = [
+        subprocess.Popen([*command, rank, worker_file, "grpo", str(tmp_path)], env=environment) for rank in "01"
+    ]
+    assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+    check_update(tmp_path)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
+    options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
+    options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
+    command = [ROOT / "tests" / "sharded.py", "grpo", *options.split(), "--output_dir"]
+    a, b = tmp_path / "a", tmp_path / "b"
+    result = run_sharded(strategy, *command, a)
+    assert result.returncode == 0, result.stderr
+    shutil.copytree(a, b)
+    shutil.rmtree(b / "checkpoints" / "step-00000003")
+    shutil.rmtree(b / "model")
+    result = run_sharded(strategy, *command, b, "--resume")
+    assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
+    assert metric_rows(a) == metric_rows(b)
+    first, second = (AutoModelForCausalLM.from_pretrained(folder / "model").state_dict() for folder in (a, b))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture
+def fsdp_plugin(monkeypatch):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # the plugin sets it: put it back
+    return lambda **options: FullyShardedDataParallelPlugin(
+        **dict(fsdp_version=2, cpu_ram_efficient_loading=False) | options
+    )
+
+
+def test_fsdp2_returns_float32_logprobs(fsdp_plugin):
+    # Accelerate's policy for bf16 has output_dtype bfloat16: log-probs with 8 bits, the ratio moves in steps of 0.4 %.
+    plugin = fsdp_plugin()
+    plugin.set_mixed_precision("bf16")
+    assert plugin.mixed_precision_policy.output_dtype == torch.bfloat16
+    set_up_fsdp(plugin, "bf16")
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
+
+
+def test_the_reference_under_bf16_keeps_its_rotary_frequencies():
+    # module.to(bfloat16) rounds buffers too: at the same weights the KL to the policy was then 1e-5 and not 0.
+    accelerator = types.SimpleNamespace(distributed_type="FSDP", mixed_precision="bf16", device="cpu")
+    _, args, tokenizer, _ = embedded("grpo")
+    reference = load_reference(args, tokenizer, accelerator)
+    assert {parameter.dtype for parameter in reference.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in reference.buffers()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (dict(fsdp_version=1), "fsdp_version: 2"),
+        (dict(cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
+        (dict(cpu_offload=CPUOffloadPolicy()), "fsdp_offload_params"),
+    ],
+)
+def test_what_fsdp_cannot_do_here_is_refused(options, said, fsdp_plugin):
+    with pytest.raises(InputError, match=said):
+        set_up_fsdp(fsdp_plugin(**options), "no")
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        (dict(gradient_clipping=0.5), "gradient_clipping 0.5 of DeepSpeed is not --max_grad_norm 1.0"),
+        (dict(gradient_accumulation_steps=4), "gradient_accumulation_steps"),
+        (dict(zero_optimization={"stage": 3}), "zero3_save_16bit_model: true"),
+        (dict(zero_optimization={"stage": 2, "offload_param": {"device": "cpu"}}), "offload_param"),
+    ],
+)
+def test_what_deepspeed_cannot_do_here_is_refused(config, said):
+    with pytest.raises(InputError, match=said):
+        set_up_deepspeed({"zero_optimization": {"stage": 2}} | config, script("grpo").Args())
+
+
+@pytest.mark.parametrize("value", ["auto", 0.0])
+def test_the_engine_clips_at_max_grad_norm(value):
+    config = {"zero_optimization": {"stage": 2}, "gradient_clipping": value}
+    set_up_deepspeed(config, script("grpo").Args(max_grad_norm=0.0))
+    assert config["gradient_clipping"] == 0.0
+
+
+# --- the files of configs/ ---
+
+
+@pytest.mark.parametrize("path", sorted(set(CONFIGS.glob("*.yaml")) - set(PAPERS)), ids=lambda path: path.stem)
+def test_accelerate_reads_the_file(path):
+    config = load_config_from_file(str(path))
+    kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "two_nodes": "FSDP"}
+    assert str(config.distributed_type.value) == kinds[path.stem] and config.mixed_precision == "bf16"
+    assert config.num_processes == 8 * config.num_machines == (16 if path.stem == "two_nodes" else 8)
+    sharded = config.fsdp_config if kinds[path.stem] == "FSDP" else config.deepspeed_config
+    assert sharded == yaml.safe_load(path.read_text()).get(f"{kinds[path.stem].lower()}_config", {})
+
+
+def test_every_script_has_the_settings_of_its_paper():
+    assert {path.stem for path in PAPERS} == {f"{name}-paper" for name in SCRIPTS}
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
+    # On eight processes; all that a script refuses before it starts.
+    module = script(path.stem.removesuffix("-paper"))
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    reached = []
+    monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
+    with pytest.raises(SystemExit):
+        module.main(["--config", str(path)])
+    for name, value in yaml.safe_load(path.read_text()).items():
+        own = getattr(reached[0], name)
+        assert own == type(own)(value), name
