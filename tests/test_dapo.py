@@ -227,6 +227,14 @@ def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes,
     assert metrics["sampling/skipped"] == 0
 
 
+@pytest.mark.parametrize("processes, used", [(1, 6), (2, 4), (4, 0)])
+def test_a_short_batch_divides_over_processes_and_minibatches(processes, used, monkeypatch):
+    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=1)
+    ranks, _ = sample(monkeypatch, lambda i, visit: int(i < 7), processes, **options)
+    assert ranks[0][0][1] == 7 and ranks[0][0][4]["sampling/surplus"] == 7 - used
+    assert (groups_of(ranks) if used else ranks[0][0][0]) == (list(range(used)) or None)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(processes, monkeypatch):
     options = dict(num_minibatches=4, max_sampling_rounds=2, steps=2)
@@ -398,7 +406,7 @@ def test_oracles(dtype, tolerance):
 
 def test_clip_higher_is_the_default_and_acts_above_only():
     args = args_of()
-    assert (args.clip_low, args.clip_high, args.kl_coef) == (0.2, 0.28, 0.0)
+    assert (args.clip_low, args.clip_high, args.kl_coef, args.eval_top_p) == (0.2, 0.28, 0.0, 0.7)
     new = torch.tensor([[math.log(1.25), math.log(1.3)]], dtype=torch.float64, requires_grad=True)
     zeros, mask = torch.zeros_like(new), torch.ones_like(new, dtype=torch.bool)
     losses, _ = dapo.policy_loss(new, zeros, zeros + 1, mask, args)
