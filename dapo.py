@@ -106,7 +106,7 @@ class Args:
     keep_checkpoints: int = option(2, "how many checkpoints to keep")
     report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
     # batch (sizes are global: over all processes)
-    prompts_per_step: int = option(32, "prompts of a rollout, and of an update's batch (DAPO: 512)")
+    prompts_per_step: int = option(32, "prompts of a sampling round, and of the batch to train on (DAPO: 512)")
     group_size: int = option(8, "completions of a prompt, G (DAPO: 16)")
     num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)")
     num_minibatches: int = option(4, "optimizer steps of a pass (DAPO: 16)")

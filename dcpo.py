@@ -194,7 +194,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """
     parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
     correct = correctness(parts, prompts, texts, truncated)
-    if "accuracy" in args.reward:  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
+    if "accuracy" in parts:  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
         missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated, strict=True)]
         parts["accuracy"] = parts["accuracy"] - torch.tensor(missing).double()
     rewards = weighted_sum(reward_functions, parts)

@@ -14,10 +14,10 @@ Against grpo.py: `normalize_std` is off and `token_weights` divides by C, never 
 from rollout to rollout; `compute_rewards` sets truncated rows to 0 after the weighted sum, so that no part of a reward
 is earned by rambling on; `--mask_truncated` keeps those rows out of the loss (they still count as rows).
 
-Deviations from the paper: log-ratios are clamped to +-20; R_i stays in its own baseline, as in the paper (leaving it
-out is a factor G / (G - 1)). Sizes and rates are presets for the small model. Left out: the r1 template's rule that an
-answer without its tags scores 0 (give such a reward with --reward file.py:function). Equation numbers at functions that
-are grpo.py's are those of its paper.
+As in the paper R_i stays in its own baseline; leaving it out is a factor G / (G - 1). Deviations: a group whose rewards
+agree has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model. Left
+out: the r1 template's rule that an answer without its tags scores 0 (give such a reward with --reward
+file.py:function). Equation numbers at functions that are grpo.py's are those of its paper.
 
     accelerate launch dr_grpo.py                           a small embedded model learns to think; nothing is downloaded
     accelerate launch dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\

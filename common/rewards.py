@@ -409,6 +409,9 @@ def load_rewards(args) -> list[Reward]:
     names = [spec.rpartition(":")[2] for spec in args.reward]
     if len(set(names)) < len(names):
         raise InputError(f"--reward {' '.join(args.reward)}: two have one name, which the metrics need; rename one")
+    taken = [spec for spec, name in zip(args.reward, names, strict=True) if name in BUILT_IN and spec != name]
+    if taken:
+        raise InputError(f"--reward {taken[0]}: your function has the name of a built-in reward; rename it")
     if "math_verify" in args.reward:
         _require_math_verify()
     functions = [BUILT_IN.get(spec) or _load_function(spec) for spec in args.reward]

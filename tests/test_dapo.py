@@ -13,7 +13,7 @@ from common.runs import InputError, Metrics, stream_seed
 from tools import ORACLES, b1, metric_rows, ragged, run_script, totals_of
 
 DAPO = ORACLES["dapo"]
-G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 0
+G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
 
 
 def args_of(**options):
@@ -94,6 +94,7 @@ def scripted_rollout(right, seen):
     visits = {}
 
     def rollout(model, prompts, n, temperature, top_p, seed, args):
+        assert (temperature, top_p) == (args.temperature, 1.0)  # top-p 0.7 is for the evaluation
         seen.append((seed, [prompt.columns["index"] for prompt in prompts]))
         completions, logprobs, ids = [], [], [prompt.ids for prompt in prompts]
         for prompt in prompts:
@@ -202,6 +203,7 @@ def test_rows_stay_whole_with_all_their_columns(processes, monkeypatch):
             assert int(batch["completion_mask"][r].sum()) == length
             assert batch["rollout_logprobs"][r, :length].tolist() == [-float(100 * i + row + 1)] * length
             assert batch["prompts"][r][batch["prompt_mask"][r]].tolist() == [9] * (1 + i % 3) + [10 + i]
+            assert all((batch[f"{x}s"][r][~batch[f"{x}_mask"][r]] == PAD).all() for x in ("prompt", "completion"))
             assert float(batch["rewards"][r]) == (1 if row < i % 5 else -1)
             assert int(batch["prompt_index"][r]) == r // G
 
@@ -223,6 +225,14 @@ def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes,
     assert groups_of(ranks) == [0, 5, 10, 15]  # of 0 5 10 15 20: the largest multiple of 2 x W
     assert (metrics["sampling/rounds"], metrics["sampling/short"], metrics["sampling/surplus"]) == (3, 1, 1)
     assert metrics["sampling/skipped"] == 0
+
+
+@pytest.mark.parametrize("processes, used", [(1, 6), (2, 4), (4, 0)])
+def test_a_short_batch_divides_over_processes_and_minibatches(processes, used, monkeypatch):
+    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=1)
+    ranks, _ = sample(monkeypatch, lambda i, visit: int(i < 7), processes, **options)
+    assert ranks[0][0][1] == 7 and ranks[0][0][4]["sampling/surplus"] == 7 - used
+    assert (groups_of(ranks) if used else ranks[0][0][0]) == (list(range(used)) or None)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -276,7 +286,7 @@ def test_resample_puts_the_rejected_first(processes, monkeypatch):
 
 
 def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
-    _, seen = sample(monkeypatch, lambda i, visit: int(i % 2), 2, steps=2, seed=3)
+    _, seen = sample(monkeypatch, lambda i, visit: int(i % 2), 2, steps=2, seed=3, temperature=0.7)
     expected = {stream_seed(3, rank, step, n) for rank in (0, 1) for step in (1, 2) for n in (0, 1)}
     assert {seed for seed, _ in seen} == expected and len(seen) == 8
 
@@ -357,10 +367,12 @@ def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_gr
     assert set(batch["rewards"].tolist()) == {1.0, -1.0}
     row = metric_rows(tmp_path / "run")[-1]
     assert row["overlong/fraction"] == row["completion/truncated"] > 0 and row["overlong/penalty"] == 0
+    assert row["reward/mean"] == pytest.approx(float(batch["rewards"].mean()))
 
 
 def test_soft_and_none_leave_truncated_rows_in_the_loss(monkeypatch, tmp_path):
-    arguments = "--overlong soft --overlong_cache 3 --max_sampling_rounds 20 --num_minibatches 1".split()
+    # The cache may be as long as the completions: then each token costs.
+    arguments = "--overlong soft --overlong_cache 12 --max_sampling_rounds 20 --num_minibatches 1".split()
     (batch,) = trained_batches(monkeypatch, tmp_path, *arguments)
     assert batch["truncated"].any() and torch.equal(batch["loss_mask"], batch["completion_mask"])
     assert float(batch["rewards"].min()) == -2  # wrong and truncated
@@ -394,7 +406,7 @@ def test_oracles(dtype, tolerance):
 
 def test_clip_higher_is_the_default_and_acts_above_only():
     args = args_of()
-    assert (args.clip_low, args.clip_high, args.kl_coef) == (0.2, 0.28, 0.0)
+    assert (args.clip_low, args.clip_high, args.kl_coef, args.eval_top_p) == (0.2, 0.28, 0.0, 0.7)
     new = torch.tensor([[math.log(1.25), math.log(1.3)]], dtype=torch.float64, requires_grad=True)
     zeros, mask = torch.zeros_like(new), torch.ones_like(new, dtype=torch.bool)
     losses, _ = dapo.policy_loss(new, zeros, zeros + 1, mask, args)

@@ -81,6 +81,8 @@ def test_bounds_of_batch_b1():
     expected = [pair for row in ORACLE["bounds"] for pair in row]
     assert low[mask].tolist() == pytest.approx([pair[0] for pair in expected], abs=1e-9)
     assert high[mask].tolist() == pytest.approx([pair[1] for pair in expected], abs=1e-9)
+    _, _, stats, _, _ = loss_of(args_of())
+    assert torch.equal(stats["bound_low"], low) and torch.equal(stats["bound_high"], high)
 
 
 CASES = [  # options, q, advantage, ratio, loss, gradient with respect to the log-prob, clip_low, clip_high, clipped
@@ -389,11 +391,13 @@ def test_the_history_survives_a_checkpoint(tmp_path):
     assert expected[:, 0].tolist() == [2, 3, 2, 1, 1, 1]
 
 
-def test_a_resumed_run_goes_on_with_the_history(tmp_path):
+def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     """Eight problems that are drawn in every step, so that the advantages of steps 3 and 4 need the first two."""
     rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:8]))
     (tmp_path / "test.jsonl").write_text("".join(rows[8:12]))
+    original, seen = dcpo.smoothed_advantages, []
+    monkeypatch.setattr(dcpo, "smoothed_advantages", lambda *arguments: seen.append(original(*arguments)) or seen[-1])
 
     def run(name, *arguments):
         options = f"--dataset {tmp_path}/train.jsonl --prompts_per_step 8 --group_size 4 --output_dir {tmp_path}/{name}"
@@ -406,6 +410,8 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path):
     assert [row["dcpo/visit"] for row in whole[1:]] == [1, 2, 3, 4]
     # From the third visit on SA_new and SA_tot differ; from the second on groups that agree train.
     assert whole[1]["dcpo/smooth_new"] == whole[2]["dcpo/smooth_new"] == 0 and whole[4]["dcpo/smooth_new"] > 0
+    for row, (new, total, _) in zip(whole[1:], seen[-8::2], strict=True):  # twice a step
+        assert row["dcpo/smooth_new"] == pytest.approx(int((new.abs() < total.abs()).sum()) / 32)
     utilization, agree = (
         [row[key] for row in whole[1:]] for key in ("dcpo/response_utilization", "advantage/zero_groups")
     )
@@ -450,6 +456,7 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     [
         ("--max_ratio 1", "max_ratio 1.0"),
         ("--max_ratio nan", "max_ratio nan"),
+        ("--max_ratio inf", "max_ratio inf"),
         ("--no_normalize_std", "--no_smooth_advantage"),
     ],
 )

@@ -41,6 +41,12 @@ def test_advantages_are_the_centred_rewards(rewards, expected):
     assert (dr_grpo.compute_advantages(rewards, args_of()) == 0).all()
 
 
+def test_the_defaults_are_the_papers():
+    args = dr_grpo.Args()
+    assert (args.normalize_std, args.kl_coef, args.clip_low, args.clip_high) == (False, 0.0, 0.2, 0.2)
+    assert args.num_minibatches > 1 and not args.mask_truncated  # with one update no clip acts
+
+
 def test_normalize_std_changes_the_loss():
     assert abs(float(loss_of(args_of())[0]) - float(loss_of(args_of(normalize_std=True))[0])) > 1e-2
 

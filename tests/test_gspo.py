@@ -97,6 +97,17 @@ def test_each_row_has_its_own_ratio():
         assert torch.equal(alone[0], together[row])
 
 
+def test_metrics_of_the_example():
+    old, new, mask, _ = example()
+    _, _, stats, _ = loss_of(args_of())
+    assert torch.allclose(
+        stats["log_s_quantiles"][:, 0].exp(), torch.tensor([max(s, 1 / s) for s in EXAMPLE["s"]]).double(), atol=1e-9
+    )
+    difference = (new - old).detach()
+    expected = torch.where(mask, difference.exp() - 1 - difference, 0)  # per token, of the token's own ratio
+    assert torch.allclose(stats["approx_kl"], expected, atol=1e-15)
+
+
 def test_the_ratio_is_the_mean_and_not_the_sum_of_logs():
     # The importance ratio of a sequence, without the 1/|o|, leaves the band with the length.
     old, mask = torch.zeros(1, 100, dtype=torch.float64), torch.ones(1, 100, dtype=torch.bool)
@@ -146,13 +157,13 @@ def test_clip_table(advantage, s, loss, gradient, low, high, level):
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_mean_is_clamped_and_not_its_tokens(level):
     # verl clamps log s at 10 and not from below. A token of log-ratio -60 beside one of +30 counts in full.
-    old, mask = torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool)
-    new = torch.tensor([[30.0, -60.0], [300.0, 300.0]], requires_grad=True)
-    losses, stats = gspo.policy_loss(new, old, -torch.ones(2, 1), mask, args_of(ratio_level=level))
+    old, mask = torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool)
+    new = torch.tensor([[30.0, -60.0], [300.0, 300.0], [-300.0, -300.0]], requires_grad=True)
+    losses, stats = gspo.policy_loss(new, old, -torch.ones(3, 1), mask, args_of(ratio_level=level))
     losses.sum().backward()
-    assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20)], rel=1e-5)
+    assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
-    assert (new.grad[1] == 0).all()  # beyond the clamp there is no gradient
+    assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
 
 def test_with_one_update_it_is_grpo():

@@ -197,6 +197,20 @@ def weights(folder):
     return load_file(folder / "model" / "model.safetensors")
 
 
+def test_the_rate_of_each_step_reaches_the_optimizer(name, tmp_path, monkeypatch):
+    # a schedule that is logged, or resumed, and never set.
+    rates = []
+
+    def update(*arguments):
+        (optimizer,) = [argument for argument in arguments if hasattr(argument, "param_groups")]
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    monkeypatch.setattr(script(name), "update", update)
+    run(name, tmp_path, "--max_steps", 4, "--learning_rate", 1e-3, "--warmup_steps", 2, "--lr_scheduler", "linear")
+    assert rates == pytest.approx([0.5e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert [row["optim/lr"] for row in metric_rows(tmp_path)[1:]] == rates
+
+
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
