@@ -303,7 +303,7 @@ def value_loss(values, old_values, returns, loss_mask, args):
     errors = torch.where(loss_mask, values - returns, 0).square()
     stats = {"mean": values}
     if args.value_clip:
-        clipped = old_values + (values - old_values).clamp(-args.value_clip, args.value_clip)
+        clipped = values.clamp(old_values - args.value_clip, old_values + args.value_clip)
         clipped_errors = torch.where(loss_mask, clipped - returns, 0).square()
         stats["clip"] = clipped_errors > errors
         errors = torch.maximum(errors, clipped_errors)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import worker
 from common.model import load_reference
 from common.runs import InputError, set_up_deepspeed, set_up_fsdp
-from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script
+from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
@@ -33,30 +33,33 @@ def run_sharded(config, *command):
     return run_script("-m", "accelerate.commands.launch", *flags.split(), *command)
 
 
-def check_update(folder):
+def check_update(folder, name="grpo", max_grad_norm="1"):
     """The update of two processes in `folder` against that of this one."""
-    worker.main("grpo", folder)
+    worker.main(name, folder, max_grad_norm)
     one, two = (torch.load(folder / f"update-{processes}.pt") for processes in (1, 2))
     assert one["before"] == two["before"] and one["after"] == two["after"] != two["before"]
     lengths = [max(map(len, two["before"][rank])) for rank in (0, 1)]
     assert lengths[0] != lengths[1]  # a rank that needed the other for each token would have waited for it
-    start = embedded("grpo")[3].state_dict()
+    start = trainable(*(embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
     moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
     apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
     assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
     saved = AutoModelForCausalLM.from_pretrained(folder / "model-2")
     assert saved.dtype == torch.bfloat16
-    assert all(torch.equal(x, two["weights"][f"lm.{name}"].bfloat16()) for name, x in saved.state_dict().items())
+    prefix = "policy.lm." if name == "ppo" else "lm."
+    assert all(torch.equal(x, two["weights"][prefix + key].bfloat16()) for key, x in saved.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, tmp_path):
+def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, tmp_path):
     # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
     # of the update for the second one; model/ from the parts.
-    result = run_sharded(strategy, ROOT / "tests" / "worker.py", "grpo", tmp_path)
+    max_grad_norm = "0" if name == "ppo" and strategy != "fsdp2" else "1"  # ZeRO clips policy and critic together
+    result = run_sharded(strategy, ROOT / "tests" / "worker.py", name, tmp_path, max_grad_norm)
     assert result.returncode == 0, result.stderr
-    check_update(tmp_path)
+    check_update(tmp_path, name, max_grad_norm)
 
 
 def test_two_machines(tmp_path):
@@ -75,11 +78,12 @@ def test_two_machines(tmp_path):
     check_update(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
+def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
-    command = [ROOT / "tests" / "sharded.py", "grpo", *options.split(), "--output_dir"]
+    command = [ROOT / "tests" / "sharded.py", name, *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
     assert result.returncode == 0, result.stderr

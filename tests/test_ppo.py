@@ -235,6 +235,14 @@ def test_value_loss_of_the_oracle():
     assert float(losses.mean()) == pytest.approx(VALUE["loss_unclipped"], abs=1e-9)
 
 
+def test_a_value_inside_the_clip_is_not_counted_whatever_rounding_says():
+    generator = torch.Generator().manual_seed(0)
+    old, returns = (torch.rand(50, 40, generator=generator) for _ in range(2))
+    values = old + 0.1 * torch.rand(50, 40, generator=generator)
+    _, stats = ppo.value_loss(values, old, returns, torch.ones(50, 40, dtype=torch.bool), args_of(value_clip=0.2))
+    assert not stats["clip"].any()
+
+
 def test_a_clipped_value_has_no_gradient_and_padding_none():
     values = torch.tensor([[0.9, 0.1, math.nan]], requires_grad=True)
     old, returns = torch.tensor([[0.5, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, math.nan]])

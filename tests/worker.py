@@ -1,6 +1,7 @@
 """Started by `accelerate launch`: one update on a given batch, whatever the number of processes and the strategy.
 
-worker.py <script> <folder>        writes update-<processes>.pt: what was sampled before and after the update, the
+worker.py <script> <folder> [max_grad_norm]
+                                   writes update-<processes>.pt: what was sampled before and after the update, the
                                    weights after it, and its metrics; and the model as `from_pretrained` loads it
 """
 
@@ -28,9 +29,9 @@ def sampled(accelerator, model, policy, module, tokenizer, args):
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
 
-def main(name, folder):
+def main(name, folder, max_grad_norm="1"):
     module = script(name)
-    args = module.Args(**OPTIONS)
+    args = module.Args(**OPTIONS, max_grad_norm=float(max_grad_norm))
     accelerator = launch(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
     tokenizer = module.load_tokenizer(args)
