@@ -26,7 +26,8 @@ Left out: SimPO, KTO, hinge and other relatives; a reference other than the star
     accelerate launch dpo.py                     the embedded model and pairs of its own; nothing is downloaded
     accelerate launch dpo.py --rounds 4          again and again, each time with the current policy
     accelerate launch dpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
-        --dataset trl-lib/ultrafeedback_binarized --learning_rate 5e-7 --warmup_steps 150 --pairs_per_step 64 --micro_batch_size 8 --max_length 1024
+        --dataset trl-lib/ultrafeedback_binarized --learning_rate 5e-7 --warmup_steps 150 --pairs_per_step 64 \\
+        --micro_batch_size 8
 """
 
 import contextlib
