@@ -122,7 +122,7 @@ class Args:
     report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
     # batch (sizes are global: over all processes)
     pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)")
-    num_epochs: int = option(2, "passes over the pairs of a round")
+    num_epochs: int = option(1, "passes over the pairs of a round")
     micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
     # pairs of its own, where --dataset holds prompts
     rounds: int = option(1, "how often pairs are made, each time with the current policy, and trained on")

@@ -484,6 +484,8 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
         note += f", {dropped} with equal or empty completions dropped"
     if cut:
         note += f", {cut} cut to {args.max_length} tokens"
+    if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
+        note += f", {unknown} with characters unknown to the tokenizer"
     return pairs, note
 
 

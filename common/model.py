@@ -264,8 +264,8 @@ def load_policy(args, tokenizer, device="cpu"):
     return policy.train()
 
 
-def load_model(auto_class, args, **changes):
-    """A model of `auto_class` without dropout, its config changed by `changes`.
+def load_model(auto_class, args, num_labels=None):
+    """A model of `auto_class` without dropout; a classifier has `num_labels` labels.
 
     Returns the model, the dtype and the dropout values of its checkpoint, and the names of weights that it lacks.
     """
@@ -275,11 +275,16 @@ def load_model(auto_class, args, **changes):
     logging.disable_progress_bar()
     path = model_path(args)
     try:
-        config = AutoConfig.from_pretrained(path, **changes)
+        config = AutoConfig.from_pretrained(path)
         saved_dtype = config.dtype or torch.float32
         dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
         for name in dropout:
             setattr(config, name, 0.0)
+        if num_labels:
+            trained = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+            if trained and config.num_labels != num_labels:
+                raise ValueError(f"a classifier of {config.num_labels} labels, needed is {num_labels}")
+            config.num_labels = num_labels
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
         lm, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
