@@ -330,7 +330,7 @@ def pair_losses(model, batch, args):
     return losses, stats
 
 
-def update(accelerator, model, optimizer, pairs, args, metrics):
+def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
     """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
     pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
     size, step_loss = args.micro_batch_size // 2, 0.0
@@ -489,7 +489,7 @@ def main(argv=None):
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, args)
-            update(accelerator, model, optimizer, pairs, args, metrics)
+            update_pairs(accelerator, model, optimizer, pairs, args, metrics)
             run.step += 1
             pair_metrics(metrics, pairs, start, accelerator.device)
             result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
