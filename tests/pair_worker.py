@@ -44,6 +44,8 @@ def main(name, folder):
         result |= {"made": [tuple(pair) for pair in made], "rows": rows, "yield": metrics.reduce(accelerator)}
         pairs = module.with_reference(accelerator, model, pairs, args)
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
+        # Away from the reference: at a margin of 0 rounding decides what counts as right.
+        pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
         state = module.Round(args)
         state.begin(pairs, [])
     else:
