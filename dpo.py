@@ -471,6 +471,8 @@ def main(argv=None):
             metrics.add("time/pairs_s", time.perf_counter() - start)
             round_metrics = metrics.reduce(accelerator)
             run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
+            if train_prompts and rows:
+                run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
             if current.steps_left() == 0 and args.max_steps != 0:
                 sizes = f"{len(pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
                 if run.step == 0:

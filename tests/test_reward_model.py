@@ -30,7 +30,7 @@ def with_random_head(model):
 def test_oracle(dtype, tolerance):
     chosen, rejected = (torch.tensor(ORACLE[name], dtype=dtype, requires_grad=True) for name in ("chosen", "rejected"))
     losses = reward_model.reward_loss(chosen, rejected, reward_model.Args())
-    assert losses.shape == (3,) and float(losses.mean()) == pytest.approx(ORACLE["loss"], abs=tolerance)
+    assert losses.shape == (3,) and float(losses.mean().detach()) == pytest.approx(ORACLE["loss"], abs=tolerance)
     gradients = torch.autograd.grad(losses.sum(), (chosen, rejected))
     expected = [-1 / (1 + math.exp(w - r)) for w, r in zip(ORACLE["chosen"], ORACLE["rejected"], strict=True)]
     assert gradients[0].tolist() == pytest.approx(expected, abs=1e-6) and torch.equal(gradients[0], -gradients[1])
@@ -50,7 +50,8 @@ def test_scores_start_equal_and_the_loss_at_ln_2():
     losses, stats = reward_model.pair_losses(model, pair_batch(pairs, "cpu"), args)
     assert losses.tolist() == pytest.approx([math.log(2)] * 8) and (stats["rewards/accuracy"] == 0.5).all()
     losses.sum().backward()
-    assert float(model.lm.score.weight.grad.abs().max()) > 1e-3  # a head of zeros still learns
+    assert float(model.lm.score.weight.grad.abs().max()) > 1e-3  # a head of zeros learns, at first alone
+    assert all((p.grad == 0).all() for name, p in model.lm.named_parameters() if name != "score.weight")
 
 
 def test_a_score_depends_on_neither_padding_nor_its_neighbours():
