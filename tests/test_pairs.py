@@ -19,7 +19,19 @@ from tools import ROOT, GradientRecorder, largest_difference, metric_rows, run_s
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
 
 # A few steps on given pairs, the same in both scripts.
-QUICK = "--dataset common/tiny/pairs --pairs_per_step 8 --max_steps 4 --eval_every 2".split()
+QUICK = "--pairs_per_step 8 --max_steps 4 --eval_every 2".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pairs(tmp_path_factory):
+    """A folder of 96 pairs for training and 16 for evaluation, the dataset of `run`."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, rows in (("train", 96), ("test", 16)):
+        lines = (ROOT / "common" / "tiny" / "pairs" / f"{split}.jsonl").read_text().splitlines()[:rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    QUICK[:0] = ["--dataset", str(folder)]
+    yield
+    del QUICK[:2]
 
 
 def run(name, folder, *arguments):
@@ -155,10 +167,8 @@ def test_resume_with_other_options_names_them(name, tmp_path):
 
 
 def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
-    run(
-        name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 200, "--num_epochs", 2, "--micro_batch_size", 512
-    )
-    assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 982 x 2 / 200
+    run(name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 20, "--num_epochs", 2)
+    assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 96 x 2 / 20
     assert all("eval/accuracy" in metric_rows(tmp_path / "all")[step] for step in (0, 9))
     run(name, tmp_path / "capped", "--max_steps", 3, "--eval_every", 0)
     rows = metric_rows(tmp_path / "capped")
@@ -179,10 +189,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
      ("prompt_template", "1+{prompt}"), ("system_prompt", "1+2?")],
 )  # fmt: skip
 def test_every_option_changes_the_run(name, option, value, tmp_path):
-    for split, rows in (("train", 32), ("test", 8)):  # two steps a pass
-        lines = (ROOT / "common" / "tiny" / "pairs" / f"{split}.jsonl").read_text().splitlines()[:rows]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    options = ["--dataset", tmp_path, "--pairs_per_step", 16, "--eval_every", 0, "--max_steps", 3]
+    options = ["--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3]  # two steps a pass
     epochs = ["--num_epochs", 1 if option == "num_epochs" else 2]
     run(name, tmp_path / "a", *options, *epochs)
     run(name, tmp_path / "b", *options, *epochs, f"--{option}", value)
@@ -236,7 +243,7 @@ def zip_weights(result, folder, name):
         ("--dataset common/tiny --dataset_split dev", "dev"),
         ("--model_name_or_path /no/such", "no/such"),
         ("--report_to trackio", "trackio"),
-        ("--pairs_per_step 1000", "982 pairs x"),
+        ("--pairs_per_step 1000", "96 pairs x"),
         ("--num_epochs 0", "num_epochs"),
     ],
 )
@@ -244,7 +251,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "common").symlink_to(ROOT / "common")
     arguments = [*QUICK, *arguments.split()]
-    if message.startswith("982"):
+    if message.startswith("96"):
         arguments += ["--num_epochs", "1"]
     with pytest.raises(InputError) as error:
         script(name).main(arguments)
