@@ -39,11 +39,11 @@ from common.model import (
     ActorCritic,
     completion_texts,
     gathered,
+    learned_reward,
     left_pad,
     load_critic,
     load_policy,
     load_reference,
-    load_reward_model,
     load_tokenizer,
     save_pretrained,
     split_rollout,
@@ -519,7 +519,7 @@ def main(argv=None):
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     if args.reward_model_path:
-        reward_functions = [load_reward_model(args, train_prompts, accelerator.device)]
+        reward_functions = [learned_reward(args, train_prompts, accelerator.device)]
     critic = load_critic(args, policy)
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each

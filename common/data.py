@@ -1,4 +1,4 @@
-"""Prompts from any common dataset format, and the endless prompt sampler.
+"""Prompts and preference pairs from any common dataset format, and the endless prompt sampler.
 
 `load_prompts` finds the splits, reads the rows, merges those that repeat, puts `--prompt_template` and
 `--system_prompt` around the text, and tokenizes. It goes by the columns:
@@ -8,8 +8,11 @@
     verl            prompt, reward_model (a dict with ground_truth), as in DAPO-Math-17k
     TRL             prompt; prompt, chosen, rejected; or chosen, rejected alone (as in hh-rlhf); plain text or messages
     anything else   --prompt_column and --answer_column
+
+`load_pairs` reads TRL's preference formats: an explicit prompt or one that both conversations share.
 """
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +27,19 @@ from common.rewards import extract_answer
 from common.runs import InputError
 
 EMBEDDED = Path(__file__).parent / "tiny"
+EMBEDDED_PAIRS = EMBEDDED / "pairs"
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model", "solution")
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
+
+
+class Pair(NamedTuple):
+    prompt: list[int]  # token ids
+    chosen: list[int]  # token ids of the better completion, its EOS included
+    rejected: list[int]
+    ref_chosen: float = 0.0  # log-prob of the whole completion under the reference; dpo.py fills it in
+    ref_rejected: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,14 +81,26 @@ def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], li
     else:
         train, evaluation = hold_out(train, args.seed)
         eval_note = "held out of these"
-    if 0 < args.eval_prompts < len(evaluation):
-        chosen = np.random.default_rng(args.seed).permutation(len(evaluation))[: args.eval_prompts]
-        eval_note += f", chosen from {len(evaluation)}"
-        evaluation = [evaluation[i] for i in sorted(chosen)]
+    evaluation, eval_note = limit(evaluation, args.eval_prompts, args.seed, eval_note)
     trained = {prompt_key(p.prompt) for p in train}
     if seen := sum(prompt_key(p.prompt) in trained for p in evaluation):
         eval_note += f", {seen} also in training"
     return train, evaluation, f"training: {len(train)} prompts ({note}); evaluation: {len(evaluation)} ({eval_note})"
+
+
+def load_eval_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
+    """The prompts of `--eval_dataset` alone, for a script that trains on something else, and a line on them."""
+    evaluation, note = read_prompts(find_eval_source(args, {}), args, tokenizer, needs_answers)
+    evaluation, note = limit(evaluation, args.eval_prompts, args.seed, note)
+    return evaluation, f"evaluation: {len(evaluation)} prompts ({note})"
+
+
+def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
+    """`most` of the rows (0: all), chosen by `seed`, in their order."""
+    if not 0 < most < len(rows):
+        return rows, note
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
+    return [rows[i] for i in sorted(chosen)], f"{note}, chosen from {len(rows)}"
 
 
 # --- splits ------------------------------------------------------------------------------------------------
@@ -286,7 +310,7 @@ def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
 def check_prompt(prompt: Any, where: str) -> str | list[dict]:
     """The prompt; messages lose the keys that are None, which Arrow adds where only other rows have them."""
     if isinstance(prompt, list) and all(map(is_message, prompt)):
-        prompt = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+        prompt = without_none(prompt)
         texts = [message["content"] for message in prompt]
     elif isinstance(prompt, str | None):
         texts = [prompt or ""]
@@ -294,11 +318,19 @@ def check_prompt(prompt: Any, where: str) -> str | list[dict]:
         raise InputError(f"{where}: the prompt is neither text nor a list of messages with role and content")
     if not texts or not texts[-1].strip():
         raise InputError(f"{where}: the prompt is empty")
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:  # JSON can hold half a surrogate pair, no tokenizer takes it
-        raise InputError(f"{where}: the prompt is not valid Unicode: {error}") from None
+    check_unicode("".join(texts), "the prompt", where)
     return prompt
+
+
+def check_unicode(text: str, what: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can hold half a surrogate pair, no tokenizer takes it
+        raise InputError(f"{where}: {what} is not valid Unicode: {error}") from None
+
+
+def without_none(messages: list[dict]) -> list[dict]:
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 def is_message(value: Any) -> bool:
@@ -315,7 +347,7 @@ def answer_text(value: Any) -> str | None:
     return str(value).strip() or None if isinstance(value, str | int | float) else None
 
 
-def hold_out(prompts: list[Prompt], seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def hold_out(prompts: list, seed: int) -> tuple[list, list]:
     if len(prompts) < 2:
         raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
     size = min(512, max(1, len(prompts) // 20))
@@ -384,6 +416,123 @@ def trim_special(ids: list[int], tokenizer) -> list[int]:
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]
     return ids
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
+    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and one line on where they come from.
+
+    Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
+    messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. `embedded`
+    are pairs sampled from the embedded model. Bad rows are InputErrors that name file and row.
+    """
+    args = copy.copy(args)
+    for name in ("dataset", "eval_dataset"):
+        if getattr(args, name) == "embedded":
+            setattr(args, name, str(EMBEDDED_PAIRS))
+    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
+    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
+    eval_source = find_eval_source(args, splits)
+    train, note = read_pairs(source, args, tokenizer)
+    trained = list(dict.fromkeys(key for key, _ in train))
+    if eval_source:
+        evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
+    else:
+        trained, held_out = map(set, hold_out(trained, args.seed))
+        evaluation, eval_note = [row for row in train if row[0] in held_out], "held out of these by prompt"
+        train = [row for row in train if row[0] in trained]
+    evaluation, eval_note = limit(evaluation, most_eval, args.seed, eval_note)
+    trained = set(trained)
+    if seen := sum(key in trained for key, _ in evaluation):
+        eval_note += f", {seen} of prompts also in training"
+    summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
+    return [pair for _, pair in train], [pair for _, pair in evaluation], summary
+
+
+def holds_pairs(source: Source) -> bool:
+    """Whether a source has preference pairs, by the columns of its first row."""
+    _, row = next(read_json(source.data) if is_json(source) else read_dataset(source), (None, {}))
+    return row.keys() >= {"chosen", "rejected"}
+
+
+def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]], str]:
+    """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
+    rows, answers = [], []
+    for where, row in read_json(source.data) if is_json(source) else read_dataset(source):
+        prompt, chosen, rejected = split_pair(row, args, where)
+        rows.append(Row(where, prompt, None, {}))
+        answers += [chosen, rejected]
+    if not rows:
+        raise InputError(f"{source.name}: no rows")
+    prompts = tokenize(rows, args, tokenizer)
+    encoded = tokenizer(answers, add_special_tokens=False, verbose=False)["input_ids"]
+    pairs, cut, dropped = [], 0, 0
+    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        whole = Pair(prompt, *(end_with_eos(encoded[2 * i + j], tokenizer, row.where) for j in (0, 1)))
+        pair = cut_pair(whole, args.max_length)
+        if pair.chosen == pair.rejected or not answers[2 * i].strip() or not answers[2 * i + 1].strip():
+            dropped += 1
+        else:
+            cut += pair != whole
+            pairs.append((prompt_key(row.prompt), pair))
+    if not pairs:
+        raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
+    note = source.name
+    if dropped:
+        note += f", {dropped} with equal or empty completions dropped"
+    if cut:
+        note += f", {cut} cut to {args.max_length} tokens"
+    if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
+        note += f", {unknown} with characters unknown to the tokenizer"
+    return pairs, note
+
+
+def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
+    """(prompt, chosen text, rejected text) of a row in any of the formats."""
+    answers = [row.get(name) for name in ("chosen", "rejected")]
+    messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
+    if not messages and not all(isinstance(answer, str) for answer in answers):
+        has = ", ".join(row)
+        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages; it has {has}")
+    if messages:
+        answers = [without_none(answer) for answer in answers]
+    if args.prompt_column and args.prompt_column not in row:
+        raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
+    prompt = row.get(args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None))
+    whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
+    if prompt is None or whole:
+        prompt = check_prompt(shared_prompt(*answers), where)
+        answers = [answer[len(prompt) :] for answer in answers]
+    else:
+        prompt = check_prompt(prompt, where)
+        if messages and isinstance(prompt, list) and all(answer[: len(prompt)] == prompt for answer in answers):
+            answers = [answer[len(prompt) :] for answer in answers]
+    if messages:
+        if any(len(answer) != 1 or answer[0]["role"] != "assistant" for answer in answers):
+            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
+        answers = [answer[0]["content"] for answer in answers]
+    check_unicode("".join(answers), "a completion", where)
+    return prompt, *answers
+
+
+def end_with_eos(ids: list[int], tokenizer, where: str) -> list[int]:
+    """The completion's ids with EOS at their end and nowhere else."""
+    ids = ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+    if tokenizer.eos_token_id in ids:
+        raise InputError(f"{where}: a completion holds the end token {tokenizer.eos_token!r} before its end")
+    return [*ids, tokenizer.eos_token_id]
+
+
+def cut_pair(pair: Pair, max_length: int) -> Pair:
+    """The pair in at most `max_length` tokens a row: the prompt loses its first ones, the same for both completions;
+    when one is left of it, the completions lose those before EOS."""
+    room = max_length - max(len(pair.chosen), len(pair.rejected))
+    prompt = pair.prompt[-max(1, room) :]
+    most = max_length - len(prompt)
+    completions = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pair[1:3]]
+    return Pair(prompt, *completions)
 
 
 # --- sampler ----------------------------------------------------------------------------------------------------------

@@ -308,11 +308,30 @@ def sharing_is_exact(policy):
 def load_policy(args, tokenizer, accelerator=None):
     """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
 
-    It lies on the accelerator's device, under FSDP2 and DeepSpeed on CPU until `prepare` moves each process's part.
     Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
     repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    entropy_grad = getattr(args, "entropy_coef", 0) != 0
+    policy = Policy(lm.eval().to(first_device(accelerator)), tokenizer, args.temperature, entropy_grad)
+    policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
+    policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
+    if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
+        policy.shares_prompts = False
+    if args.gradient_checkpointing:  # it switches the cache off
+        policy.shares_prompts = False
+        enable_checkpointing(lm)
+    return policy.train()
+
+
+def load_model(auto_class, args, num_labels=None):
+    """A model of `auto_class` without dropout; a classifier has `num_labels` labels.
+
+    Returns the model, the dtype and the dropout values of its checkpoint, and the names of weights that it lacks.
+    """
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -323,24 +342,22 @@ def load_policy(args, tokenizer, accelerator=None):
         dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
         for name in dropout:
             setattr(config, name, 0.0)
-        lm = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation
-        )
+        if num_labels:
+            trained = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+            if trained and config.num_labels != num_labels:
+                raise ValueError(f"a classifier of {config.num_labels} labels, needed is {num_labels}")
+            config.num_labels = num_labels
+        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+        lm, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
-    sharded = is_sharded(accelerator)
-    device = "cpu" if accelerator is None or sharded else accelerator.device
-    policy = Policy(lm.eval().to(device), tokenizer, args.temperature, entropy_grad=args.entropy_coef != 0)
-    policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
-    policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
-    if sharded:  # each pass waits for the other processes, and sharing takes more passes for some batches than others
-        policy.shares_prompts = False
-    if args.gradient_checkpointing:  # it switches the cache off
-        policy.shares_prompts = False
-        # The second name is that of transformers before 5.23.
-        enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-    return policy.train()
+    return lm, saved_dtype, dropout, info["missing_keys"]
+
+
+def enable_checkpointing(lm):
+    # The second name is that of transformers before 5.23.
+    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def load_critic(args, policy):
@@ -366,7 +383,7 @@ def load_reference(args, tokenizer, accelerator=None):
     return reference
 
 
-def load_reward_model(args, prompts, device):
+def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
     It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
@@ -391,6 +408,7 @@ def load_reward_model(args, prompts, device):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id  # by it the model finds the last token
+    tokenizer.padding_side = "right"
     model.requires_grad_(False).eval().to(device)
 
     def reward_model(prompts, completions, truncated, **columns):
@@ -410,6 +428,11 @@ def load_reward_model(args, prompts, device):
     if any(tokenizer.unk_token_id in row for row in ids):
         raise InputError(f"--reward_model_path {path}: its tokenizer does not know characters of the prompts")
     return Reward("reward_model", 1.0, reward_model)
+
+
+def first_device(accelerator):
+    """Where a model is loaded: under FSDP2 and DeepSpeed on CPU until `prepare` moves each process's part."""
+    return "cpu" if accelerator is None or is_sharded(accelerator) else accelerator.device
 
 
 def is_sharded(accelerator):
@@ -547,3 +570,96 @@ def completion_texts(tokenizer, batch):
     rows = zip(batch["completions"].tolist(), batch["completion_mask"].sum(dim=1).tolist(), strict=True)
     ids = [ids[:length] for ids, length in rows]
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+# --- preference pairs ---
+
+
+def pair_batch(pairs, device):
+    """Pairs as a batch of 2B rows for one forward: all chosen completions, then all rejected ones; the columns of
+    `Policy.forward`, and the reference's log-probs (2B,) of whole completions."""
+    prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
+    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    width = max(map(len, rows))
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
+    return {
+        "prompts": prompts,
+        "prompt_mask": prompt_mask,
+        "completions": torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device),
+        "completion_mask": torch.arange(width, device=device)[None] < lengths,
+        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
+        "ref_logprobs": torch.tensor(ref_logprobs, device=device),
+    }
+
+
+def pair_tokens(pair):
+    """Tokens of the longer of its two rows."""
+    return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
+
+
+def spread_pairs(accelerator, pairs, args):
+    """All pairs in single forwards of this process: (indices, real, batch), equally many on all processes.
+
+    `real` (B,) is false for the fillers that make them so. Sorted by length, so that a forward needs little padding.
+    """
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
+    places = range(rank, -(-len(pairs) // processes) * processes, processes)
+    size = args.micro_batch_size // 2
+    for start in range(0, len(places), size):
+        part = places[start : start + size]
+        indices = [order[place % len(pairs)] for place in part]
+        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
+        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
+
+
+class RewardModel(nn.Module):
+    """A sequence classifier of one label whose forward gives the scores of completions; what Accelerate prepares."""
+
+    def __init__(self, lm, tokenizer):
+        super().__init__()
+        self.lm = lm
+        self.pad_token = tokenizer.pad_token_id
+        self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
+
+    def forward(self, batch):
+        """Float32 scores (R,) of prompt and completion, read at the completion's last token.
+
+        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T).
+        """
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (R, P + T)
+        ids = torch.cat([batch["prompts"], batch["completions"]], dim=1)
+        ids = torch.where(mask, ids, self.pad_token)  # the model reads the score at the last token that is not this one
+        scores = self.lm(
+            input_ids=ids, attention_mask=mask.long(), position_ids=positions(mask), use_cache=False
+        ).logits
+        return scores[:, 0].float()
+
+
+def load_reward_model(args, tokenizer, accelerator=None):
+    """The model of `--model_name_or_path` as a `RewardModel`, in training mode, without dropout.
+
+    A causal language model gets a scalar head of zeros, so that all scores start equal. A tokenizer that pads with its
+    EOS gets a pad token of its own: `AutoModelForSequenceClassification` looks for the last token that is not padding,
+    and would step back over the EOS that ends the completion.
+    """
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports the new head and the language-model head it leaves out
+    lm, saved_dtype, dropout, missing = load_model(AutoModelForSequenceClassification, args, num_labels=1)
+    logging.set_verbosity(verbosity)
+    for name in missing:
+        torch.nn.init.zeros_(lm.get_parameter(name))
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
+            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    lm.config.pad_token_id = tokenizer.pad_token_id
+    if args.gradient_checkpointing:
+        enable_checkpointing(lm)
+    model = RewardModel(lm.eval().to(first_device(accelerator)), tokenizer)
+    model.saved_dtype, model.saved_dropout, model.saved_generation_config = saved_dtype, dropout, None
+    return model.train()

@@ -119,22 +119,34 @@ def check_args(args):
         "prompts_per_step group_size num_epochs num_minibatches micro_batch_size max_new_tokens max_prompt_tokens"
     )
     positive += " keep_checkpoints temperature learning_rate clip_high eval_samples eval_k"
-    not_negative = (
-        "max_steps warmup_steps save_every eval_every eval_prompts micro_batch_tokens rollout_batch_size seed"
-    )
+    positive += " pairs_per_step rounds pair_prompts pair_samples max_length beta"
+    not_negative = "warmup_steps save_every eval_every eval_prompts micro_batch_tokens rollout_batch_size seed"
     not_negative += " weight_decay max_grad_norm kl_coef entropy_coef std_eps eval_temperature adam_beta1 adam_beta2"
+    not_negative += " nll_coef center_coef"
+    names = {field.name for field in dataclasses.fields(args)}  # dpo.py and reward_model.py lack some of these
     for name in positive.split():
-        if not 0 < getattr(args, name) < math.inf:
+        if name in names and not 0 < getattr(args, name) < math.inf:
             raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
     for name in not_negative.split():
-        if not 0 <= getattr(args, name) < math.inf:
+        if name in names and not 0 <= getattr(args, name) < math.inf:
             raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
+    if max(args.adam_beta1, args.adam_beta2) >= 1:
+        raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
+    if args.resume and not args.output_dir:
+        raise InputError("--resume needs --output_dir, the folder of the run to go on with")
+    if "pairs_per_step" in names:
+        check_pairs(args)
+    else:
+        check_rollouts(args)
+    if "eval_samples" in names:
+        check_sampling(args)
+
+
+def check_rollouts(args):
     if not 0 < args.clip_low <= 1:
         raise InputError(f"--clip_low {args.clip_low}: must lie in (0, 1], the ratio is clipped below 1 - clip_low")
-    if not 0 < args.eval_top_p <= 1:
-        raise InputError(f"--eval_top_p {args.eval_top_p}: must lie in (0, 1]")
-    if args.eval_k > args.eval_samples and args.eval_temperature > 0:
-        raise InputError(f"--eval_k {args.eval_k} is more than --eval_samples {args.eval_samples}")
+    if args.max_steps < 0:
+        raise InputError(f"--max_steps {args.max_steps}: must not be negative")
     num_processes = world_size()
     if args.prompts_per_step % (num_processes * args.num_minibatches):
         raise InputError(
@@ -143,16 +155,45 @@ def check_args(args):
         )
     if args.dual_clip and args.dual_clip <= 1:
         raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")
-    if max(args.adam_beta1, args.adam_beta2) >= 1:
-        raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
-    most = max(args.group_size, args.eval_samples)
+
+
+def check_pairs(args):
+    if args.max_steps < -1:
+        raise InputError(f"--max_steps {args.max_steps}: must be -1 (no cap), 0 or more")
+    if args.max_steps < 0 and args.lr_scheduler != "constant":
+        raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
+    num_processes = world_size()
+    if args.pairs_per_step % num_processes:
+        raise InputError(f"--pairs_per_step {args.pairs_per_step} is not a multiple of {num_processes} processes")
+    if args.micro_batch_size < 2:
+        raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
+    if args.max_length < 3:
+        raise InputError(f"--max_length {args.max_length}: a prompt, a completion and EOS are at least 3 tokens")
+
+
+def check_sampling(args):
+    if not 0 < args.eval_top_p <= 1:
+        raise InputError(f"--eval_top_p {args.eval_top_p}: must lie in (0, 1]")
+    if args.eval_k > args.eval_samples and args.eval_temperature > 0:
+        raise InputError(f"--eval_k {args.eval_k} is more than --eval_samples {args.eval_samples}")
+    samples = "group_size" if hasattr(args, "group_size") else "pair_samples"
+    most = max(getattr(args, samples), args.eval_samples)
     if 0 < args.rollout_batch_size < most:
         raise InputError(
             f"--rollout_batch_size {args.rollout_batch_size}: the completions of one prompt are sampled together, "
-            f"{most} are needed (the larger of --group_size and --eval_samples)"
+            f"{most} are needed (the larger of --{samples} and --eval_samples)"
         )
-    if args.resume and not args.output_dir:
-        raise InputError("--resume needs --output_dir, the folder of the run to go on with")
+
+
+def pair_equation(args, accelerator):
+    """Devices and sizes of a step over preference pairs, once, as an equation."""
+    pairs, processes = args.pairs_per_step, accelerator.num_processes
+    threads = f" ({torch.get_num_threads()} threads each)" if accelerator.device.type == "cpu" else ""
+    return (
+        f"processes: {processes} on {accelerator.device.type}{threads}\n"
+        f"a step: {pairs} pairs = {2 * pairs} completions, {2 * pairs // processes} on each process, at most "
+        f"{args.micro_batch_size // 2} pairs in a forward; {args.num_epochs} passes over the pairs"
+    )
 
 
 def learning_rate(step, args):
@@ -276,6 +317,20 @@ def reward_metrics(metrics, rewards, group_size):
     groups = rewards.view(-1, group_size)
     if group_size > 1:
         metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+
+
+def pair_metrics(metrics, pairs, start, device):
+    """Lengths of this process's pairs of a step, seconds and tokens per second of its update, and peak memory.
+
+    The tokens count the prompt once for each of the two completions.
+    """
+    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    seconds = time.perf_counter() - start
+    metrics.add("time/update_s", seconds)
+    metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
+    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
 def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):
@@ -496,7 +551,8 @@ class Run:
                 cut_back(self.folder / name, self.step if path else -1)
         self.accelerator.wait_for_everyone()
         hidden = not self.accelerator.is_main_process or self.args.max_steps == 0
-        self.bar = tqdm(total=self.args.max_steps, initial=self.step, unit="step", disable=hidden)
+        total = self.args.max_steps if self.args.max_steps > 0 else None
+        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
 
     def check_checkpoint(self, path):
         if not (path / "meta.json").exists():
@@ -542,6 +598,7 @@ class Run:
     def progress(self, metrics):
         """Advance the progress bar."""
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
+        shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
 
@@ -582,7 +639,9 @@ class Run:
     def finish(self):
         """Print the closing line: the score before and after."""
         self.bar.close()
-        name = next((name for name in ("eval/pass@1", "eval/reward") if name in (self.last_eval or {})), None)
+        name = next(
+            (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
+        )
         scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
         seconds = time.perf_counter() - self.started
         self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
@@ -600,12 +659,21 @@ def append(path, rows):
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def write_rows(path, rows):
+    """A JSONL file of these rows alone."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
 def cut_back(path, step):
     """Keep the complete lines of a JSONL file up to `step`: later ones were written after the checkpoint."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    write_text(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+
+
+def write_text(path, text):
+    """Write a file in one act: there is the old one or the new one, never a part."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 

@@ -35,6 +35,9 @@ DIFFERS = {
     ("ppo.py", "update"): ("advantages here, the critic, target_kl", 64),
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 40),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
+    ("reward_model.py", "main"): ("steps over given pairs, no rollout", 65),
+    ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 110),
+    ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }
 # Removed lines, added lines and hunks against grpo.py, the module docstring and the help texts left out.
 BUDGETS = {"dr_grpo.py": (15, 15, 12), "dapo.py": (60, 160, 25), "gspo.py": (60, 120, 20), "dcpo.py": (60, 120, 20)}

@@ -470,14 +470,14 @@ def save_reward_model(folder, tokenizer, **config):
 
 
 def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
-    from common.model import load_reward_model
+    from common.model import learned_reward
     from common.rewards import score
 
     _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
     model = save_reward_model(tmp_path, tokenizer)
     prompts, _, _ = load_prompts(args, tokenizer, True)
     args.reward_model_path = str(tmp_path)
-    reward = load_reward_model(args, prompts, torch.device("cpu"))
+    reward = learned_reward(args, prompts, torch.device("cpu"))
     texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
     truncated = [False, False, False, True]
     scores = score(reward, prompts[:4], texts, truncated)
@@ -489,7 +489,7 @@ def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    from common.model import EMBEDDED, load_reward_model
+    from common.model import EMBEDDED, learned_reward
 
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)
@@ -501,7 +501,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     ]:
         args.reward_model_path = str(path)
         with pytest.raises(InputError, match=message) as error:
-            load_reward_model(args, prompts, torch.device("cpu"))
+            learned_reward(args, prompts, torch.device("cpu"))
         assert "\n" not in str(error.value)
 
 

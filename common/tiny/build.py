@@ -20,6 +20,13 @@ prompts again and is evaluated on sums that no training has shown.
 Takes about two minutes on one core; again on the same machine it writes the same bytes. Measured on `test.jsonl`, 32
 samples a problem at temperature 1: a third of the answers in steps, 0.95 of them right; two thirds straight, 0.07 of
 them right; pass@1 0.36, 17 tokens on average, 47 at most.
+
+`pairs/` holds preference pairs sampled from this model, the default data of reward_model.py. With another model they
+are to be made again, and copied from the two pairs-round-1.jsonl:
+
+    python dpo.py --max_steps 0 --pair_prompts 1024 --output_dir runs/pairs-train
+    python dpo.py --max_steps 0 --pair_prompts 128 --dataset_split test --eval_split train --eval_prompts 8 \\
+        --output_dir runs/pairs-test
 """
 
 import json

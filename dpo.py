@@ -1,0 +1,525 @@
+"""DPO: Direct Preference Optimization (arXiv 2305.18290, Eq. 7); cDPO, IPO, robust DPO; rounds of its own pairs.
+
+From pairs of a chosen completion y_w and a rejected one y_l of a prompt x, and no reward model, critic or sampling in
+training: the reward that a policy is optimal for under a KL penalty beta is r(x, y) = beta log(pi / pi_ref) + const(x),
+which is put into Bradley-Terry. With l(y) = sum_t log pi(y_t | x, y_<t) over the completion, its EOS included,
+
+    h = (l(y_w) - l(y_l)) - (l_ref(y_w) - l_ref(y_l))
+    sigmoid    L = -log sigmoid(beta h)                                                             Eq. 7
+               with label_smoothing e (cDPO)   -(1-e) log sigmoid(beta h) - e log sigmoid(-beta h)
+    robust     L = (-(1-e) log sigmoid(beta h) + e log sigmoid(-beta h)) / (1 - 2e)                 arXiv 2403.00409
+    ipo        L = (h - 1 / (2 beta))^2                                                             2310.12036, Eq. 17
+
+and the mean over the pairs of a step is minimized. The reference is the policy at its start: its log-probs are computed
+once, then it is not kept. At the first step h = 0 and the first two losses are ln 2, whatever beta is. h grows as well
+when both log-probs fall, the rejected one faster: watch logps/chosen; nll_coef adds -l(y_w) / |y_w| against it.
+
+The data are preference pairs, or prompts with a rule reward. From prompts it makes its own pairs: the best against the
+worst of pair_samples completions of the current policy, for each prompt where these differ, written to
+pairs-round-1.jsonl as a preference dataset that can be used again. With more rounds it does so again, with the policy
+as it then is, which is also the reference of that round: that is the answer to DPO's being off-policy.
+
+Deviations from the paper: AdamW in place of RMSprop, no warm-up by default; dropout is off. Sizes and rates are presets
+for the small model.
+Left out: SimPO, KTO, hinge and other relatives; a reference other than the starting policy.
+
+    accelerate launch dpo.py                     the embedded model and pairs of its own; nothing is downloaded
+    accelerate launch dpo.py --rounds 4          again and again, each time with the current policy
+    accelerate launch dpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset trl-lib/ultrafeedback_binarized --learning_rate 5e-7 --warmup_steps 150 --pairs_per_step 64 \\
+        --micro_batch_size 8
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from accelerate.utils import gather_object
+from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
+
+from common.data import (
+    Pair,
+    PromptSampler,
+    find_eval_source,
+    find_splits,
+    get_split,
+    holds_pairs,
+    load_eval_prompts,
+    load_pairs,
+    load_prompts,
+)
+from common.generation import decode, sampling_config, seeded
+from common.masked import completion_mask, pass_at_k
+from common.model import (
+    completion_texts,
+    gathered,
+    left_pad,
+    load_policy,
+    load_tokenizer,
+    pair_batch,
+    pair_tokens,
+    save_pretrained,
+    spread_pairs,
+)
+from common.rewards import correctness, load_rewards, score, weighted_sum
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    check_args,
+    clean_exit,
+    clip_grad_norm,
+    close,
+    gradient_sync,
+    launch,
+    learning_rate,
+    option,
+    pair_equation,
+    pair_metrics,
+    parse_args,
+    stream_seed,
+    write_rows,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(
+        None,
+        "as --dataset [its test split, a sibling test file, or 5 % of the rows]; prompts are evaluated by sampling",
+    )
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped; those of given pairs: see --max_length")
+    max_length: int = option(1024, "tokens of prompt and completion of a given pair; the prompt's first ones go first")
+    # reward
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of data order, sampling and evaluation")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(-1, "most optimizer steps over all rounds (-1: no cap); 0 only makes pairs and evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)")
+    num_epochs: int = option(1, "passes over the pairs of a round")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    # pairs of its own, where --dataset holds prompts
+    rounds: int = option(1, "how often pairs are made, each time with the current policy, and trained on")
+    pair_prompts: int = option(512, "prompts of a round")
+    pair_samples: int = option(8, "completions of each; one pair of the best and the worst, where they differ")
+    # sampling
+    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
+    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
+    temperature: float = option(1.0, "of sampling pairs; the log-probs in the loss are at 1")
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau")
+    loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, with --label_smoothing cDPO")
+    label_smoothing: float = option(0.0, "share of pairs taken to be labelled the wrong way round, below 0.5")
+    reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
+    ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
+    nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs")
+    # evaluation
+    eval_every: int = option(0, "steps between evaluations; before training and after a round it is always done")
+    eval_prompts: int = option(0, "prompts, or given pairs, of an evaluation (0: all)")
+    eval_samples: int = option(8, "completions of each")
+    eval_k: int = option(4, "k of pass@k")
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
+    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+
+
+@torch.no_grad()
+def rollout(model, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+
+    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
+    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    """
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    stock = args.rollout == "stock"
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
+    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    completions, logprobs = [], []
+    training = model.training
+    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, model.device):
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
+            if stock:
+                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            else:
+                own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
+                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                completions += tokens
+                logprobs += token_logprobs
+    model.train(training)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts and n > 1:
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+    if not stock:
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
+    return batch
+
+
+def compute_rewards(reward_functions, prompts, texts, truncated, args):
+    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+
+    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
+    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    """
+    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
+    correct = correctness(parts, prompts, texts, truncated)
+    rewards = weighted_sum(reward_functions, parts)
+    return rewards, correct, parts
+
+
+class Round:
+    """What a checkpoint keeps of a round: its number, pairs with the reference's log-probs, and how far they are used.
+
+    Steps draw from endless permutations of the pairs, so what does not fill a step is left for the next pass.
+    """
+
+    def __init__(self, args):
+        self.args, self.number, self.pairs, self.eval_pairs, self.sampler = args, 0, [], [], None
+
+    def begin(self, pairs, eval_pairs):
+        self.number, self.pairs, self.eval_pairs = self.number + 1, pairs, eval_pairs
+        self.sampler = PromptSampler(len(pairs), self.args.seed)
+
+    def steps_left(self):
+        return (len(self.pairs) * self.args.num_epochs - self.sampler.drawn) // self.args.pairs_per_step
+
+    def state_dict(self):
+        pairs = {name: [tuple(pair) for pair in getattr(self, name)] for name in ("pairs", "eval_pairs")}
+        return {"number": self.number, "sampler": self.sampler.state_dict(), **pairs}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+        self.pairs, self.eval_pairs = ([Pair(*pair) for pair in state[name]] for name in ("pairs", "eval_pairs"))
+        self.sampler = PromptSampler(len(self.pairs), self.args.seed)
+        self.sampler.load_state_dict(state["sampler"])
+
+
+def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number, args, metrics):
+    """Sample pair_samples completions of each prompt and pair the best with the worst where their rewards differ.
+
+    Returns [Pair] and the same as rows of a preference dataset, both in the order of the prompts and the same on all
+    processes. Completions without a stop token are in no pair: a file could not tell that they were cut.
+    """
+    rank, processes, n = accelerator.process_index, accelerator.num_processes, args.pair_samples
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    mine = [prompts[i % len(prompts)] for i in indices]  # fillers keep the processes in step
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, number, 1)
+        batch = rollout(model, mine, n, args.temperature, 1.0, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    truncated = batch["truncated"].tolist()
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, truncated, args)
+    lengths = batch["completion_mask"].sum(dim=1).tolist()
+    completions = [ids[:length] for ids, length in zip(batch["completions"].tolist(), lengths, strict=True)]
+    found = []
+    for i, prompt, start in zip(indices, mine, range(0, len(rows), n), strict=True):
+        if i >= len(prompts):
+            continue
+        ended = [row for row in range(start, start + n) if not truncated[row]]
+        best = max(ended, key=lambda row: float(rewards[row]), default=None)  # the first of equal ones, as here:
+        worst = min(ended, key=lambda row: float(rewards[row]), default=None)
+        differ = best is not None and bool(rewards[best] > rewards[worst])
+        metrics.add("pairs/yield", float(differ))
+        metrics.add("pairs/truncated", truncated[start : start + n])
+        right = torch.full((n,), torch.nan) if correct is None else correct[start : start + n]
+        metrics.add("pairs/accuracy", right, ~right.isnan())
+        if differ:
+            pair = Pair(prompt.ids, completions[best], completions[worst])
+            found.append((i, pair, preference_row(prompt.prompt, texts[best], texts[worst])))
+    found = sorted(gather_object(found), key=lambda item: item[0])
+    return [pair for _, pair, _ in found], [row for _, _, row in found]
+
+
+def preference_row(prompt, chosen, rejected):
+    """A row of a preference dataset in TRL's format: plain text, or messages where the prompt is."""
+    if isinstance(prompt, list):
+        chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+@torch.no_grad()
+def with_reference(accelerator, model, pairs, args):
+    """The pairs with the summed log-probs that `model` gives their completions now, the same on all processes."""
+    if args.reference_free:
+        return pairs
+    found = []
+    for indices, _, batch in spread_pairs(accelerator, pairs, args):
+        logprobs, _ = model(batch, with_entropy=False)
+        found += zip(indices, *logprobs.sum(dim=1).view(2, -1).tolist(), strict=True)
+    pairs = list(pairs)
+    for index, chosen, rejected in gather_object(found):
+        pairs[index] = pairs[index]._replace(ref_chosen=chosen, ref_rejected=rejected)
+    return pairs
+
+
+def preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, rejected_lengths, args):
+    """The loss of each pair (B,), from log-probs (B,) summed over the completions and their lengths (B,) in tokens."""
+    chosen_ratio, rejected_ratio = chosen - ref_chosen, rejected - ref_rejected
+    if args.reference_free:
+        chosen_ratio, rejected_ratio = chosen, rejected
+    if args.ipo_per_token:
+        chosen_ratio, rejected_ratio = chosen_ratio / chosen_lengths, rejected_ratio / rejected_lengths
+    h = chosen_ratio - rejected_ratio
+    smoothing = args.label_smoothing
+    if args.loss == "ipo":
+        losses = (h - 1 / (2 * args.beta)).square()
+    elif args.loss == "robust":
+        losses = -(1 - smoothing) * logsigmoid(args.beta * h) + smoothing * logsigmoid(-args.beta * h)
+        losses = losses / (1 - 2 * smoothing)
+    else:
+        losses = -(1 - smoothing) * logsigmoid(args.beta * h) - smoothing * logsigmoid(-args.beta * h)  # Eq. 7
+    return losses - args.nll_coef * chosen / chosen_lengths
+
+
+def pair_losses(model, batch, args):
+    """Losses (B,) and diagnostics {name: (B,)} of the B pairs of a forward."""
+    logprobs, _ = model(batch, with_entropy=False)  # (2B, T), 0 beside the mask
+    chosen, rejected = logprobs.sum(dim=1).chunk(2)
+    ref_chosen, ref_rejected = batch["ref_logprobs"].chunk(2)
+    chosen_lengths, rejected_lengths = batch["completion_mask"].sum(dim=1).chunk(2)
+    losses = preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, rejected_lengths, args)
+    chosen_rewards, rejected_rewards = args.beta * (chosen - ref_chosen), args.beta * (rejected - ref_rejected)
+    margins = (chosen_rewards - rejected_rewards).detach()
+    stats = {
+        "rewards/chosen": chosen_rewards,
+        "rewards/rejected": rejected_rewards,
+        "rewards/margin": margins,
+        "rewards/accuracy": (margins.sign() + 1) / 2,  # a tie counts half
+        "logps/chosen": chosen,
+        "logps/rejected": rejected,
+    }
+    return losses, stats
+
+
+def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
+    """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
+    pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
+    size, step_loss = args.micro_batch_size // 2, 0.0
+    for start in range(0, len(pairs), size):
+        batch = pair_batch(pairs[start : start + size], accelerator.device)
+        with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
+            losses, stats = pair_losses(model, batch, args)
+            loss = losses.sum() / args.pairs_per_step
+            # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+            accelerator.backward(loss * accelerator.num_processes)
+        step_loss = step_loss + loss.detach()
+        for name, values in stats.items():
+            metrics.add(name, values)
+    norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
+    if not torch.isfinite(norm + step_loss):
+        raise InputError(f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
+    optimizer.step()
+    optimizer.zero_grad()
+    metrics.add("optim/loss", step_loss * accelerator.num_processes)
+    metrics.add("optim/grad_norm", norm)
+
+
+@torch.no_grad()
+def evaluate_pairs(accelerator, model, pairs, args):
+    """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
+    metrics = Metrics()
+    for _, real, batch in spread_pairs(accelerator, pairs, args):
+        losses, stats = pair_losses(model, batch, args)
+        metrics.add("eval/loss", losses, real)
+        metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
+        metrics.add("eval/margin", stats["rewards/margin"], real)
+    return metrics.reduce(accelerator)
+
+
+def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    n = args.eval_samples if args.eval_temperature > 0 else 1
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
+    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
+    mine = [prompts[i % len(prompts)] for i in indices]
+    with accelerator.autocast():
+        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
+    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
+    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
+    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
+    if n > 1:
+        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
+    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
+    return metrics.reduce(accelerator)
+
+
+def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
+    """Held-out pairs, where there are any, and sampling on prompts, where there are any."""
+    result = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}
+    if prompts:
+        with gathered(accelerator, model):
+            result |= evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args)
+    return result
+
+
+def load_data(args, tokenizer):
+    """(prompts, pairs, eval_prompts, eval_pairs, summary): training on prompts, or on pairs where --dataset has them.
+
+    Given pairs are evaluated on held-out pairs, and by sampling too where --eval_dataset has prompts.
+    """
+    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
+    splits = find_splits(args.dataset, args.dataset_config, siblings=False)
+    if not holds_pairs(get_split(splits, args.dataset_split, args.dataset, "--dataset_split")):
+        prompts, eval_prompts, summary = load_prompts(args, tokenizer, needs_answers)
+        return prompts, [], eval_prompts, [], summary
+    if args.rounds > 1:
+        raise InputError(f"--rounds {args.rounds}: {args.dataset} holds pairs, and rounds make their own from prompts")
+    if not args.eval_dataset or holds_pairs(find_eval_source(args, {})):
+        pairs, eval_pairs, summary = load_pairs(args, tokenizer, args.eval_prompts)
+        return [], pairs, [], eval_pairs, summary
+    own = dataclasses.replace(args, eval_dataset=None, eval_split=None)
+    pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts)
+    eval_prompts, note = load_eval_prompts(args, tokenizer, needs_answers)
+    return [], pairs, eval_prompts, eval_pairs, f"{summary}; {note}"
+
+
+def check_loss(args):
+    """Refuse options of the loss that would do nothing, or nothing sensible."""
+    if not 0 <= args.label_smoothing < 0.5:
+        raise InputError(f"--label_smoothing {args.label_smoothing}: must lie in [0, 0.5)")
+    if args.label_smoothing and args.loss == "ipo":
+        raise InputError(f"--label_smoothing {args.label_smoothing}: the ipo loss has none")
+    if args.ipo_per_token and args.loss != "ipo":
+        raise InputError(f"--ipo_per_token needs --loss ipo, not {args.loss}")
+    if args.pair_samples < 2:
+        raise InputError(f"--pair_samples {args.pair_samples}: a pair is made of at least 2 completions")
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    check_loss(args)
+    reward_functions = load_rewards(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "dpo")
+    tokenizer = load_tokenizer(args)
+    train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
+    policy = load_policy(args, tokenizer, accelerator)
+    policy.temperature = 1.0  # log-probs of the model itself, at whatever temperature the pairs are sampled
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(policy, optimizer)
+    current, sampler = Round(args), PromptSampler(len(train_prompts), args.seed)
+    accelerator.register_for_checkpointing(current, sampler)
+    run.restore()
+    run.print(data_summary)
+    run.print(pair_equation(args, accelerator))
+    for note in policy.notes():
+        run.print(note)
+    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    rank, processes = accelerator.process_index, accelerator.num_processes
+
+    for number in range(max(1, current.number), args.rounds + 1):
+        round_metrics = {}
+        if number > current.number:  # a resumed run has its round
+            metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
+            if train_prompts:
+                prompts = [train_prompts[i] for i in sampler.draw(min(args.pair_prompts, len(train_prompts)))]
+                with gathered(accelerator, model):
+                    pairs, rows = make_pairs(
+                        accelerator, policy, tokenizer, reward_functions, prompts, number, args, metrics
+                    )
+                if accelerator.is_main_process:
+                    write_rows(run.folder / f"pairs-round-{number}.jsonl", rows)
+                metrics.add("pairs/made", len(pairs))
+            eval_pairs = with_reference(accelerator, model, eval_pairs, args)
+            current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
+            metrics.add("time/pairs_s", time.perf_counter() - start)
+            round_metrics = metrics.reduce(accelerator)
+            run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
+            if train_prompts and rows:
+                run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
+            if current.steps_left() == 0 and args.max_steps != 0:
+                sizes = f"{len(pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
+                if run.step == 0:
+                    raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
+                run.print(f"round {number}: {sizes}: the run ends")
+                break
+        if run.first_eval is None:
+            result = evaluate_both(
+                accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
+            )
+            run.log_evaluation(result)
+            run.log(round_metrics | result)
+            round_metrics = {}
+        while current.steps_left() > 0 and run.step != args.max_steps:
+            metrics, start = Metrics(run.step + 1), time.perf_counter()
+            pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(run.step, args)
+            update_pairs(accelerator, model, optimizer, pairs, args, metrics)
+            run.step += 1
+            pair_metrics(metrics, pairs, start, accelerator.device)
+            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+            round_metrics = {}
+            run.progress(result)
+            last = current.steps_left() == 0 or run.step == args.max_steps  # of the round
+            if last or run.due(args.eval_every, at_end=False):
+                evaluation = evaluate_both(
+                    accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
+                )
+                run.log_evaluation(evaluation)
+                result |= evaluation
+            run.log(result)
+            if args.save_every and (last or run.due(args.save_every, at_end=False)):
+                run.save()
+        if run.step == args.max_steps:
+            break
+
+    if run.step > 0:
+        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
+    run.finish()
+    del policy, model, optimizer
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

@@ -1,0 +1,212 @@
+"""A Bradley-Terry reward model (Christiano et al., arXiv 1706.03741; InstructGPT, arXiv 2203.02155, Eq. 1).
+
+From pairs of a chosen completion y_w and a rejected one y_l of a prompt x it learns a score r(x, y), read by a scalar
+head at the last token, EOS, such that the chance that y_w is preferred is sigmoid(r(x, y_w) - r(x, y_l)):
+
+    L = -log sigmoid(r_w - r_l) + c (r_w + r_l)^2                                          mean over the pairs of a step
+
+The first term leaves a constant for each prompt free; the second (center_coef c; arXiv 2312.09244) holds the scores
+around 0. The head starts at zero: all scores are equal and the loss is ln 2. What is saved is a sequence-classification
+model with one label, which ppo.py and any other code load with AutoModelForSequenceClassification.
+
+Deviations from the papers: pairs instead of rankings of several completions; no mixing of pretraining losses; dropout
+is off. Sizes and rates are presets for the small model.
+Left out: process rewards, generative judges, ensembles.
+
+    accelerate launch reward_model.py                      the embedded model on shipped pairs; nothing is downloaded
+    accelerate launch reward_model.py --dataset runs/X/pairs-round-1.jsonl        on the pairs that dpo.py made
+    accelerate launch reward_model.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset trl-lib/ultrafeedback_binarized --learning_rate 1e-5 --num_epochs 1 --micro_batch_size 8
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from common.data import PromptSampler, load_pairs
+from common.model import load_reward_model, load_tokenizer, pair_batch, pair_tokens, save_pretrained, spread_pairs
+from common.runs import (
+    InputError,
+    Metrics,
+    Run,
+    check_args,
+    clean_exit,
+    clip_grad_norm,
+    close,
+    gradient_sync,
+    launch,
+    learning_rate,
+    option,
+    pair_equation,
+    pair_metrics,
+    parse_args,
+)
+
+
+@dataclass
+class Args:
+    # model
+    model_name_or_path: str = option(
+        "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny"
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    # data
+    dataset: str = option(
+        "embedded", "hub id, folder, or .jsonl .json .csv .parquet file of pairs; `embedded` is common/tiny/pairs"
+    )
+    dataset_config: str | None = option(None, "configuration of a hub dataset")
+    dataset_split: str = option("train", "split to train on")
+    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
+    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
+    max_length: int = option(1024, "tokens of prompt and completion; the prompt's first ones go first")
+    # run
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
+    seed: int = option(0, "of the data order and of what is held out")
+    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
+    max_steps: int = option(-1, "most optimizer steps (-1: no cap); 0 only evaluates")
+    save_every: int = option(0, "steps between checkpoints (0: none)")
+    keep_checkpoints: int = option(2, "how many checkpoints to keep")
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
+    # batch (sizes are global: over all processes)
+    pairs_per_step: int = option(32, "pairs of an optimizer step")
+    num_epochs: int = option(3, "passes over the pairs")
+    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
+    # optimizer (AdamW)
+    learning_rate: float = option(1e-3, "peak step size (InstructGPT 6B: 9e-6)")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "factor on the step size over max_steps, times the warm-up"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.999, "decay of the second moment")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
+    # algorithm
+    center_coef: float = option(0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)")
+    # evaluation
+    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+
+
+def reward_loss(chosen_scores, rejected_scores, args):
+    """The loss of each pair (B,) from the scores (B,) of its completions."""
+    losses = -logsigmoid(chosen_scores - rejected_scores)  # Bradley-Terry
+    return losses + args.center_coef * (chosen_scores + rejected_scores).square()
+
+
+def pair_losses(model, batch, args):
+    """Losses (B,) and diagnostics {name: (B,)} of the B pairs of a forward."""
+    chosen, rejected = model(batch).chunk(2)
+    losses = reward_loss(chosen, rejected, args)
+    margins = (chosen - rejected).detach()
+    stats = {
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margin": margins,
+        "rewards/accuracy": (margins.sign() + 1) / 2,  # a tie counts half
+    }
+    return losses, stats
+
+
+def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
+    """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
+    pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
+    size, step_loss = args.micro_batch_size // 2, 0.0
+    for start in range(0, len(pairs), size):
+        batch = pair_batch(pairs[start : start + size], accelerator.device)
+        with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
+            losses, stats = pair_losses(model, batch, args)
+            loss = losses.sum() / args.pairs_per_step
+            # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+            accelerator.backward(loss * accelerator.num_processes)
+        step_loss = step_loss + loss.detach()
+        for name, values in stats.items():
+            metrics.add(name, values)
+    norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
+    if not torch.isfinite(norm + step_loss):
+        raise InputError(f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
+    optimizer.step()
+    optimizer.zero_grad()
+    metrics.add("optim/loss", step_loss * accelerator.num_processes)
+    metrics.add("optim/grad_norm", norm)
+
+
+@torch.no_grad()
+def evaluate_pairs(accelerator, model, pairs, args):
+    """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
+    metrics = Metrics()
+    for _, real, batch in spread_pairs(accelerator, pairs, args):
+        losses, stats = pair_losses(model, batch, args)
+        metrics.add("eval/loss", losses, real)
+        metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
+        metrics.add("eval/margin", stats["rewards/margin"], real)
+    return metrics.reduce(accelerator)
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    check_args(args)
+    accelerator = launch(args)
+    run = Run(accelerator, args, "reward_model")
+    tokenizer = load_tokenizer(args)
+    train_pairs, eval_pairs, data_summary = load_pairs(args, tokenizer)
+    steps = len(train_pairs) * args.num_epochs // args.pairs_per_step
+    if steps == 0:
+        sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
+        raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
+    steps = min(steps, args.max_steps) if args.max_steps >= 0 else steps
+    reward_model = load_reward_model(args, tokenizer, accelerator)
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(reward_model, optimizer)
+    sampler = PromptSampler(len(train_pairs), args.seed)  # what does not fill a step is left for the next pass
+    accelerator.register_for_checkpointing(sampler)
+    run.restore()
+    run.print(data_summary)
+    run.print(f"{pair_equation(args, accelerator)}: {steps} steps")
+    rank, processes = accelerator.process_index, accelerator.num_processes
+
+    if run.first_eval is None:
+        result = evaluate_pairs(accelerator, model, eval_pairs, args)
+        run.log_evaluation(result)
+        run.log(result)
+    while run.step < steps:
+        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(run.step, args)
+        update_pairs(accelerator, model, optimizer, pairs, args, metrics)
+        run.step += 1
+        pair_metrics(metrics, pairs, start, accelerator.device)
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        run.progress(result)
+        last = run.step == steps
+        if last or run.due(args.eval_every, at_end=False):
+            evaluation = evaluate_pairs(accelerator, model, eval_pairs, args)
+            run.log_evaluation(evaluation)
+            result |= evaluation
+        run.log(result)
+        if args.save_every and (last or run.due(args.save_every, at_end=False)):
+            run.save()
+
+    if run.step > 0:
+        save_pretrained(accelerator, model, reward_model, tokenizer, run.folder / "model")
+    run.finish()
+    del reward_model, model, optimizer
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main()

@@ -1,0 +1,74 @@
+"""Started by `accelerate launch`: three steps on given pairs, whatever the number of processes, one of them resumed.
+
+pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics, and for dpo pairs
+"""
+
+import pathlib
+import sys
+
+import torch
+from accelerate import Accelerator
+
+from common.data import load_pairs, load_prompts
+from common.model import load_policy, load_reward_model, load_tokenizer
+from common.runs import Metrics, clean_exit, close
+from tools import script
+
+
+def step(module, accelerator, model, optimizer, pairs, state, args):
+    drawn = getattr(state, "sampler", state).draw(args.pairs_per_step)
+    mine = [pairs[i] for i in drawn[accelerator.process_index :: accelerator.num_processes]]
+    metrics = Metrics(1)
+    module.update_pairs(accelerator, model, optimizer, mine, args, metrics)
+    return metrics.reduce(accelerator)
+
+
+def main(name, folder):
+    accelerator = Accelerator(cpu=True)
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    module, result = script(name), {}
+    args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
+    tokenizer = load_tokenizer(args)
+    model_of = load_policy if name == "dpo" else load_reward_model
+    inner = model_of(args, tokenizer, accelerator)
+    if name == "reward_model":  # at a head of zeros the backbone has no gradient
+        torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
+    model, optimizer = accelerator.prepare(inner, optimizer)
+    pairs = load_pairs(args, tokenizer)[0][:21]
+    assert len({len(pair.chosen) for pair in pairs}) > 5
+    if name == "dpo":
+        prompts = load_prompts(args, tokenizer, True)[0][:5]  # one filler on two processes
+        reward_functions, metrics = module.load_rewards(args), Metrics()
+        made, rows = module.make_pairs(accelerator, inner, tokenizer, reward_functions, prompts, 1, args, metrics)
+        result |= {"made": [tuple(pair) for pair in made], "rows": rows, "yield": metrics.reduce(accelerator)}
+        pairs = module.with_reference(accelerator, model, pairs, args)
+        result["reference"] = torch.tensor([pair[3:] for pair in pairs])
+        # Away from the reference: at a margin of 0 rounding decides what counts as right.
+        pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
+        state = module.Round(args)
+        state.begin(pairs, [])
+    else:
+        state = module.PromptSampler(len(pairs), 0)
+    accelerator.register_for_checkpointing(state)
+
+    parts = module, accelerator, model, optimizer, pairs, state, args
+    result["metrics"] = [step(*parts), step(*parts)]
+    accelerator.save_state(str(pathlib.Path(folder) / f"state-{processes}"))
+    accelerator.wait_for_everyone()
+    result["metrics"].append(step(*parts))
+    result["weights"] = {key: value.clone() for key, value in inner.state_dict().items()}
+    accelerator.load_state(str(pathlib.Path(folder) / f"state-{processes}"))
+    again = step(*parts)
+    result["resumed"] = again == result["metrics"][-1] and all(
+        torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
+    )
+    result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args)
+    torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
+    del model, optimizer, inner, parts
+    close(accelerator)
+
+
+if __name__ == "__main__":
+    with clean_exit():
+        main(*sys.argv[1:])
