@@ -52,7 +52,7 @@ def prepared(name, **options):
 
 
 def gradient(module, args, model, pairs):
-    recorder, metrics, accelerator = GradientRecorder(model), Metrics(1), Accelerator(cpu=True)
+    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(1), Accelerator(cpu=True)
     module.update_pairs(accelerator, model, recorder, pairs, args, metrics)
     (step,) = recorder.steps
     return step, metrics.reduce(accelerator)
