@@ -130,12 +130,13 @@ def test_equal_completions_and_swapped_pairs(name):
 
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
-    options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 32, "--pair_samples", 4]}.get(name, [])
+    options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
     options += ["--save_every", 1, "--keep_checkpoints", 9, "--max_steps", 6, "--num_epochs", 2]
     options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6
+    assert sum("pairs/made" in row for row in rows) == (2 if name == "dpo" else 0)
     for step in range(1, len(rows) - 1):  # dpo: within the rounds and between them
         shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
         for later in range(step + 1, len(rows)):
