@@ -9,10 +9,11 @@ predicts it from every prefix, and what came out better than predicted is the ad
 
 The policy maximizes, with the ratio r_t = pi(y_t) / pi_old(y_t), the mean over tokens of
 
-    min(r_t A_t, clip(r_t, 1-eps, 1+eps) A_t)                          or r_t A_t - beta KL(pi_old, pi)       Eq. 7 or 8
+    min(r_t A_t, clip(r_t, 1-eps, 1+eps) A_t)                             or r_t A_t - b KL(pi_old, pi)       Eq. 7 or 8
 
 and the critic minimizes 1/2 max((V - return)^2, (clip(V, V_old-eps_v, V_old+eps_v) - return)^2), at its own learning
-rate and with its own gradient clip. Advantages are whitened over the tokens of a rollout; the returns are not.
+rate and, with a backbone of its own, with its own gradient clip. Advantages are whitened over the tokens of a rollout;
+the returns are not.
 
 Against grpo.py: a critic in place of the group, an advantage for each token, values beside the log-probs in what
 Accelerate prepares, the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = R - V_t.
@@ -162,7 +163,9 @@ class Args:
     penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to")
     target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)")
     missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion")
-    reward_model_path: str | None = option(None, "folder or hub id of a reward model (reward_model.py), for --reward")
+    reward_model_path: str | None = option(
+        None, "folder or hub id of a reward model (reward_model.py), in place of --reward"
+    )
     # evaluation
     eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
     eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
@@ -324,8 +327,16 @@ class Coefficients:
     def __init__(self, args):
         self.kl, self.penalty = args.kl_coef, args.penalty_coef
 
+    def steer(self, metrics, args):
+        """After a rollout, by its metrics; what was logged is what the rollout used."""
+        if args.kl_target:
+            self.steer_kl(metrics["policy/kl_old_ref"], args.prompts_per_step * args.group_size, args)
+        if args.objective == "penalty":
+            self.steer_penalty(metrics["policy/kl_old_new"], args)
+
     def steer_kl(self, kl, completions, args):
-        """Towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2)."""
+        """Towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2, there with the KL of a
+        whole completion; per token as in verl)."""
         error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
         self.kl *= 1 + error * completions / args.kl_horizon
 
@@ -380,7 +391,7 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
     (_, variance), (_, unexplained) = (
         moments(values, 0, accelerator.reduce) for values in (returns, returns - of_all_tokens("old_values"))
     )
-    if variance > 0:
+    if variance > 1e-8:  # returns that all agree differ by rounding
         metrics.add("value/explained_variance", 1 - unexplained / variance)
 
 
@@ -430,6 +441,9 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
                 optimizer.zero_grad()
                 continue
             norms = clip_gradients(accelerator, optimizer, args)
+            if policy_coef == 0:  # zero gradients would advance Adam's step count, and with it the bias correction
+                for parameter in optimizer.param_groups[0]["params"]:
+                    parameter.grad = None
             if not torch.isfinite(sum(norms) + step_loss):
                 raise InputError(
                     f"step {metrics.step}: loss {float(step_loss)}, gradient norms {[float(x) for x in norms]}: "
@@ -447,7 +461,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
 
 
 def clip_gradients(accelerator, optimizer, args):
-    """Clip policy and critic apart, or a shared model as one; the norms before clipping."""
+    """Clip policy and critic apart, or a shared model as one; the norms before (DeepSpeed: jointly, one norm)."""
     policy, critic = (group["params"] for group in optimizer.param_groups)
     parts = [policy, critic] if args.critic == "separate" else [policy + critic]
     return [clip_grad_norm(accelerator, part, args.max_grad_norm) for part in parts]
@@ -486,14 +500,17 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 def check_own_args(args):
     for name in ("critic_learning_rate", "value_coef", "kl_horizon", "penalty_coef", "penalty_target"):
-        if not getattr(args, name) > 0:
+        if not 0 < getattr(args, name) < float("inf"):
             raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
-    for name in ("critic_warmup_steps", "value_clip", "length_adaptive_alpha", "kl_target", "target_kl"):
-        if not getattr(args, name) >= 0:
+    not_negative = ("critic_warmup_steps", "value_clip", "length_adaptive_alpha", "kl_target", "target_kl")
+    for name in (*not_negative, "missing_eos_penalty"):
+        if not 0 <= getattr(args, name) < float("inf"):
             raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
     for name in ("gamma", "gae_lambda", "gae_lambda_critic"):
         if not 0 <= (getattr(args, name) or 0) <= 1:
             raise InputError(f"--{name} {getattr(args, name)}: must lie in [0, 1]")
+    if args.normalize_std and args.std_eps == 0:
+        raise InputError("--std_eps 0: advantages that all agree would be divided by 0")
     if args.kl_target and not args.kl_coef:
         raise InputError(f"--kl_target {args.kl_target} steers --kl_coef, which is 0: no reference is loaded")
     if args.critic == "shared" and args.critic_warmup_steps:
@@ -516,10 +533,10 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     needs_answers = args.reward_model_path is None and ("accuracy" in args.reward or "math_verify" in args.reward)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
-    policy = load_policy(args, tokenizer, accelerator)
-    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     if args.reward_model_path:
         reward_functions = [learned_reward(args, train_prompts, accelerator.device)]
+    policy = load_policy(args, tokenizer, accelerator)
+    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     critic = load_critic(args, policy)
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
@@ -551,19 +568,21 @@ def main(argv=None):
         batch["rewards"] = rewards.to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
-        rate, policy_group, critic_group = learning_rate(run.step, args), *optimizer.param_groups
-        policy_group["lr"] = 0.0 if run.step < args.critic_warmup_steps else rate
-        critic_group["lr"] = rate / args.learning_rate * args.critic_learning_rate
+        rate = learning_rate(run.step, args)
+        rates = {
+            "optim/lr": 0.0 if run.step < args.critic_warmup_steps else rate,
+            "optim/critic_lr": rate / args.learning_rate * args.critic_learning_rate,
+        }
+        for group, group_rate in zip(optimizer.param_groups, rates.values(), strict=True):
+            group["lr"] = group_rate
         update(accelerator, model, reference, optimizer, batch, args, metrics, coefficients)
         run.step += 1
         time_metrics(metrics, batch, start, rollout_end, args)
         rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator) | {"optim/lr": policy_group["lr"], "optim/critic_lr": critic_group["lr"]}
+        result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if args.kl_target:
-            coefficients.steer_kl(result["policy/kl_old_ref"], args.prompts_per_step * args.group_size, args)
-        if args.objective == "penalty":
-            coefficients.steer_penalty(result["policy/kl_old_new"], args)
+        if run.step > args.critic_warmup_steps:  # before, the policy does not move
+            coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):

@@ -185,22 +185,30 @@ class Policy(Backbone):
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
 
 
-class Critic(nn.Module):
-    """A scalar head on the states of a backbone of its own, or (`backbone` None) of the policy's.
+class ValueHead(nn.Linear):
+    """A linear map to one value that starts at zero and computes in float32, in whatever dtype its weights are held
+    (sharding may gather them in bfloat16)."""
 
-    The head starts at zero, so that every first value is 0, and computes in float32.
-    """
+    def __init__(self, hidden_size):
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
+
+
+class Critic(nn.Module):
+    """A scalar head on the states of a backbone of its own, or (`backbone` None) of the policy's."""
 
     def __init__(self, hidden_size, backbone=None):
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = ValueHead(hidden_size)
 
     def forward(self, batch, places, hidden):
-        with torch.autocast(hidden.device.type, enabled=False):
-            return place(self.head(hidden.float())[:, 0], places, batch["completion_mask"])
+        return place(self.head(hidden)[:, 0], places, batch["completion_mask"])
 
 
 class ActorCritic(nn.Module):
@@ -366,10 +374,10 @@ def load_critic(args, policy):
     if args.critic == "shared":
         if not policy.chunked:
             raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
-        return Critic(hidden_size).to(policy.device).train()
+        return Critic(hidden_size).to(policy.device, policy.lm.dtype).train()
     backbone = Backbone(copy.deepcopy(policy.lm.base_model))
     backbone.shares_prompts = policy.shares_prompts
-    return Critic(hidden_size, backbone).to(policy.device).train()
+    return Critic(hidden_size, backbone).to(policy.device, policy.lm.dtype).train()
 
 
 def load_reference(args, tokenizer, accelerator=None):
@@ -387,17 +395,17 @@ def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
     It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
-    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt). Refused are checkpoints
-    without a trained scalar head and tokenizers that do not know the characters of the prompts.
+    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and EOS unless the
+    completion was cut). Refused are checkpoints without a trained scalar head, and tokenizers that have no EOS, pad
+    with it (the model would read the score before EOS), or do not know the characters of the prompts.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     path = args.reward_model_path
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model, loaded = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, args.dtype), output_loading_info=True
-        )
+        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--reward_model_path {path}: no reward model with a tokenizer: {one_line(error)}") from None
     if model.config.num_labels != 1 or loaded["missing_keys"]:
@@ -405,28 +413,32 @@ def learned_reward(args, prompts, device):
         if loaded["missing_keys"]:
             problem = f"it has no weights for {', '.join(sorted(loaded['missing_keys']))}: not a reward model"
         raise InputError(f"--reward_model_path {path}: {problem}")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    eos, unknown = tokenizer.eos_token_id, {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    if eos is None or tokenizer.pad_token_id in (None, eos):
+        problem = "has no EOS token" if eos is None else "needs a pad token other than EOS"
+        raise InputError(f"--reward_model_path {path}: its tokenizer {problem}, the score is read at EOS")
+    ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts], args, tokenizer)
+    if any(unknown & set(row) for row in ids):
+        raise InputError(f"--reward_model_path {path}: its tokenizer does not know characters of the prompts")
     model.config.pad_token_id = tokenizer.pad_token_id  # by it the model finds the last token
     tokenizer.padding_side = "right"
     model.requires_grad_(False).eval().to(device)
 
     def reward_model(prompts, completions, truncated, **columns):
-        scores = []
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
         completion_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for ids, completion, cut in zip(rows, completion_ids, truncated, strict=True):
-            ids += completion + ([] if cut else [tokenizer.eos_token_id])
-        for start in range(0, len(rows), args.micro_batch_size):
-            inputs = tokenizer.pad({"input_ids": rows[start : start + args.micro_batch_size]}, return_tensors="pt")
+            ids += completion + ([] if cut else [eos])
+        scores = [0.0] * len(rows)
+        for part in micro_batches([(len(ids), 0) for ids in rows], args):
+            inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
             with torch.no_grad():
-                scores += model(**inputs.to(device)).logits[:, 0].float().tolist()
+                values = model(**inputs.to(device)).logits[:, 0].float().tolist()
+            for i, value in zip(part, values, strict=True):
+                scores[i] = value
         return scores
 
-    ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts[:100]], args, tokenizer)
-    if any(tokenizer.unk_token_id in row for row in ids):
-        raise InputError(f"--reward_model_path {path}: its tokenizer does not know characters of the prompts")
     return Reward("reward_model", 1.0, reward_model)
 
 
@@ -445,7 +457,8 @@ def gathered(accelerator, model):
     """The prepared `model` with all its weights on every process, so that each can sample on its own.
 
     Else FSDP2 and ZeRO-3 gather each layer anew for each token, and all processes must sample equally many. One copy of
-    the weights must fit beside the shards. All processes have to enter; the other strategies have nothing to gather.
+    the weights must fit beside the shards (FSDP2: of the policy's; ZeRO-3: of a critic's too). All processes have to
+    enter; the other strategies have nothing to gather.
     """
     if strategy(accelerator) == "ZeRO-3":
         import deepspeed
@@ -455,7 +468,8 @@ def gathered(accelerator, model):
         return
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    parts = dict.fromkeys([model, *getattr(model, "policy", model).modules()])  # without a critic's layers
+    shards = [module for module in parts if isinstance(module, FSDPModule)]
     if shards:  # FSDP2 takes the first module that runs for the outermost one: it must not be a layer that samples
         model.first_run = lambda: None
         register_fsdp_forward_method(model, "first_run")

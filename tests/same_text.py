@@ -33,7 +33,7 @@ DIFFERS = {
     ("ppo.py", "policy_loss"): ("Eq. 8 too, and coefficients that controllers move", 40),
     ("ppo.py", "token_weights"): ("one weight for every token", 8),
     ("ppo.py", "update"): ("advantages here, the critic, target_kl", 64),
-    ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 40),
+    ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
     ("reward_model.py", "main"): ("steps over given pairs, no rollout", 65),
     ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 110),

@@ -415,6 +415,113 @@ def test_explained_variance_by_hand():
     assert metrics["value/explained_variance"] == pytest.approx(float(expected), abs=1e-5)
 
 
+def rollout_by_hand(batch, old, values, ref, args, kl_coef):
+    """Shaped rewards and returns of each row, by loops."""
+    shaped, returns = [], []
+    for i, n in enumerate(batch["completion_mask"].sum(dim=1).tolist()):
+        rewards = [-kl_coef * float(old[i, t] - ref[i, t]) for t in range(n)]
+        rewards[-1] += float(batch["rewards"][i])
+        shaped.append(sum(rewards))
+        advantages = by_definition(rewards, values[i, :n].tolist(), args.gamma, args.gae_lambda)
+        returns.append([a + float(v) for a, v in zip(advantages, values[i, :n], strict=True)])
+    return shaped, returns
+
+
+@pytest.mark.parametrize("ddof, eps", [(1, 1e-8), (0, 0.5)])
+def test_the_kl_to_the_reference_reaches_the_returns(ddof, eps):
+    from accelerate import Accelerator
+
+    options = dict(kl_coef=0.1, gae_lambda=0.9, std_ddof=ddof, std_eps=eps, micro_batch_size=5)
+    module, args, policy, batch = filled(**options)
+    model, _, (coefficients,) = trainable(module, args, policy)
+    reference = embedded("ppo", **options)[3]
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.mul_(1.05)
+        (old, _, values), (ref, _) = model(batch), reference(batch)
+    coefficients.kl = 0.3  # a controller has moved it
+    metrics, accelerator = Metrics(1), Accelerator(cpu=True)
+    from common.model import split_rollout
+
+    ((micro_batches, _),) = split_rollout(accelerator, batch, args)
+    module.assign_advantages(accelerator, model, reference, micro_batches, args, metrics, coefficients)
+    result = metrics.reduce(accelerator)
+    shaped, returns = rollout_by_hand(batch, old, values, ref, args, 0.3)
+    mask = batch["completion_mask"]
+    found = torch.cat([micro["returns"][micro["loss_mask"]] for micro in micro_batches])
+    assert found.tolist() == pytest.approx([x for row in returns for x in row], abs=1e-4)
+    assert result["reward/shaped"] == pytest.approx(sum(shaped) / 32, abs=1e-5)
+    kl = [float((old - ref)[i][mask[i]].mean()) for i in range(32)]
+    assert result["policy/kl_old_ref"] == pytest.approx(sum(kl) / 32, abs=1e-6) and abs(sum(kl)) > 1e-2
+    raw = [
+        r - float(v)
+        for row, row_values in zip(returns, values, strict=True)
+        for r, v in zip(row, row_values, strict=False)
+    ]
+    mean = sum(raw) / len(raw)
+    deviation = (sum((a - mean) ** 2 for a in raw) / (len(raw) - ddof) + eps) ** 0.5
+    whitened = torch.cat([micro["advantages"][micro["loss_mask"]] for micro in micro_batches])
+    assert whitened.tolist() == pytest.approx([(a - mean) / deviation for a in raw], abs=1e-3)
+
+
+def test_the_kl_is_in_the_reward_or_in_the_loss():
+    results = {}
+    for kl_in in ("reward", "loss"):
+        module, args, policy, batch = filled(kl_coef=0.5, kl_in=kl_in, max_grad_norm=0.0, num_minibatches=2)
+        reference = embedded("ppo")[3]
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                parameter.mul_(1.05)
+        results[kl_in] = gradients(module, args, policy, batch, reference)
+    assert "policy/kl_ref" not in results["reward"][1] and results["loss"][1]["policy/kl_ref"] > 0
+    raw = float(batch["rewards"].mean())
+    assert results["loss"][1]["reward/shaped"] == pytest.approx(raw, abs=1e-6)
+    assert abs(results["reward"][1]["reward/shaped"] - raw) > 1e-2
+    module, args, policy, batch = filled(max_grad_norm=0.0, num_minibatches=2)
+    without = gradients(module, args, policy, batch)[0][0]
+    model, *_ = trainable(module, args, policy)
+    differences = [largest_difference(parts(model, results[x][0])[0], parts(model, [without])[0]) for x in results]
+    assert min(differences) > 1e-4
+
+
+def test_controllers_follow_what_was_logged_and_survive_a_resume(tmp_path):
+    options = "--prompts_per_step 8 --group_size 2 --eval_prompts 4 --eval_samples 4 --eval_every 0 --save_every 2"
+    options += " --objective penalty --penalty_target 1e-5 --kl_coef 0.1 --kl_target 0.001 --kl_horizon 100"
+    options += " --critic_warmup_steps 1 --learning_rate 1e-3 --lr_scheduler linear --max_steps 4"
+    for folder in "ab":
+        ppo.main([*options.split(), "--output_dir", str(tmp_path / folder)])
+    import shutil
+
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000004")
+    shutil.rmtree(tmp_path / "b" / "model")
+    ppo.main([*options.split(), "--output_dir", str(tmp_path / "b"), "--resume"])
+    rows = metric_rows(tmp_path / "a")
+    assert rows == metric_rows(tmp_path / "b")
+    kl, penalty = 0.1, 1.0
+    for step, row in enumerate(rows[1:], 1):
+        assert row["policy/kl_coef"] == pytest.approx(kl) and row["policy/penalty_coef"] == pytest.approx(penalty)
+        if step > 1:  # the warm-up moves nothing
+            kl *= 1 + min(max(row["policy/kl_old_ref"] / 0.001 - 1, -0.2), 0.2) * 16 / 100
+            off = row["policy/kl_old_new"] / 1e-5
+            penalty *= 0.5 if off < 1 / 1.5 else 2 if off > 1.5 else 1
+        schedule = 1 - (step - 1) / 4
+        assert row["optim/lr"] == pytest.approx(0 if step == 1 else 1e-3 * schedule)
+        assert row["optim/critic_lr"] == pytest.approx(1e-3 * schedule)
+    assert kl != 0.1 and penalty != 1
+    # AdamW has counted the policy's own steps only: three rollouts of four minibatches.
+    state = torch.load(tmp_path / "a" / "checkpoints" / "step-00000004" / "optimizer.bin", weights_only=False)["state"]
+    assert {int(x["step"]) for x in state.values()} == {12, 16}
+
+
+def test_the_critic_computes_in_float32_whatever_its_weights_are_held_in():
+    _, args, policy, batch = filled()
+    model, *_ = trainable(ppo, args, policy)
+    model.critic.head.to(torch.bfloat16)  # as FSDP2 gathers them
+    *_, values = model(batch)
+    values.sum().backward()
+    assert values.dtype == torch.float32 and model.critic.head.weight.grad.abs().max() > 0
+
+
 def test_warm_up_trains_the_critic_alone(tmp_path):
     quick = "--prompts_per_step 8 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
     options = ["--critic_warmup_steps", "2", "--weight_decay", "0.1", "--output_dir"]
@@ -488,6 +595,37 @@ def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
         assert float(value) == pytest.approx(float(expected), abs=1e-5)
 
 
+def test_a_run_with_a_reward_model(tmp_path):
+    import reward_model
+
+    quick = "--max_steps 2 --pairs_per_step 8 --eval_every 0".split()
+    reward_model.main([*quick, "--output_dir", str(tmp_path / "rm")])
+    quick = "--max_steps 1 --prompts_per_step 4 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
+    model = str(tmp_path / "rm" / "model")
+    ppo.main([*quick, "--reward_model_path", model, "--output_dir", str(tmp_path / "ppo")])
+    row = metric_rows(tmp_path / "ppo")[1]
+    assert row["reward/mean"] == row["reward_part/reward_model"] == pytest.approx(row["reward/shaped"])
+    assert 0 <= row["reward/accuracy"] <= 1 and "eval/pass@1" in row  # gold answers still count for the evaluation
+
+
+@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than EOS"), ("unk", "know")])
+def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
+    from common.model import learned_reward
+
+    _, args, tokenizer, _ = embedded("ppo")
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    if change == "unk":
+        prompts[-1] = type(prompts[-1])(prompts[-1].ids, "déjà vu?", "1", {})
+    elif change == "pad":
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        tokenizer.eos_token = None
+    save_reward_model(tmp_path, tokenizer)
+    args.reward_model_path = str(tmp_path)
+    with pytest.raises(InputError, match=message):
+        learned_reward(args, prompts, torch.device("cpu"))
+
+
 def test_what_is_no_reward_model_is_refused(tmp_path):
     from common.model import EMBEDDED, learned_reward
 
@@ -518,6 +656,8 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
         ("--value_clip -1", "value_clip"),
         ("--critic both", "both"),
         ("--reward_model_path /no/such", "/no/such"),
+        ("--missing_eos_penalty -1", "missing_eos_penalty"),
+        ("--std_eps 0", "std_eps"),
     ],
 )
 def test_bad_input_of_its_own(arguments, message, tmp_path, monkeypatch):

@@ -32,8 +32,18 @@ FAMILY_ONLY = {
 }
 
 
+OF_COMMON = {  # what they test stands in common/runs.py, not in the scripts
+    "test_what_was_logged_after_the_checkpoint_is_cut",
+    "test_a_missing_piece_of_a_checkpoint_is_an_error",
+    "test_resume_with_other_options_names_them",
+    "test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_starts_at_zero",
+    "test_old_checkpoints_are_pruned",
+}
+
+
 def pytest_generate_tests(metafunc):
-    metafunc.parametrize("name", FAMILY if metafunc.function.__name__ in FAMILY_ONLY else SCRIPTS)
+    test = metafunc.function.__name__
+    metafunc.parametrize("name", ["grpo"] if test in OF_COMMON else FAMILY if test in FAMILY_ONLY else SCRIPTS)
 
 
 def prepared(name, **options):
