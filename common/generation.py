@@ -157,7 +157,8 @@ def decode(
             keep = (~finished).nonzero()[:, 0]
             if len(keep) == 0:
                 break
-            if drop_finished and len(keep) <= 0.9 * len(finished):  # each time copies the cache
+            rarely = past_key_values.get_seq_length() >= 256  # each time copies the cache: the longer, the dearer
+            if drop_finished and len(keep) <= (0.8 if rarely else 0.9) * len(finished):
                 past_key_values.batch_select_indices(keep)
                 running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
                 attention_mask = None if attention_mask is None else attention_mask[keep]
