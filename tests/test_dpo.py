@@ -334,5 +334,5 @@ def test_the_embedded_pairs_are_as_documented():
     """common/tiny/pairs: one pair a prompt, training and test of disjoint prompts."""
     args, tokenizer = dpo.Args(dataset="embedded"), embedded("dpo")[2]
     train, test, summary = load_pairs(args, tokenizer)
-    assert (len(train), len(test)) == (995, 125) and "also in training" not in summary
+    assert (len(train), len(test)) == (995, 498) and "also in training" not in summary
     assert len({tuple(pair.prompt) for pair in train}) == len(train)

@@ -22,11 +22,11 @@ samples a problem at temperature 1: a third of the answers in steps, 0.95 of the
 them right; pass@1 0.36, 17 tokens on average, 47 at most.
 
 `pairs/` holds preference pairs sampled from this model, the default data of reward_model.py. With another model they
-are to be made again, and copied from the two pairs-round-1.jsonl:
+are to be made again, and copied from the pairs-round-1.jsonl, those of four seeds one after the other for the test:
 
     python dpo.py --max_steps 0 --pair_prompts 1024 --output_dir runs/pairs-train
-    python dpo.py --max_steps 0 --pair_prompts 128 --dataset_split test --eval_split train --eval_prompts 8 \\
-        --output_dir runs/pairs-test
+    for seed in 0 1 2 3; do python dpo.py --max_steps 0 --pair_prompts 128 --dataset_split test --eval_split train \\
+        --eval_prompts 8 --seed $seed --output_dir runs/pairs-test-$seed; done
 """
 
 import json
