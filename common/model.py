@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from common.data import Row, tokenize
 from common.masked import logprobs_and_entropy
 from common.rewards import Reward
-from common.runs import InputError, one_line, strategy
+from common.runs import InputError, one_line, set_threads, strategy
 
 EMBEDDED = pathlib.Path(__file__).parent / "tiny"
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
@@ -359,6 +359,7 @@ def load_model(auto_class, args, num_labels=None):
         lm, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
+    set_threads(lm.num_parameters())
     return lm, saved_dtype, dropout, info["missing_keys"]
 
 

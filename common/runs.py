@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
+
 
 class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
@@ -188,9 +190,8 @@ def check_sampling(args):
 def pair_equation(args, accelerator):
     """Devices and sizes of a step over preference pairs, once, as an equation."""
     pairs, processes = args.pairs_per_step, accelerator.num_processes
-    threads = f" ({torch.get_num_threads()} threads each)" if accelerator.device.type == "cpu" else ""
     return (
-        f"processes: {processes} on {accelerator.device.type}{threads}\n"
+        f"processes: {processes} on {device_and_threads(accelerator)}\n"
         f"a step: {pairs} pairs = {2 * pairs} completions, {2 * pairs // processes} on each process, at most "
         f"{args.micro_batch_size // 2} pairs in a forward; {args.num_epochs} passes over the pairs"
     )
@@ -371,9 +372,8 @@ def launch(args):
     from accelerate.utils import set_seed
 
     on_cpu = not torch.cuda.is_available()
-    if on_cpu:  # `accelerate launch` sets OMP_NUM_THREADS=1
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    if on_cpu:
+        torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
     try:
         accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
@@ -401,6 +401,26 @@ def launch(args):
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
     set_seed(args.seed)
     return accelerator
+
+
+def set_threads(weights):
+    """Choose this process's threads on CPU for a model of so many weights: its share of the cores, or one if it is small.
+
+    Threads wait for each other by spinning. Beside a busy process that takes a small model, whose operations are short,
+    tens of times as long as one thread does, and a second thread would gain it little (docs/performance.md).
+    """
+    if torch.cuda.is_available():
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
+
+
+def device_and_threads(accelerator):
+    """Where this process computes, for the lines at start."""
+    if accelerator.device.type != "cpu":
+        return accelerator.device.type
+    return f"cpu (threads of each: {torch.get_num_threads()})"
 
 
 def set_up_fsdp(plugin, mixed_precision):
@@ -471,10 +491,9 @@ def batch_equation(args, accelerator):
     rows, processes = args.prompts_per_step * args.group_size, accelerator.num_processes
     updates = args.num_epochs * args.num_minibatches
     step_rows = rows // args.num_minibatches
-    threads = f" ({torch.get_num_threads()} threads each)" if accelerator.device.type == "cpu" else ""
     limit = f"{args.micro_batch_tokens} tokens" if args.micro_batch_tokens else f"{args.micro_batch_size} rows"
     return (
-        f"processes: {processes} on {accelerator.device.type}{threads}, {strategy(accelerator)}\n"
+        f"processes: {processes} on {device_and_threads(accelerator)}, {strategy(accelerator)}\n"
         f"a step: {args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows; "
         f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {updates} updates of {step_rows} rows, "
         f"{step_rows // processes} on each process, at most {limit} in a forward"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import worker
-from common.runs import InputError, launch
+from common.runs import SMALL_MODEL, InputError, launch, set_threads
 from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
@@ -132,3 +132,24 @@ def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
     with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
         launch(script("grpo").Args())
+
+
+@pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
+def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
+    processes, weights, threads, monkeypatch
+):
+    # Two threads that spin for each other made the default run take over 11 minutes beside a busy process.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    before = torch.get_num_threads()
+    set_threads(weights)
+    chosen = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert chosen == threads
+
+
+def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    torch.set_num_threads(2)
+    embedded("grpo")
+    assert torch.get_num_threads() == 1
