@@ -1,6 +1,6 @@
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState

@@ -10,7 +10,8 @@ import dapo
 from common.data import Prompt
 from common.rewards import load_rewards
 from common.runs import InputError, Metrics, stream_seed
-from tools import ORACLES, b1, metric_rows, ragged, run_script, totals_of
+from processes import run_processes
+from tools import ORACLES, b1, metric_rows, ragged, totals_of
 
 DAPO = ORACLES["dapo"]
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
@@ -453,7 +454,7 @@ QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4 -
 def test_a_run_without_anything_to_learn_ends_with_one_line_and_exit_code_1(processes, tmp_path):
     # a loop that never ends, or a traceback. At this temperature the completions of a group are equal.
     arguments = [*QUICK, "--max_steps", 5, "--save_every", 5, "--temperature", 1e-4, "--max_sampling_rounds", 2]
-    result = run_script("dapo.py", *arguments, "--output_dir", tmp_path, processes=processes)
+    result = run_processes("dapo.py", *arguments, "--output_dir", tmp_path, processes=processes)
     assert result.returncode == 1, result.stderr
     (line,) = [line for line in result.stdout.splitlines() if "the run ends" in line]
     assert "step 1: " in line and "in 2 rounds" in line
@@ -479,7 +480,7 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
 
 def test_two_processes_sample_and_train(tmp_path):
     arguments = [*QUICK, "--max_steps", 2, "--output_dir", tmp_path]
-    result = run_script("dapo.py", *arguments, processes=2)
+    result = run_processes("dapo.py", *arguments, processes=2)
     assert result.returncode == 0, result.stderr
     for row in metric_rows(tmp_path)[1:]:
         shares = sum(row[f"sampling/{name}"] for name in ("keep_rate", "dropped_right", "dropped_wrong"))

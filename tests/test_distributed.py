@@ -12,13 +12,16 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 
 import worker
 from common.model import load_reference
 from common.runs import InputError, set_up_deepspeed, set_up_fsdp
+from processes import run_processes
 from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
 
 CONFIGS = ROOT / "configs"
@@ -29,8 +32,14 @@ FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the file
 
 
 def run_sharded(config, *command):
-    flags = f"--config_file {CONFIGS / config}.yaml {FLAGS} --num_machines 1 --main_process_port 0"
-    return run_script("-m", "accelerate.commands.launch", *flags.split(), *command)
+    flags = f"--config_file {CONFIGS / config}.yaml {FLAGS} --num_machines 1 --main_process_port 0".split()
+    if config.startswith("zero"):
+        return run_script("-m", "accelerate.commands.launch", *flags, ROOT / command[0], *command[1:])
+    # What the launcher reads from the file reaches the processes by their environment.
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "script"]))
+    given = prepare_multi_gpu_env(arguments)
+    environment = {name: value for name, value in given.items() if os.environ.get(name) != value}
+    return run_processes(*command, processes=2, env=environment)
 
 
 def check_update(folder, name="grpo", max_grad_norm="1"):
@@ -60,7 +69,7 @@ def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, t
     # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
     # of the update for the second one; model/ from the parts.
     max_grad_norm = "0" if name == "ppo" and strategy != "fsdp2" else "1"  # ZeRO clips policy and critic together
-    result = run_sharded(strategy, ROOT / "tests" / "worker.py", name, tmp_path, max_grad_norm)
+    result = run_sharded(strategy, "tests/worker.py", name, tmp_path, max_grad_norm)
     assert result.returncode == 0, result.stderr
     check_update(tmp_path, name, max_grad_norm)
 
@@ -86,7 +95,7 @@ def test_two_machines(tmp_path):
 def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
-    command = [ROOT / "tests" / "sharded.py", name, *options.split(), "--output_dir"]
+    command = ["tests/sharded.py", name, *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
     assert result.returncode == 0, result.stderr

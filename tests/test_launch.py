@@ -2,17 +2,18 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import worker
 from common.runs import SMALL_MODEL, InputError, launch, set_threads
+from processes import run_processes, start
 from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
@@ -30,7 +31,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     # trl#3021, verl#2776, ...: denominators local to a rank. Unequal lengths, several minibatches and epochs, and
     # another number of micro-batches on each rank (its fillers must count for nothing).
     worker.main(name, tmp_path)
-    result = run_script(ROOT / "tests" / "worker.py", name, tmp_path, processes=2)
+    result = run_processes("tests/worker.py", name, tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     one, two = (torch.load(tmp_path / f"update-{processes}.pt") for processes in (1, 2))
     start = trainable(*(embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
@@ -40,33 +41,39 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
 
 
-def kill_after_checkpoint(command, folder, step):
-    """Start a run, `kill -9` all its processes once checkpoint `step` is there."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+def kill_after_checkpoint(pid, running, folder, step):
+    """`kill -9` all processes of a run once checkpoint `step` is there."""
     deadline = time.time() + 120
     while not (folder / "checkpoints" / f"step-{step:08d}").exists():
-        assert process.poll() is None and time.time() < deadline, "the run ended before it could be killed"
+        assert running() and time.time() < deadline, "the run ended before it could be killed"
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process = psutil.Process(pid)
+    for one in [process, *process.children(recursive=True)]:  # torch's launcher gives each process a session of its own
+        one.kill()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     command = ["grpo.py", *QUICK, "--max_steps", "8", "--output_dir"]
-    result = run_script(*command, tmp_path / "a", processes=processes)
+    result = run_processes(*command, tmp_path / "a", processes=processes)
     assert result.returncode == 0, result.stderr
-    start = [sys.executable, *launcher(processes), *command]
-    kill_after_checkpoint([*start, str(tmp_path / "b")], tmp_path / "b", 2)
+    if processes == 1:
+        process = start([*command, tmp_path / "b"])
+        kill_after_checkpoint(process.pid, process.is_alive, tmp_path / "b", 2)
+        process.join()
+    else:  # by the real launcher, which dies with them
+        process = subprocess.Popen(
+            [sys.executable, *launcher(processes), *command, str(tmp_path / "b")], cwd=ROOT, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        kill_after_checkpoint(process.pid, lambda: process.poll() is None, tmp_path / "b", 2)
+        process.wait()
     assert not (tmp_path / "b" / "model").exists()
-    result = run_script(*command, tmp_path / "b", "--resume", processes=processes)
+    result = run_processes(*command, tmp_path / "b", "--resume", processes=processes)
     assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
     same_run(tmp_path / "a", tmp_path / "b")
     if processes == 2:  # one process is another run: refused, by name
-        result = run_script(*command, tmp_path / "b", "--resume")
+        result = run_processes(*command, tmp_path / "b", "--resume")
         assert result.returncode == 2 and "on 2 processes" in result.stderr
 
 
@@ -83,8 +90,8 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_pa
     options = (
         "--max_steps 1 --prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 0".split()
     )
-    command = [ROOT / "grpo.py", "--reward", "spy.py:spy", *options]
-    result = run_script(*command, "--output_dir", "run", processes=2, cwd=tmp_path)
+    command = ["grpo.py", "--reward", "spy.py:spy", *options]
+    result = run_processes(*command, "--output_dir", "run", processes=2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     seen = [
         [json.loads(line) for line in (tmp_path / f"seen-{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)

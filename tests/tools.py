@@ -1,5 +1,6 @@
 """What several test files need: the embedded model, ragged tables as tensors, a batch made by hand."""
 
+import functools
 import importlib
 import json
 import os
@@ -146,6 +147,25 @@ def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)} | (env or {})
     command = [sys.executable, *launcher(processes), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd or ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@functools.cache
+def help_texts():
+    """{script: what `--help` prints}, all from one process, which must load neither `datasets` nor a model class."""
+    code = f"""import contextlib, io, json, runpy, sys
+texts = {{}}
+for name in {[*SCRIPTS, "reward_model", "dpo"]}:
+    sys.argv, out = [f"{{name}}.py", "--help"], io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try: runpy.run_path(f"{{name}}.py", run_name="__main__")
+        except SystemExit as end: assert not end.code, end.code
+    loaded = [m for m in sys.modules if m == "datasets" or m.startswith("transformers.models.") and "modeling_" in m]
+    assert not loaded, (name, loaded)
+    texts[name] = out.getvalue()
+print(json.dumps(texts))"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def launcher(processes):

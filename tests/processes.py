@@ -1,0 +1,93 @@
+"""Scripts in processes of their own, as a launcher starts them, without importing torch anew in each.
+
+A fork server imports the libraries once; every process forks from it with the environment that `accelerate launch`
+would give it. The real launcher is used where it is itself under test (`tools.run_script`).
+"""
+
+import multiprocessing
+import os
+import pathlib
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parent.parent
+PRELOAD = ["torch", "transformers.models.llama.modeling_llama", "accelerate", "datasets", "grpo"]
+
+
+def server():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start(arguments, rank=0, processes=1, port=0, cwd=ROOT, env=None, output=os.devnull, end=None):
+    """One process of `python SCRIPT OPTIONS`; what it prints goes to the files `output`.out and `output`.err."""
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
+    if processes > 1:
+        environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"} | (env or {})
+    environment = {name: str(value) for name, value in environment.items()}
+    target = (list(map(str, arguments)), environment, str(cwd), str(output), end)
+    process = server().Process(target=run, args=target)
+    process.start()
+    return process
+
+
+def run(arguments, environment, cwd, output, end):
+    """The body of such a process: what the interpreter does for `python SCRIPT OPTIONS`.
+
+    `end` is a barrier at which the processes of one run meet: a fork leaves faster than an interpreter does, and gloo's
+    last message to the others would be lost with it.
+    """
+    os.setsid()  # so that a test can kill it with all it started
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for stream, suffix in ((1, ".out"), (2, ".err")):
+        file = os.open(output if output == os.devnull else output + suffix, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, stream)
+    path = ROOT / arguments[0]
+    sys.argv = [str(path), *arguments[1:]]
+    sys.path[:0] = [str(path.parent), str(ROOT)]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as exit:
+        if exit.code:
+            raise
+    if end:
+        end.wait()
+
+
+def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300):
+    """A finished run of one or several processes, as `subprocess.run` gives it; one that fails ends the others."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [pathlib.Path(folder) / str(rank) for rank in range(processes)]
+        port = free_port() if processes > 1 else 0
+        end = server().Barrier(processes) if processes > 1 else None
+        running = [start(arguments, i, processes, port, cwd, env, output, end) for i, output in enumerate(outputs)]
+        deadline = time.time() + timeout
+        while any(process.is_alive() for process in running) and not any(process.exitcode for process in running):
+            if time.time() > deadline:
+                break
+            running[0].join(0.05)
+        late = time.time() > deadline
+        for process in running:
+            if process.is_alive():
+                process.join(0.5)
+                process.kill()
+            process.join()
+        codes = [process.exitcode for process in running]
+        texts = ["".join(output.with_suffix(x).read_text() for output in outputs) for x in (".out", ".err")]
+    if late:
+        raise subprocess.TimeoutExpired(arguments, timeout, *texts)
+    code = next((code for code in codes if code), 0)
+    return subprocess.CompletedProcess(arguments, 1 if code and processes > 1 else code, *texts)
