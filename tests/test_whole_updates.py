@@ -215,7 +215,8 @@ def load(folder, auto_class=AutoModelForCausalLM, **options):
 
 
 def rows_of(draw, tokenizer, o):
-    """The groups of one call of `rollout`: a row is a completion with what is known of it."""
+    """The groups of one call of `rollout`: a row is a completion with what is known of it. `o.frame` is the text around
+    a question."""
     groups = []
     for question, samples in draw:
         prompt = tokenizer(o.frame.format(question)).input_ids
@@ -233,6 +234,11 @@ def read(model, row, temperature=1.0):
     logits = model(torch.tensor([row.prompt + row.tokens])).logits[0] / temperature
     logprobs = logits[len(row.prompt) - 1 : -1].log_softmax(dim=1)  # (T, V): of the token after each place
     return logprobs[range(len(row.tokens)), row.tokens], -(logprobs.exp() * logprobs).sum(dim=1)
+
+
+def weighted_reward(row):
+    """The two parts of --reward with their weights."""
+    return 1.0 * row.right + 0.5 * row.equations
 
 
 def k3(logprobs, other):
@@ -285,7 +291,7 @@ class Log(defaultdict):
 
 
 class GRPO:
-    """DeepSeekMath, arXiv 2402.03300, Eq. 3 and 4.2 (Algorithm 1)."""
+    """DeepSeekMath, arXiv 2402.03300, Eq. 3, with the advantages of outcome supervision (4.1.2)."""
 
     def __init__(self, o):
         self.o = o
@@ -303,7 +309,7 @@ class GRPO:
                 row.reward, row.advantage = reward, advantage
 
     def reward(self, row):
-        return 1.0 * row.right + 0.5 * row.equations
+        return weighted_reward(row)
 
     def advantages(self, rewards):
         if min(rewards) == max(rewards):
@@ -462,7 +468,9 @@ def test_group_relative(module, paper, own, start, tmp_path, monkeypatch):
     options = ROLLOUTS | own
     o = SimpleNamespace(**options, frame="{}")
     rows, sampler, ratios = run_sampled(module, tmp_path, start, options, monkeypatch)
-    paper, draws = paper(o), [rows_of(draw, sampler.tokenizer, o) for draw in sampler.draws]
+    first, second = ([question for question, _ in draw] for draw in sampler.draws[:2])
+    assert len(set(second)) == 3 and set(first) & set(second)  # one is drawn twice, one comes back: DCPO remembers
+    draws, paper = [rows_of(draw, sampler.tokenizer, o) for draw in sampler.draws], paper(o)
     policy, logs = train_family(start, paper.rollouts(draws), paper, o)
     assert max(ratios[:3]) == 1 < max(ratios[3:6])  # of the first minibatch and of the second one
     assert_happens(logs[0], "policy/clip_low", "policy/clip_high")
@@ -599,14 +607,6 @@ PPO = ROLLOUTS | dict(
 )
 
 
-def scores_of(folder, rows):
-    """Of a reward model: what its head reads at the last token."""
-    model = load(folder, AutoModelForSequenceClassification)
-    with torch.no_grad():
-        hidden = [model.model(torch.tensor([row.prompt + row.tokens])).last_hidden_state[0, -1] for row in rows]
-    return [float(state @ model.score.weight[0]) for state in hidden]
-
-
 @pytest.mark.parametrize(
     "own",
     [
@@ -622,7 +622,7 @@ def test_ppo(own, start, tmp_path, monkeypatch):
     rows, sampler, ratios = run_sampled(ppo, tmp_path, start, options, monkeypatch)
     rollouts = [flat(rows_of(draw, sampler.tokenizer, o)) for draw in sampler.draws]
     for row in flat(rollouts):
-        row.reward = 1.0 * row.right + 0.5 * row.equations
+        row.reward = weighted_reward(row)
     policy, logs = train_ppo(start, rollouts, o)
     assert max(ratios[:3]) == 1 < max(ratios[3:6])
     assert_happens(logs[0], "value/clip", *(["policy/clip_low", "policy/clip_high"] if o.objective == "clip" else []))
@@ -750,11 +750,9 @@ def test_dpo_with_pairs_of_its_own(start, tmp_path, monkeypatch):
     for draw in sampler.draws:
         pairs = []
         for group in rows_of(draw, sampler.tokenizer, o):
-            group = [row for row in group if row.ended]
-            best, worst = (
-                choose(group, key=lambda row: 1.0 * row.right + 0.5 * row.equations) for choose in (max, min)
-            )
-            if best.right != worst.right or best.equations != worst.equations:
+            group = [row for row in group if row.ended]  # in a file of pairs the others would look finished
+            best, worst = max(group, key=weighted_reward), min(group, key=weighted_reward)
+            if weighted_reward(best) > weighted_reward(worst):
                 pairs.append([best, worst])
         remember(policy, pairs)
         for step_pairs in passes(pairs, o):
