@@ -404,7 +404,7 @@ def launch(args):
 
 
 def set_threads(weights):
-    """Choose the threads on CPU for a model of so many weights: this process's share of the cores, or one if it is small.
+    """Choose the threads on CPU for a model of so many weights: its share of the cores, or one for a small model.
 
     Threads wait for each other by spinning. Beside a busy process that takes a small model, whose operations are short,
     tens of times as long as one thread does, and a second thread would gain it little (docs/performance.md).
