@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from common.masked import agree
+
 
 class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
@@ -316,7 +318,7 @@ def reward_metrics(metrics, rewards, group_size):
     metrics.add_std("reward/std", rewards)
     groups = rewards.view(-1, group_size)
     if group_size > 1:
-        metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+        metrics.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
 
 
 def pair_metrics(metrics, pairs, start, device):
