@@ -17,8 +17,9 @@ the ratio is 1 and no clip acts.
 
 Deviations from the paper: the token mean is that of the optimizer step, as in the released code (--token_mean group is
 Eq. 8 as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch
-is discarded; sampling ends after max_sampling_rounds rounds. Standard deviation and log-ratios as in grpo.py. Sizes,
-rates and overlong_cache are presets for the small model, warm-up (paper: 20 steps) is off.
+is discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
+Standard deviation and log-ratios as in grpo.py. Sizes, rates and overlong_cache are presets for the small model,
+warm-up (paper: 20 steps) is off.
 Left out: nothing of the algorithm.
 
     accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
@@ -37,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.data import PromptSampler, load_prompts
 from common.generation import decode, sampling_config, seeded
-from common.masked import completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, pass_at_k
 from common.model import (
     completion_texts,
     gathered,
@@ -47,9 +48,10 @@ from common.model import (
     load_tokenizer,
     save_pretrained,
     split_rollout,
-    take_rows,
+    trim_group,
+    unite_groups,
 )
-from common.rewards import correctness, load_rewards, score, soft_overlong_punishment, weighted_sum
+from common.rewards import correctness, deciding_part, load_rewards, score, soft_overlong_punishment, weighted_sum
 from common.runs import (
     InputError,
     Metrics,
@@ -101,7 +103,7 @@ class Args:
     output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
     seed: int = option(0, "of data order, sampling and evaluation")
     resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
+    max_steps: int = option(20, "rollouts with their updates; 0 only evaluates")
     save_every: int = option(0, "steps between checkpoints (0: none)")
     keep_checkpoints: int = option(2, "how many checkpoints to keep")
     report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
@@ -150,6 +152,9 @@ class Args:
     )
     on_reject: Literal["drop", "resample"] = option(
         "drop", "prompts all right or all wrong: drop, or resample them first in the step's next round"
+    )
+    filter_by: Literal["accuracy", "reward"] = option(
+        "accuracy", "keep groups that are neither all right nor all wrong (Eq. 11), or whose rewards do not all agree"
     )
     token_mean: Literal["step", "group"] = option(
         "step",
@@ -208,8 +213,8 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """
     parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
     correct = correctness(parts, prompts, texts, truncated)
-    if "accuracy" in parts:
-        parts["accuracy"] = 2 * parts["accuracy"] - 1  # +1/-1, Eq. 7
+    if name := deciding_part(parts):
+        parts[name] = 2 * parts[name] - 1  # +1/-1, Eq. 7
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts
 
@@ -224,7 +229,8 @@ def overlong_penalty(lengths, args):
 def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
-    Accuracy decides, whatever the rewards are: an all-right group of unequal lengths would train on length alone.
+    Accuracy decides, whatever the rewards are, or with `--filter_by reward` the rewards before the punishment: a group
+    that agrees in these and not in its lengths would train on length alone.
     Returns the kept rows of this process as a batch with `rewards` (R,), or None if they make no update; the number of
     groups kept on all processes; the completion tokens that this process drew; and sample completions.
 
@@ -240,27 +246,28 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
         batch = rollout(model, prompts, G, args.temperature, 1.0, seed, args)
         texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(G)]
         rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        right = torch.full_like(rewards, torch.nan) if correct is None else correct
+        right = right.view(-1, G).sum(dim=1)  # (prompts,)
+        informative = (0 < right) & (right < G)  # Eq. 11
+        if args.filter_by == "reward":
+            informative = ~agree(*rewards.view(-1, G).aminmax(dim=1))
         lengths = batch["completion_mask"].sum(dim=1).cpu()
         penalty = overlong_penalty(lengths, args)
         rewards = rewards + penalty
         tokens += int(lengths.sum())
-
-        right = correct.view(-1, G).sum(dim=1)  # (prompts,)
-        informative = (0 < right) & (right < G)  # Eq. 11
         batch["rewards"] = rewards.to(batch["completions"].device)
         groups = []
         for i in informative.nonzero()[:, 0].tolist():
-            group = take_rows(batch, list(range(i * G, (i + 1) * G)))
-            groups.append((rank + i * processes, {name: column.cpu() for name, column in group.items()}))
+            groups.append((rank + i * processes, trim_group(batch, slice(i * G, (i + 1) * G))))
         groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # by the place in the draw
-        kept += groups.values()
+        kept += [(train_prompts[drawn[place]], group) for place, group in groups.items()]
         if args.on_reject == "resample":
             rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
 
         rollout_metrics(metrics, batch, None, correct, parts, G)
         metrics.add("sampling/keep_rate", informative)
-        metrics.add("sampling/dropped_right", right == G)
-        metrics.add("sampling/dropped_wrong", right == 0)
+        metrics.add("sampling/dropped_right", ~informative & (right == G), ~right.isnan())
+        metrics.add("sampling/dropped_wrong", ~informative & (right == 0), ~right.isnan())
         metrics.add("overlong/fraction", batch["truncated"].cpu() if args.overlong == "filter" else penalty < 0)
         metrics.add("overlong/penalty", penalty)
         if len(kept) >= args.prompts_per_step:
@@ -272,25 +279,8 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     metrics.add("sampling/surplus", len(kept) - used)  # one step later it would be off-policy
     metrics.add("sampling/short", 0 < used < args.prompts_per_step)
     metrics.add("sampling/skipped", used == 0)
-    batch = join_groups(kept[:used][rank::processes], model.pad_token, model.device) if used else None
+    batch = unite_groups(kept[:used][rank::processes], model) if used else None
     return batch, len(kept), tokens, samples(prompts, texts, rewards, parts, G)
-
-
-def join_groups(groups, pad_token, device):
-    """Groups of several rollouts as one batch, padded to one width: prompts on the left, completions on the right."""
-    batch = {}
-    for name in groups[0]:
-        rows = [row for group in groups for row in group[name].unbind()]
-        if rows[0].dim() == 0:
-            batch[name] = torch.stack(rows).to(device)
-            continue
-        fill = pad_token if name in ("prompts", "completions") else 0
-        side = "left" if name in ("prompts", "prompt_mask") else "right"
-        batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side).to(device)
-    if "prompt_index" in batch:
-        size = len(groups[0]["prompt_index"])
-        batch["prompt_index"] = torch.arange(len(groups), device=device).repeat_interleave(size)[:, None]
-    return batch
 
 
 def compute_advantages(rewards, args):
@@ -299,8 +289,8 @@ def compute_advantages(rewards, args):
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    agree = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)  # std of 0.3 x 6 is not exactly 0
-    return advantages.masked_fill(agree, 0).view(-1, 1).to(rewards.dtype)
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
@@ -321,11 +311,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
+        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
+        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -420,7 +412,11 @@ def main(argv=None):
     accelerator = launch(args)
     run = Run(accelerator, args, "dapo")
     tokenizer = load_tokenizer(args)
-    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers=True)
+    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    if args.filter_by == "accuracy" and any(prompt.answer is None for prompt in train_prompts):
+        where = f"--filter_by accuracy: {args.dataset} has prompts without an answer"
+        raise InputError(f"{where}; name the column with --answer_column, or take --filter_by reward")
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
     betas = (args.adam_beta1, args.adam_beta2)
@@ -471,10 +467,10 @@ def main(argv=None):
         if run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
             run.save()
         if none_kept:
-            shares = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
-            run.print(
-                f"step {run.step}: {shares} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends"
-            )
+            why = "the rewards of every group agree"
+            if args.filter_by == "accuracy":
+                why = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
+            run.print(f"step {run.step}: {why} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends")
             exit_code = 0 if optimizer.state else 1  # AdamW's state comes with the first update, and with a resume
             break
 

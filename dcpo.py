@@ -35,7 +35,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.data import PromptSampler, load_prompts
 from common.generation import decode, sampling_config, seeded
-from common.masked import completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, pass_at_k
 from common.model import (
     completion_texts,
     gathered,
@@ -46,7 +46,7 @@ from common.model import (
     save_pretrained,
     split_rollout,
 )
-from common.rewards import correctness, extract_answer, load_rewards, score, weighted_sum
+from common.rewards import correctness, deciding_part, extract_answer, load_rewards, score, weighted_sum
 from common.runs import (
     InputError,
     Metrics,
@@ -194,9 +194,9 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """
     parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
     correct = correctness(parts, prompts, texts, truncated)
-    if "accuracy" in parts:  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
+    if name := deciding_part(parts):  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
         missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated, strict=True)]
-        parts["accuracy"] = parts["accuracy"] - torch.tensor(missing).double()
+        parts[name] = parts[name] - torch.tensor(missing).double()
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts
 
@@ -229,7 +229,7 @@ def standardize(groups, mean, variance, low, high, args):
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (variance.sqrt() + args.std_eps)
-    return advantages.masked_fill(low == high, 0)  # the variance of 0.1 x 24 over six visits is not exactly 0
+    return advantages.masked_fill(agree(low, high), 0)  # the variance of 0.1 x 24 over six visits is not exactly 0
 
 
 def smoothed_advantages(rewards, args, history):
@@ -240,7 +240,7 @@ def smoothed_advantages(rewards, args, history):
     groups = rewards.double().view(-1, args.group_size)
     visits, old_mean, old_variance, old_low, old_high = history.split(1, dim=1)  # (prompts, 1) each
     mean, variance = groups.mean(dim=1, keepdim=True), groups.var(dim=1, keepdim=True, correction=args.std_ddof)
-    low, high = groups.amin(dim=1, keepdim=True), groups.amax(dim=1, keepdim=True)
+    low, high = groups.aminmax(dim=1, keepdim=True)
     new = standardize(groups, mean, variance, low, high, args)
     i = visits + 1  # this visit is the i-th: by the prompt's own count, not by steps
     mean, between = (visits * old_mean + mean) / i, visits / i * (old_mean - mean).square()  # Eq. 29
@@ -293,11 +293,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "bound_low": low,
         "bound_high": high,
         "ratio_max": ratio,
+        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
+        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

@@ -52,7 +52,7 @@ from common.data import (
     load_prompts,
 )
 from common.generation import decode, sampling_config, seeded
-from common.masked import completion_mask, pass_at_k
+from common.masked import agree, completion_mask, pass_at_k
 from common.model import (
     completion_texts,
     gathered,
@@ -260,7 +260,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         ended = [row for row in range(start, start + n) if not truncated[row]]
         best = max(ended, key=lambda row: float(rewards[row]), default=None)  # the first of equal ones, as here:
         worst = min(ended, key=lambda row: float(rewards[row]), default=None)
-        differ = best is not None and bool(rewards[best] > rewards[worst])
+        differ = best is not None and not agree(rewards[worst], rewards[best])
         metrics.add("pairs/yield", float(differ))
         metrics.add("pairs/truncated", truncated[start : start + n])
         right = torch.full((n,), torch.nan) if correct is None else correct[start : start + n]

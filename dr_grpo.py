@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.data import PromptSampler, load_prompts
 from common.generation import decode, sampling_config, seeded
-from common.masked import completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, pass_at_k
 from common.model import (
     completion_texts,
     gathered,
@@ -199,8 +199,8 @@ def compute_advantages(rewards, args):
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    agree = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)  # std of 0.3 x 6 is not exactly 0
-    return advantages.masked_fill(agree, 0).view(-1, 1).to(rewards.dtype)
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
@@ -221,11 +221,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
+        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
+        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

@@ -35,7 +35,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.data import PromptSampler, load_prompts
 from common.generation import decode, sampling_config, seeded
-from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k
+from common.masked import beyond_clamp, completion_mask, kl_estimate, log_ratio, moments, pass_at_k
 from common.model import (
     ActorCritic,
     completion_texts,
@@ -281,6 +281,7 @@ def policy_loss(
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
         "ratio_max": ratio,
+        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
     }
     if args.objective == "clip":
         clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
@@ -296,6 +297,7 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)
         losses = losses + (args.kl_coef if kl_coef is None else kl_coef) * kl
         stats["kl_ref"] = kl
+        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -336,9 +338,9 @@ class Coefficients:
 
     def steer_kl(self, kl, completions, args):
         """Towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2, there with the KL of a
-        whole completion; per token as in verl)."""
+        whole completion; per token as in verl) and a factor of 2 a rollout: below 0 the loss would pay for the KL."""
         error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
-        self.kl *= 1 + error * completions / args.kl_horizon
+        self.kl *= min(max(1 + error * completions / args.kl_horizon, 0.5), 2)
 
     def steer_penalty(self, kl, args):
         """Halved or doubled where KL(old, new) is more than 1.5 times off --penalty_target (section 4)."""

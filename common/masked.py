@@ -22,9 +22,14 @@ def completion_mask(completions, stop_tokens):
 def log_ratio(logprobs, old_logprobs, mask):
     """log(pi / pi_old) (R, T), 0 where the mask is false, and clamped to +-20 so that its `exp` is finite in float32.
 
-    Beyond the clamp there is no gradient.
+    Beyond the clamp there is no gradient: `beyond_clamp` tells where.
     """
     return torch.where(mask, logprobs - old_logprobs, 0).clamp(-20, 20)
+
+
+def beyond_clamp(logprobs, old_logprobs, mask):
+    """The tokens (R, T) that `log_ratio` clamps; false where the mask is."""
+    return torch.where(mask, logprobs - old_logprobs, 0).abs() > 20
 
 
 def kl_estimate(logprobs, ref_logprobs, mask, estimator):
@@ -70,6 +75,11 @@ def moments(values, ddof, reduce):
     mean = total / count.clamp(min=1)
     squares = reduce((values - mean).square().sum())
     return mean, squares / (count - ddof).clamp(min=1)
+
+
+def agree(low, high):
+    """Whether rewards from `low` to `high`, float64 of any shape, are one reward but for the rounding of their sums."""
+    return high - low <= 1e-9 * high.abs().clamp(min=1)
 
 
 def pass_at_k(correct, k):

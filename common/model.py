@@ -6,10 +6,11 @@ import pathlib
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from common.data import Row, tokenize
-from common.masked import logprobs_and_entropy
+from common.masked import completion_mask, logprobs_and_entropy
 from common.rewards import Reward
 from common.runs import InputError, one_line, set_threads, strategy
 
@@ -525,6 +526,40 @@ def take_rows(batch, rows):
         elif tensor.dim() == 2 and tensor.shape[1] == T:
             part[name] = tensor[:, :right]
     return part
+
+
+def trim_group(batch, rows):
+    """What to send of the n rows (a slice) of one prompt, as arrays: `unite_groups` derives the rest from the prompt.
+
+    Completions stand one after the other, without padding and in int32, and so do their log-probs.
+    """
+    mask = batch["completion_mask"][rows]
+    group = {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
+    group["completions"] = batch["completions"][rows][mask].int()
+    if "rollout_logprobs" in batch:
+        group["rollout_logprobs"] = batch["rollout_logprobs"][rows][mask]
+    return {name: column.numpy(force=True) for name, column in group.items()}
+
+
+def unite_groups(groups, model):
+    """The batch, with the columns of `rollout` and `rewards` (R,), of a list of (prompt, what was sent of its rows)."""
+    prompts, sent = zip(*groups, strict=True)
+    columns = {name: torch.cat([torch.from_numpy(group[name]) for group in sent]) for name in sent[0]}
+    n, device = len(sent[0]["rewards"]), model.device
+
+    def padded(name, fill):  # (R, T)
+        rows = columns[name].split(columns["lengths"].tolist())
+        return pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
+
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = padded("completions", model.pad_token).long()
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts and n > 1:
+        batch["prompt_index"] = torch.arange(len(prompts), device=device).repeat_interleave(n)[:, None]
+    if "rollout_logprobs" in columns:
+        batch["rollout_logprobs"] = padded("rollout_logprobs", 0)
+    return batch | {"rewards": columns["rewards"].to(device)}
 
 
 def micro_batches(lengths, args, keep_order=False):

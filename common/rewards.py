@@ -526,15 +526,18 @@ def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], tr
 
     None if no row has one.
 
-    It is the part `math_verify`, else `accuracy`, where one was named, so that nothing is scored twice. Call it before
-    a part is recoded.
+    It is the part that decides where there is one, so that nothing is scored twice. Call it before a part is recoded.
     """
     if all(row.answer is None for row in rows):
         return None
-    for name in ("math_verify", "accuracy"):
-        if name in parts:
-            return parts[name]
+    if name := deciding_part(parts):
+        return parts[name]
     return score(Reward("accuracy", 1.0, accuracy_reward), rows, texts, truncated)
+
+
+def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
+    """The name of the part that decides what is correct: `math_verify`, else `accuracy`; None if neither is there."""
+    return next((name for name in ("math_verify", "accuracy") if name in parts), None)
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from common.masked import agree
+
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
 
@@ -317,7 +319,7 @@ def reward_metrics(metrics, rewards, group_size):
     metrics.add_std("reward/std", rewards)
     groups = rewards.view(-1, group_size)
     if group_size > 1:
-        metrics.add("advantage/zero_groups", groups.amax(dim=1) == groups.amin(dim=1))
+        metrics.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
 
 
 def pair_metrics(metrics, pairs, start, device):

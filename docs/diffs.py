@@ -71,6 +71,7 @@ SENTENCES = {
     },
     "dapo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
+        "Args 367232": "After 20 steps most groups are all right, and what more steps do is sampling.",
         "Args 06f30f": (
             "Clip-higher: more room above than below, so that unlikely tokens can grow and entropy lasts (Section 3.1)."
         ),
@@ -78,39 +79,38 @@ SENTENCES = {
             "No KL, so no reference model: a policy that learns to reason at length has to leave its start (Section "
             "2.3)."
         ),
-        "Args f119c2": "The options of overlong reward shaping, of dynamic sampling, and of the token mean.",
+        "Args c0058a": "The options of overlong reward shaping, of dynamic sampling, and of the token mean.",
         "Args 86ec77": "The paper evaluates with top-p 0.7; training samples with 1.",
-        "compute_rewards 81bc74": (
-            "Accuracy is +1 or -1 (Eq. 7), the scale on which the overlong punishment of at most 1 is meant; `correct` "
-            "stays 1 or 0."
+        "compute_rewards 40c581": (
+            "What decides correctness is +1 or -1 (Eq. 7), the scale on which the overlong punishment of at most 1 is "
+            "meant; `correct` stays 1 or 0."
         ),
         "overlong_penalty 6b2664": (
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before a cut would teach it (Eq. 13)."
         ),
-        "dynamic_batch bf211e": (
+        "dynamic_batch fd1698": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
             "learns."
         ),
-        "join_groups 39e816": "The kept groups come from rollouts of unequal widths and must be one batch again.",
         "token_weights d44c10": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
         ),
-        "main c9b32a": (
-            "Options that cannot work are refused before a model is loaded, and gold answers are needed whatever the "
-            "reward is, because accuracy decides which groups are kept."
+        "main 9b7d8f": (
+            "Options that cannot work are refused before a model is loaded; and gold answers are needed whatever the "
+            "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 13e334": (
             "Which prompts a process samples is now the matter of `dynamic_batch`; and a run that never found a group "
             "to train on ends with exit code 1."
         ),
-        "main a95b91": (
+        "main d9645f": (
             "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
             "none at all, the end of the run."
         ),
-        "imports d298ea": "For collecting the kept groups of all processes, and for Eq. 13.",
+        "imports c047fe": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
     },
     "gspo.py": {
         "Args 99ff2c": "Four updates a rollout, as in the paper: with one every s is 1, and GSPO is GRPO.",
@@ -122,13 +122,13 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 761309": (
+        "policy_loss dceef6": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
         ),
         "main 1a7cc4": "The name of the run.",
-        "imports ba37bd": "`log_ratio` would clamp each token; here their mean is clamped.",
+        "imports 4f1095": "`log_ratio` would clamp each token; here their mean is clamped.",
     },
     "dcpo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
@@ -141,23 +141,23 @@ SENTENCES = {
             "The paper's statistics are those of the population, which pool exactly over visits, without an epsilon "
             "(Eq. 29-30); and its cap, and a switch for each of its parts."
         ),
-        "compute_rewards ed679c": (
+        "compute_rewards 6c5b3b": (
             "A completion without an answer gets -1, a wrong answer 0, so that format and correctness are told apart "
             "(Eq. 15)."
         ),
         "History f26bc8": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
-        "standardize 3f781b": (
+        "standardize 169944": (
             "GRPO's standardization with the statistics as arguments, since they are now those of the group (A_new) or "
             "of all visits (A_tot)."
         ),
-        "smoothed_advantages 5313a2": (
+        "smoothed_advantages 232f6b": (
             "Smooth advantage standardization: the group is pooled with the prompt's earlier visits (Eq. 29-30) and "
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages fa2e61": (
+        "compute_advantages af2d97": (
             "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
         ),
         "clip_bounds 710022": (
@@ -178,7 +178,7 @@ SENTENCES = {
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."
         ),
-        "imports 73a116": "`extract_answer` tells a wrong answer from none.",
+        "imports 22c204": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
 }
 

@@ -20,7 +20,7 @@ DIFFERS = {
     ("dr_grpo.py", "compute_rewards"): ("truncated rows score 0", 4),
     ("dr_grpo.py", "token_weights"): ("a constant in place of the length", 6),
     ("dr_grpo.py", "main"): ("its name, and the loss mask without truncated rows", 5),
-    ("gspo.py", "policy_loss"): ("the ratio is that of the row", 24),
+    ("gspo.py", "policy_loss"): ("the ratio is that of the row", 26),
     ("gspo.py", "main"): ("its name", 2),
     ("dapo.py", "compute_rewards"): ("+1/-1, and the overlong punishment", 8),
     ("dapo.py", "token_weights"): ("one weight for every token", 10),
@@ -40,7 +40,7 @@ DIFFERS = {
     ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }
 # Removed lines, added lines and hunks against grpo.py, the module docstring and the help texts left out.
-BUDGETS = {"dr_grpo.py": (15, 15, 12), "dapo.py": (60, 160, 25), "gspo.py": (60, 120, 20), "dcpo.py": (60, 120, 20)}
+BUDGETS = {"dr_grpo.py": (15, 15, 12), "dapo.py": (60, 160, 26), "gspo.py": (60, 120, 20), "dcpo.py": (60, 120, 20)}
 
 
 def load(root=ROOT):

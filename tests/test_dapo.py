@@ -1,17 +1,19 @@
 """The functions of dapo.py: dynamic sampling on any number of processes, overlong rules, the worked examples."""
 
 import math
+import pickle
 import threading
 
 import pytest
 import torch
 
 import dapo
-from common.data import Prompt
-from common.rewards import load_rewards
+from common.data import Prompt, load_prompts
+from common.model import take_rows
+from common.rewards import Reward, accuracy_reward, load_rewards
 from common.runs import InputError, Metrics, stream_seed
 from processes import run_processes
-from tools import ORACLES, b1, metric_rows, ragged, totals_of
+from tools import ORACLES, b1, embedded, metric_rows, ragged, totals_of
 
 DAPO = ORACLES["dapo"]
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
@@ -87,7 +89,7 @@ class InOrder:
 
 
 class Policy:
-    pad_token, device = PAD, torch.device("cpu")
+    pad_token, device, stop_tokens, shares_prompts = PAD, torch.device("cpu"), [STOP], True
 
 
 def scripted_rollout(right, seen):
@@ -121,14 +123,14 @@ def texts_of(tokenizer, batch):
     return ["#### 1" if int(row[0]) == RIGHT else "#### 0" for row in batch["completions"]]
 
 
-def sample(monkeypatch, right, processes=1, steps=1, samplers=None, **options):
+def sample(monkeypatch, right, processes=1, steps=1, answer="1", functions=None, **options):
     """`dynamic_batch` on W processes: for each step the results of all ranks, their metrics, and what was sampled."""
     world, seen, args = Processes(processes), [], args_of(**options)
-    prompts = [Prompt([9] * (1 + i % 3) + [10 + i], f"q{i}", "1", {"index": i}) for i in range(400)]
+    prompts = [Prompt([9] * (1 + i % 3) + [10 + i], f"q{i}", answer, {"index": i}) for i in range(400)]
     monkeypatch.setattr(dapo, "rollout", scripted_rollout(right, seen))
     monkeypatch.setattr(dapo, "completion_texts", texts_of)
     monkeypatch.setattr(dapo, "gather_object", world.gather_object)
-    functions, results = load_rewards(args), []
+    functions = functions or load_rewards(args)
 
     def run(accelerator):
         sampler, rows = InOrder(), []
@@ -207,6 +209,57 @@ def test_rows_stay_whole_with_all_their_columns(processes, monkeypatch):
             assert all((batch[f"{x}s"][r][~batch[f"{x}_mask"][r]] == PAD).all() for x in ("prompt", "completion"))
             assert float(batch["rewards"][r]) == (1 if row < i % 5 else -1)
             assert int(batch["prompt_index"][r]) == r // G
+
+
+def wrong_but_for_rounding(completions, **columns):
+    """1 for a right completion; for wrong ones 0.3, or 0.1 + 0.2."""
+    return [1.0 if "1" in text else (0.3, 0.1 + 0.2)[row % 2] for row, text in enumerate(completions)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_differ(processes, monkeypatch):
+    # Without answers. The lengths of a group differ, and so do its punished rewards: these must not keep it.
+    functions = [Reward("own", 1.0, wrong_but_for_rounding)]
+    options = dict(filter_by="reward", overlong="soft", max_new_tokens=7, overlong_cache=4)
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, processes, answer=None, functions=functions, **options)
+    assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
+    metrics = ranks[0][0][4]
+    assert metrics["sampling/keep_rate"] == pytest.approx(9 / 16) and "reward/accuracy" not in metrics
+    assert not {"sampling/dropped_right", "sampling/dropped_wrong"} & metrics.keys()
+
+
+def test_by_reward_only_what_is_dropped_counts_as_dropped(monkeypatch):
+    # All completions have the format: nothing is kept. All right or wrong ones may differ in another reward, and stay.
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, reward=["format"], filter_by="reward", max_sampling_rounds=2)
+    metrics = ranks[0][0][4]
+    assert ranks[0][0][1] == metrics["sampling/keep_rate"] == 0
+    assert (metrics["sampling/dropped_right"], metrics["sampling/dropped_wrong"]) == (3 / 16, 4 / 16)
+    lengths = [Reward("length", 1.0, lambda completions, **columns: list(range(len(completions))))]
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, functions=lengths, filter_by="reward")
+    metrics = ranks[0][0][4]
+    assert groups_of(ranks) == list(range(8)) and metrics["sampling/keep_rate"] == 1
+    assert metrics["sampling/dropped_right"] == metrics["sampling/dropped_wrong"] == 0
+
+
+@pytest.mark.parametrize("rollout", ["shared", "stock"])
+def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
+    # All columns of a batch of real completions, some of them truncated, came padded, with ids of eight bytes.
+    _, args, tokenizer, policy = embedded("dapo", rollout=rollout, max_new_tokens=24)
+    prompts = load_prompts(args, tokenizer, True)[0][:6]
+    batch = dapo.rollout(policy, prompts, G, 1.0, 1.0, 0, args)
+    batch["rewards"] = torch.rand(len(batch["completions"]), dtype=torch.float64)
+    assert 0 < batch["truncated"].sum() < len(batch["truncated"])
+    sent = [(prompts[i], dapo.trim_group(batch, slice(i * G, (i + 1) * G))) for i in (4, 0, 5)]
+    for i, (_, group) in zip((4, 0, 5), sent, strict=True):
+        tokens = int(batch["completion_mask"][i * G : (i + 1) * G].sum())
+        size = (8 if rollout == "shared" else 4) * tokens + 12 * G
+        assert sum(column.nbytes for column in group.values()) == size and len(pickle.dumps(group)) < size + 500
+    expected = take_rows(batch, [*range(4 * G, 5 * G), *range(G), *range(5 * G, 6 * G)])
+    expected["prompt_index"] = torch.arange(3).repeat_interleave(G)[:, None]
+    united = dapo.unite_groups(sent, policy)
+    assert united.keys() == expected.keys()
+    for name, column in united.items():
+        assert column.dtype == expected[name].dtype and torch.equal(column, expected[name]), name
 
 
 def test_a_process_that_keeps_nothing_gets_its_share_from_the_others(monkeypatch):
@@ -306,6 +359,11 @@ def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
     assert correct.tolist() == [1, 0, 0]
     assert parts["accuracy"].tolist() == [1, -1, -1] and parts["format"].tolist() == [1, 1, 0]
     assert rewards.tolist() == [2.5, -1.5, -2.0]
+    prompts = [Prompt([1], "q", "1", {})] * 3
+    functions = [Reward("accuracy", 1.0, accuracy_reward), Reward("math_verify", 1.0, accuracy_reward)]
+    rewards, correct, parts = dapo.compute_rewards(functions, prompts, ["#### 1", "#### 0", ""], [False] * 3, args_of())
+    assert parts["math_verify"].tolist() == [1, -1, -1]  # it decides what is correct
+    assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0] and rewards.tolist() == [2, -1, -1]
     rewards, correct, _ = scored(["format"])
     assert rewards.tolist() == [1, 1, 0] and correct.tolist() == [1, 0, 0]
 
@@ -512,6 +570,7 @@ def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path)
         ("--overlong both", "both"),
         ("--on_reject keep", "keep"),
         ("--token_mean row", "row"),
+        ("--filter_by format", "format"),
     ],
 )
 def test_bad_input(arguments, message, tmp_path, monkeypatch):
@@ -523,6 +582,19 @@ def test_bad_input(arguments, message, tmp_path, monkeypatch):
 
 def test_answers_are_needed_whatever_the_reward(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1?"}\n' * 30)
-    with pytest.raises(InputError, match=r"train\.jsonl"):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}+1?"}}\n' for i in range(30)))
+    with pytest.raises(InputError, match=r"--filter_by accuracy: train\.jsonl has prompts without an answer"):
         dapo.main("--reward format --dataset train.jsonl".split())
+
+
+def test_by_reward_no_answers_are_needed(tmp_path, capsys):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}+1+{i}?"}}\n' for i in range(1, 41)))
+    options = f"--dataset {tmp_path}/train.jsonl --filter_by reward --reward format --max_new_tokens 24".split()
+    dapo.main([*QUICK, *options, "--max_steps", "1", "--output_dir", str(tmp_path / "run")])
+    row = metric_rows(tmp_path / "run")[1]
+    assert row["sampling/keep_rate"] > 0 and row["policy/ratio_max"] > 1 and "sampling/dropped_right" not in row
+    with pytest.raises(SystemExit) as end:  # at this temperature the completions of a group are equal
+        arguments = "--max_steps 3 --temperature 1e-4 --max_sampling_rounds 1".split()
+        dapo.main([*QUICK, *options, *arguments, "--output_dir", str(tmp_path / "none")])
+    assert end.value.code == 1
+    assert "step 1: the rewards of every group agree in 1 rounds, nothing to train on" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 import dcpo
 import grpo
 from common.data import Prompt
-from common.rewards import load_rewards
+from common.rewards import Reward, accuracy_reward, load_rewards
 from common.runs import InputError
 from tools import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
 
@@ -226,6 +226,13 @@ def test_constant_rewards_give_exactly_zero_at_every_visit(value, dtype):
     # Of 24 rewards of 0.1 over six visits the pooled deviation is 5e-18, and the advantage 0.47 without min and max.
     for advantages, history in visits_of([[value] * 4] * 8, args_of(), dtype):
         assert advantages == [0.0] * 4 and history[3] == history[4]
+
+
+def test_rewards_that_differ_by_rounding_are_constant():
+    # Weighted parts, 0.1 + 0.2 beside 0.3, over six visits: without an epsilon the advantages were -1.2.
+    groups = [[0.3, 0.1 + 0.2, 0.3, 0.3], [0.3] * 4, [0.1 + 0.2] * 4] * 2
+    assert all(advantages == [0.0] * 4 for advantages, _ in visits_of(groups, args_of()))
+    assert all(x != 0 for x in visits_of([*groups, [0.3, 0.31, 0.3, 0.3]], args_of())[-1][0])
 
 
 @pytest.mark.parametrize("rewards", [[1, 0, 0, 1], [1, 0, 0, -1], [0.3, 0.1, 0.2, 0.3], [0.3] * 4])
@@ -446,6 +453,10 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     assert parts["format"].tolist() == [1, 1, 0, 0, 0, 1]
     assert correct[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
+    functions = [Reward("math_verify", 1.0, accuracy_reward), Reward("accuracy", 1.0, accuracy_reward)]
+    _, correct, parts = dcpo.compute_rewards(functions, prompts[:5], texts[:5], truncated[:5], args)
+    assert parts["math_verify"].tolist() == [1, 0, -1, -1, -1]  # it decides what is correct
+    assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0, 0, 0]
     args = args_of(reward=["format"])
     rewards, correct, _ = dcpo.compute_rewards(load_rewards(args), prompts[:5], texts[:5], truncated[:5], args)
     assert rewards.tolist() == [1, 1, 0, 0, 0] and correct.tolist() == [1, 0, 0, 0, 0]

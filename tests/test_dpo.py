@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import dpo
 from common.data import Pair, load_pairs, load_prompts
 from common.model import pair_batch
+from common.rewards import Reward
 from common.runs import InputError, Metrics
 from tools import ORACLES, embedded, metric_rows
 
@@ -247,9 +249,17 @@ def test_the_written_pairs_are_the_trained_pairs(two_rounds, tmp_path):
     assert given[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-5) and given[-1]["eval/accuracy"] > 0.8
 
 
-def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, monkeypatch):
-    from accelerate import Accelerator
+def test_rewards_that_differ_by_rounding_make_no_pair(model):
+    _, _, tokenizer, policy = model
+    args = dpo.Args(pair_samples=4, max_new_tokens=12)
+    functions = [Reward("sums", 1.0, lambda completions, **columns: [0.3, 0.1 + 0.2] * (len(completions) // 2))]
+    prompts, metrics, accelerator = load_prompts(args, tokenizer, True)[0][:16], Metrics(), Accelerator(cpu=True)
+    pairs, _ = dpo.make_pairs(accelerator, policy, tokenizer, functions, prompts, 1, args, metrics)
+    result = metrics.reduce(accelerator)
+    assert pairs == [] and result["pairs/yield"] == 0 and result["pairs/truncated"] < 0.5
 
+
+def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, monkeypatch):
     _, _, tokenizer, policy = model
     (tmp_path / "short.py").write_text(
         "def short(prompts, completions, **kwargs): return [-len(c) for c in completions]"

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import grpo
-from tools import ORACLES, b1, ragged, totals_of
+from common.runs import Metrics, reward_metrics
+from tools import ORACLES, SCRIPTS, b1, ragged, script, totals_of
 
 GRPO = ORACLES["grpo"]
 
@@ -51,6 +53,16 @@ def test_a_group_that_agrees_has_advantage_exactly_zero(value, dtype):
     rewards = torch.tensor([value] * 6 + [0.0, 1.0, 0.0, 0.0, 0.0, 0.0], dtype=dtype)
     advantages = grpo.compute_advantages(rewards, args_of(group_size=6))
     assert (advantages[:6] == 0).all() and (advantages[6:] != 0).all()
+
+
+def test_rewards_that_differ_by_rounding_agree():
+    # Weighted parts: 0.1 + 0.2 beside 0.3. With std_eps 0 the advantages were -1.2.
+    rewards = torch.tensor([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3, 0.3001, 0.3, 0.3], dtype=torch.float64)
+    advantages = grpo.compute_advantages(rewards, args_of(std_eps=0.0))
+    assert (advantages[:4] == 0).all() and (advantages[4:] != 0).all()
+    metrics = Metrics()
+    reward_metrics(metrics, rewards, 4)
+    assert metrics.reduce(Accelerator(cpu=True))["advantage/zero_groups"] == 0.5
 
 
 def test_advantages_are_invariant_to_scale_and_shift():
@@ -138,6 +150,19 @@ def test_without_dual_clip_the_ratio_is_uncapped_for_negative_advantages():
     zeros, mask = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[True]])
     losses, _ = grpo.policy_loss(new, zeros, zeros - 1, mask, args_of(kl_coef=0.0))
     assert losses.item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_tokens_beyond_the_clamp_are_counted(name):
+    # Of gspo the ratio of the row. One row of two is beyond it, and of the reference one token of four.
+    old, mask = torch.zeros(2, 3), torch.tensor([[True, True, False]] * 2)
+    new = torch.tensor([[25.0, 25.0, 0.0], [0.0, 0.0, math.nan]])
+    ref = new + torch.tensor([[0.0, 0.0, 99.0], [-21.0, 0.0, 99.0]])
+    module, metrics = script(name), Metrics()
+    _, stats = module.policy_loss(new, old, torch.zeros(2, 1), mask, module.Args(), ref)
+    metrics.add_stats("policy", stats, mask)
+    result = metrics.reduce(Accelerator(cpu=True))
+    assert (result["policy/clamped"], result["policy/clamped_ref"]) == (0.5, 0.25)
 
 
 def test_a_huge_ratio_stays_finite():

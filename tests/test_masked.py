@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
+from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
 from tools import ORACLES
 
 
@@ -101,6 +101,36 @@ def test_k3_pulls_back_a_policy_far_from_the_reference():
     logprobs = torch.tensor([[-12.0]], requires_grad=True)
     kl_estimate(logprobs, torch.tensor([[-2.0]]), torch.tensor([[True]]), "k3").sum().backward()
     assert logprobs.grad.item() == pytest.approx(1 - math.exp(10), rel=1e-5)
+
+
+def test_tokens_beyond_the_clamp_are_those_without_a_gradient():
+    # The loss of such a token is up to exp(20) = 4.9e8, and nothing pulls it back.
+    new = torch.tensor([[0.0, 19.9, 20.1, -19.9, -20.1, math.inf, math.nan]], requires_grad=True)
+    mask = torch.tensor([[True] * 6 + [False]])
+    zeros = torch.zeros_like(new)
+    (gradient,) = torch.autograd.grad(log_ratio(new, zeros, mask).sum(), new)
+    assert beyond_clamp(new, zeros, mask)[0].tolist() == [False, False, True, False, True, True, False]
+    assert torch.equal(beyond_clamp(new, zeros, mask), mask & (gradient == 0))
+
+
+@pytest.mark.parametrize(
+    "low, high, same",
+    [
+        (0.3, 0.1 + 0.2, True),
+        (-0.1 - 0.2, -0.3, True),
+        (0.0, 0.9e-9, True),
+        (0.0, 1.1e-9, False),
+        (-1.1e-9, 0.0, False),
+        (1e6, 1e6 + 0.9e-3, True),  # a sum of large parts rounds by more
+        (1e6, 1e6 + 1.1e-3, False),
+        (-1e6 - 0.9e-3, -1e6, True),
+        (0.3, 0.3001, False),
+        (1.0, 1.0, True),
+    ],
+)
+def test_rewards_agree_where_they_differ_by_rounding_alone(low, high, same):
+    low, high = torch.tensor([[low]], dtype=torch.float64), torch.tensor([[high]], dtype=torch.float64)
+    assert agree(low, high).tolist() == [[same]]
 
 
 def test_unknown_estimator_is_refused():

@@ -266,6 +266,15 @@ def test_adaptive_kl_of_the_oracle(case):
     assert coefficients.kl == pytest.approx(example["beta_after"][case], abs=1e-9)
 
 
+@pytest.mark.parametrize("kl, coefficient", [(0.0, 0.025), (0.098, 0.04), (9.0, 0.1)])
+def test_one_rollout_halves_or_doubles_the_kl_coefficient_at_most(kl, coefficient):
+    # verl has no bound: here -0.052 for a KL of 0, which pays for divergence.
+    args = args_of(kl_coef=0.05, kl_target=0.1, kl_horizon=100.0)
+    coefficients = ppo.Coefficients(args)
+    coefficients.steer_kl(kl, 1024 if kl != 0.098 else 1000, args)
+    assert coefficients.kl == pytest.approx(coefficient)
+
+
 @pytest.mark.parametrize("kl, factor", [(0.006, 0.5), (0.007, 1), (0.01, 1), (0.0149, 1), (0.0151, 2)])
 def test_the_penalty_is_halved_and_doubled(kl, factor):
     args = args_of(penalty_coef=3.0, penalty_target=0.01)
