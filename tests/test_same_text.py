@@ -65,9 +65,9 @@ def test_a_budget_counts_code_and_neither_docstring_nor_help():
 def test_fix_rewrites_copies_and_leaves_what_may_differ():
     right = same_text.fix("grpo.py", SOURCES)
     assert right == SOURCES  # nothing to do
-    broken = changed("gspo.py", "    agree = groups.amax", "    # drifted\n    agree = groups.amax")
+    broken = changed("gspo.py", "    equal = agree(", "    # drifted\n    equal = agree(")
     assert same_text.fix("grpo.py", broken)["gspo.py"] == SOURCES["gspo.py"]
-    improved = changed("grpo.py", "    agree = groups.amax", "    # better\n    agree = groups.amax")
+    improved = changed("grpo.py", "    equal = agree(", "    # better\n    equal = agree(")
     fixed = same_text.fix("grpo.py", improved)
     assert "# better" in fixed["gspo.py"] and "# better" in fixed["dr_grpo.py"]
     assert same_text.texts(fixed["gspo.py"])["policy_loss"] == same_text.texts(SOURCES["gspo.py"])["policy_loss"]
