@@ -62,6 +62,9 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     start = [sys.executable, *launcher(processes), *command]
     kill_after_checkpoint([*start, str(tmp_path / "b")], tmp_path / "b", 2)
     assert not (tmp_path / "b" / "model").exists()
+    names = {path.name for path in (tmp_path / "b" / "checkpoints" / "step-00000002").iterdir()}
+    random_states = {f"random_states_{rank}.pkl" for rank in range(processes)}
+    assert names == {"model.safetensors", "optimizer.bin", "state.json", "meta.json"} | random_states  # see test_run.py
     result = run_script(*command, tmp_path / "b", "--resume", processes=processes)
     assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
     same_run(tmp_path / "a", tmp_path / "b")
