@@ -46,7 +46,6 @@ from common.model import (
     load_policy,
     load_reference,
     load_tokenizer,
-    save_pretrained,
     split_rollout,
     trim_group,
     unite_groups,
@@ -422,8 +421,8 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
-    sampler = PromptSampler(len(train_prompts), args.seed)
-    accelerator.register_for_checkpointing(sampler)
+    sampler = PromptSampler(train_prompts, args.seed)
+    run.keep(sampler=sampler)
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
@@ -474,9 +473,7 @@ def main(argv=None):
             exit_code = 0 if optimizer.state else 1  # AdamW's state comes with the first update, and with a resume
             break
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
     close(accelerator)
     if exit_code:

@@ -43,7 +43,6 @@ from common.model import (
     load_policy,
     load_reference,
     load_tokenizer,
-    save_pretrained,
     split_rollout,
 )
 from common.rewards import correctness, deciding_part, extract_answer, load_rewards, score, weighted_sum
@@ -218,10 +217,10 @@ class History:
             self.table[draw[int(position)]] = torch.tensor(row, dtype=torch.float64)
 
     def state_dict(self):
-        return {"table": self.table}
+        return {"table": self.table.tolist()}
 
     def load_state_dict(self, state):
-        self.table = state["table"]
+        self.table = torch.tensor(state["table"], dtype=torch.float64)
 
 
 def standardize(groups, mean, variance, low, high, args):
@@ -399,9 +398,9 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
-    sampler = PromptSampler(len(train_prompts), args.seed)
+    sampler = PromptSampler(train_prompts, args.seed)
     history = History(len(train_prompts))
-    accelerator.register_for_checkpointing(sampler, history)
+    run.keep(sampler=sampler, history=history)
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
@@ -451,9 +450,7 @@ def main(argv=None):
         if run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
     close(accelerator)
 

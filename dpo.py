@@ -61,7 +61,6 @@ from common.model import (
     load_tokenizer,
     pair_batch,
     pair_tokens,
-    save_pretrained,
     spread_pairs,
 )
 from common.rewards import correctness, load_rewards, score, weighted_sum
@@ -220,7 +219,7 @@ class Round:
 
     def begin(self, pairs, eval_pairs):
         self.number, self.pairs, self.eval_pairs = self.number + 1, pairs, eval_pairs
-        self.sampler = PromptSampler(len(pairs), self.args.seed)
+        self.sampler = PromptSampler(pairs, self.args.seed)
 
     def steps_left(self):
         return (len(self.pairs) * self.args.num_epochs - self.sampler.drawn) // self.args.pairs_per_step
@@ -232,7 +231,7 @@ class Round:
     def load_state_dict(self, state):
         self.number = state["number"]
         self.pairs, self.eval_pairs = ([Pair(*pair) for pair in state[name]] for name in ("pairs", "eval_pairs"))
-        self.sampler = PromptSampler(len(self.pairs), self.args.seed)
+        self.sampler = PromptSampler(self.pairs, self.args.seed)
         self.sampler.load_state_dict(state["sampler"])
 
 
@@ -446,8 +445,8 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
-    current, sampler = Round(args), PromptSampler(len(train_prompts), args.seed)
-    accelerator.register_for_checkpointing(current, sampler)
+    current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
+    run.keep(round=current, sampler=sampler)
     run.restore()
     run.print(data_summary)
     run.print(pair_equation(args, accelerator))
@@ -513,9 +512,7 @@ def main(argv=None):
         if run.step == args.max_steps:
             break
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, policy, tokenizer)
     del policy, model, optimizer
     close(accelerator)
 

@@ -39,7 +39,6 @@ from common.model import (
     load_policy,
     load_reference,
     load_tokenizer,
-    save_pretrained,
     split_rollout,
 )
 from common.rewards import correctness, load_rewards, score, weighted_sum
@@ -320,8 +319,8 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
-    sampler = PromptSampler(len(train_prompts), args.seed)
-    accelerator.register_for_checkpointing(sampler)
+    sampler = PromptSampler(train_prompts, args.seed)
+    run.keep(sampler=sampler)
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
@@ -363,9 +362,7 @@ def main(argv=None):
         if run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
     close(accelerator)
 

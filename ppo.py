@@ -46,7 +46,6 @@ from common.model import (
     load_policy,
     load_reference,
     load_tokenizer,
-    save_pretrained,
     split_rollout,
 )
 from common.rewards import correctness, load_rewards, score, weighted_sum
@@ -544,8 +543,8 @@ def main(argv=None):
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
     optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
-    sampler, coefficients = PromptSampler(len(train_prompts), args.seed), Coefficients(args)
-    accelerator.register_for_checkpointing(sampler, coefficients)
+    sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
+    run.keep(sampler=sampler, coefficients=coefficients)
     run.restore()
     run.print(data_summary)
     run.print(batch_equation(args, accelerator))
@@ -595,9 +594,7 @@ def main(argv=None):
         if run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups
     close(accelerator)
 

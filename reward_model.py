@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from common.data import PromptSampler, load_pairs
-from common.model import load_reward_model, load_tokenizer, pair_batch, pair_tokens, save_pretrained, spread_pairs
+from common.model import load_reward_model, load_tokenizer, pair_batch, pair_tokens, spread_pairs
 from common.runs import (
     InputError,
     Metrics,
@@ -170,8 +170,8 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(reward_model, optimizer)
-    sampler = PromptSampler(len(train_pairs), args.seed)  # what does not fill a step is left for the next pass
-    accelerator.register_for_checkpointing(sampler)
+    sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
+    run.keep(sampler=sampler)
     run.restore()
     run.print(data_summary)
     run.print(f"{pair_equation(args, accelerator)}: {steps} steps")
@@ -200,9 +200,7 @@ def main(argv=None):
         if args.save_every and (last or run.due(args.save_every, at_end=False)):
             run.save()
 
-    if run.step > 0:
-        save_pretrained(accelerator, model, reward_model, tokenizer, run.folder / "model")
-    run.finish()
+    run.finish(model, reward_model, tokenizer)
     del reward_model, model, optimizer
     close(accelerator)
 

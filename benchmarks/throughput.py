@@ -152,7 +152,7 @@ def make_embedded(number):
 
     args = parse_args(grpo.Args, [])
     prompts, _, _ = load_prompts(args, load_tokenizer(args), True)
-    chosen = [prompts[i] for i in PromptSampler(len(prompts), 0).draw(number)]
+    chosen = [prompts[i] for i in PromptSampler(prompts, 0).draw(number)]
     return str(EMBEDDED), [(prompt.ids, prompt.prompt, prompt.answer) for prompt in chosen]
 
 

@@ -13,10 +13,11 @@
 """
 
 import copy
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -539,14 +540,23 @@ def cut_pair(pair: Pair, max_length: int) -> Pair:
 
 
 class PromptSampler:
-    """Endless permutations of range(n), a new one each epoch, that depend on `seed` alone.
+    """Endless permutations of the indices of `rows` (prompts or pairs), a new one each epoch, by `seed` alone.
 
     Every process draws the whole global batch and takes its own part of it, so the order and the state are the same for
-    any number of processes.
+    any number of processes. Its state knows the rows by a digest: an index is worth nothing among others.
     """
 
-    def __init__(self, n: int, seed: int):
-        self.n, self.seed, self.drawn = n, seed, 0
+    def __init__(self, rows: Sequence, seed: int):
+        self.rows, self.n, self.seed, self.drawn = rows, len(rows), seed, 0
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the rows; of a value that JSON does not know, such as an image, only the type counts."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            row = vars(row) if isinstance(row, Prompt) else row
+            digest.update(json.dumps(row, default=lambda value: type(value).__name__).encode() + b"\n")
+        return digest.hexdigest()
 
     def draw(self, k: int) -> list[int]:
         """The next k indices, across the end of an epoch if need be."""
@@ -559,11 +569,15 @@ class PromptSampler:
         return indices
 
     def state_dict(self) -> dict:
-        return {"n": self.n, "seed": self.seed, "drawn": self.drawn}
+        return {"n": self.n, "seed": self.seed, "digest": self.digest, "drawn": self.drawn}
 
     def load_state_dict(self, state: dict) -> None:
         """Raises InputError where the state belongs to other data or another seed: the order would be another."""
         for name, value in (("n", self.n), ("seed", self.seed)):
             if state[name] != value:
                 raise InputError(f"the checkpoint's prompt order has {name} {state[name]}, this run {value}")
+        if state["digest"] != self.digest:
+            raise InputError(
+                f"the checkpoint is of other data, with as many rows ({self.n}): an exact resume is impossible"
+            )
         self.drawn = state["drawn"]

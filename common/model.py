@@ -491,18 +491,21 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
     """Write the `Policy` in the prepared `model`, and the tokenizer, so that `from_pretrained` loads them, in the dtype
     of the checkpoint they came from.
 
-    The last act of a run: the policy itself is converted. All processes have to call it, the first one writes.
+    All processes have to call it, the first one writes. What is trained stays as it is: a checkpoint may still follow.
     """
     modules = accelerator.unwrap_model(model).named_modules()
     prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least
     if accelerator.is_main_process:
-        policy.lm.generation_config = policy.saved_generation_config
+        lm = copy.copy(policy.lm)
+        lm.config, lm.generation_config = copy.deepcopy(lm.config), policy.saved_generation_config
         for name, value in policy.saved_dropout.items():
-            setattr(policy.lm.config, name, value)
+            setattr(lm.config, name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
         weights = {name: x.to(policy.saved_dtype) if x.is_floating_point() else x for name, x in weights.items()}
-        policy.lm.to(policy.saved_dtype).save_pretrained(folder, state_dict=weights)
+        lm.save_pretrained(folder, state_dict=weights)
+        lm.config.dtype = policy.saved_dtype  # save_pretrained() says that of the weights in training
+        lm.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 

@@ -145,7 +145,7 @@ SENTENCES = {
             "A completion without an answer gets -1, a wrong answer 0, so that format and correctness are told apart "
             "(Eq. 15)."
         ),
-        "History f26bc8": (
+        "History fd5147": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
         "standardize 169944": (
@@ -173,7 +173,7 @@ SENTENCES = {
             "prompts is ours."
         ),
         "main 9882f4": "Options that cannot work are refused before a model is loaded; and the name of the run.",
-        "main 897329": "The history is saved and restored with the rest.",
+        "main fc56f0": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."

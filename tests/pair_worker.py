@@ -49,7 +49,7 @@ def main(name, folder):
         state = module.Round(args)
         state.begin(pairs, [])
     else:
-        state = module.PromptSampler(len(pairs), 0)
+        state = module.PromptSampler(pairs, 0)
     accelerator.register_for_checkpointing(state)
 
     parts = module, accelerator, model, optimizer, pairs, state, args

@@ -502,20 +502,20 @@ def test_what_a_tokenizer_cannot_render_names_the_row(tmp_path):
 
 def test_each_epoch_is_another_permutation():
     """every prompt once an epoch, also where a draw reaches over its end or over several."""
-    sampler = PromptSampler(10, seed=3)
+    sampler = PromptSampler(range(10), seed=3)
     drawn = sampler.draw(4) + sampler.draw(4) + sampler.draw(25) + sampler.draw(7)
     epochs = [drawn[i : i + 10] for i in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert PromptSampler(10, seed=4).draw(40) != drawn
+    assert PromptSampler(range(10), seed=4).draw(40) != drawn
 
 
 def test_the_order_does_not_depend_on_the_sizes_drawn_nor_on_global_randomness():
     """data order is f(seed) alone, whatever the rounds of sampling and the random numbers used elsewhere."""
-    whole = PromptSampler(7, seed=0).draw(60)
+    whole = PromptSampler(range(7), seed=0).draw(60)
     torch.manual_seed(5)
     np.random.seed(5)
-    sampler = PromptSampler(7, seed=0)
+    sampler = PromptSampler(range(7), seed=0)
     assert [i for k in (1, 2, 3, 0, 14, 8, 32) for i in sampler.draw(k)] == whole
     state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
     sampler.draw(9)
@@ -526,10 +526,10 @@ def test_the_order_does_not_depend_on_the_sizes_drawn_nor_on_global_randomness()
 @pytest.mark.parametrize("before", [0, 3, 7, 14, 20])
 def test_resume_continues_where_it_stopped(before):
     """trainers that resume at the first prompt, or in the wrong permutation."""
-    whole = PromptSampler(7, seed=1).draw(40)
-    first = PromptSampler(7, seed=1)
+    whole = PromptSampler(range(7), seed=1).draw(40)
+    first = PromptSampler(range(7), seed=1)
     first.draw(before)
-    second = PromptSampler(7, seed=1)
+    second = PromptSampler(range(7), seed=1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.draw(40 - before) == whole[before:]
 
@@ -537,7 +537,7 @@ def test_resume_continues_where_it_stopped(before):
 @pytest.mark.parametrize(("n", "seed", "says"), [(8, 1, "n 7, this run 8"), (7, 2, "seed 1, this run 2")])
 def test_another_order_is_refused_on_resume(n, seed, says):
     with pytest.raises(InputError, match=says):
-        PromptSampler(n, seed).load_state_dict(PromptSampler(7, 1).state_dict())
+        PromptSampler(range(n), seed).load_state_dict(PromptSampler(range(7), 1).state_dict())
 
 
 # --- preference pairs -------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("missing", ["optimizer.bin", "custom_checkpoint_1.pkl"])
+@pytest.mark.parametrize("missing", ["optimizer.bin", "state.json"])
 def test_a_missing_piece_of_a_checkpoint_is_an_error(name, missing, tmp_path):
     run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
     (piece,) = tmp_path.glob(f"checkpoints/*/{missing}")
