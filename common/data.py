@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
-from itertools import chain, islice, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -451,8 +451,10 @@ def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
     """
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= {*tokenizer.all_special_tokens, tokenizer.convert_ids_to_tokens(end_token(tokenizer))}
-    cuts = [f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in special if len(token) > 1]
-    parts = [re.split("|".join(cuts), text) for text in texts]
+    spelled, parts = re.compile("|".join(map(re.escape, special))), []
+    for text in texts:
+        cuts = [match.start() + 1 for match in spelled.finditer(text)]
+        parts.append([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
     encoded = iter(tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
     return [list(chain.from_iterable(islice(encoded, len(part)))) for part in parts]
 

@@ -399,10 +399,10 @@ def check_weights(args, option, lm, info, new_head):
 
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     new = [name for name in missing if new_head and not of_backbone(name)]
-    if new_head:
-        missing, unused = (list(filter(of_backbone, names)) for names in (missing, unused))
     beside_text = [name for name in unused if BESIDE_TEXT.search(name)]
     unused = [name for name in unused if name not in beside_text]
+    if new_head:
+        missing, unused = (list(filter(of_backbone, names)) for names in (missing, unused))
     reshaped = sorted(name for name, *_ in info["mismatched_keys"])
     kind = type(lm).__name__
     for names, problem in (
