@@ -528,9 +528,9 @@ def load_reward_critic(args, policy):
     of the text so far. It reads the policy's token ids, so its tokenizer must have them all."""
     tokenizer = read_tokenizer(args, "critic_path")
     vocabulary = tokenizer.get_vocab()
-    other = [token for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i]
+    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
     if other:
-        refuse(args, "critic_path", f"its tokenizer has other ids than the policy's for {some(list(map(repr, other)))}")
+        refuse(args, "critic_path", f"its tokenizer has other ids than the policy's for {some(other)}")
     lm, _, _ = load_classifier(args, "critic_path", tokenizer, policy.device)
     check_positions(args, "critic_path", lm)
     if not isinstance(getattr(lm, "score", None), nn.Linear):
