@@ -2,7 +2,7 @@
 
 From pairs of a chosen completion y_w and a rejected one y_l of a prompt x, and no reward model, critic or sampling in
 training: the reward that a policy is optimal for under a KL penalty beta is r(x, y) = beta log(pi / pi_ref) + const(x),
-which is put into Bradley-Terry. With l(y) = sum_t log pi(y_t | x, y_<t) over the completion, its EOS included,
+which is put into Bradley-Terry. With l(y) = sum_t log pi(y_t | x, y_<t) over the completion, its end included,
 
     h = (l(y_w) - l(y_l)) - (l_ref(y_w) - l_ref(y_l))
     sigmoid    L = -log sigmoid(beta h)                                                             Eq. 7

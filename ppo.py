@@ -19,8 +19,9 @@ Against grpo.py: a critic in place of the group, an advantage for each token, va
 Accelerate prepares, the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = R - V_t.
 
 Deviations from the paper: whitening, value clipping, a KL to a reference and the missing-EOS penalty are RLHF's; the
-critic starts from the policy's weights with a head of zeros; a truncated completion ends an episode like a finished
-one; the KL of Eq. 8 is estimated from the samples. Left out: PPO-ptx (the mix with pretraining gradients).
+critic starts from the policy's weights with a head of zeros (InstructGPT: from the reward model, --critic_path); a
+truncated completion ends an episode like a finished one; the KL of Eq. 8 is estimated from the samples. Left out:
+PPO-ptx (the mix with pretraining gradients).
 
     accelerate launch ppo.py                               a small embedded model learns to think; nothing is downloaded
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95
@@ -141,6 +142,9 @@ class Args:
     std_eps: float = option(1e-8, "added to its square, the variance")
     critic: Literal["separate", "shared"] = option(
         "separate", "a backbone of its own (verl), or a head on the policy's and the joint loss"
+    )
+    critic_path: str | None = option(
+        None, "reward model that a separate critic starts from (InstructGPT) [the policy, a head of zeros]"
     )
     critic_learning_rate: float = option(1e-3, "peak step size of the critic (verl: 1e-5)")
     critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)")
@@ -516,6 +520,8 @@ def check_own_args(args):
         raise InputError(f"--kl_target {args.kl_target} steers --kl_coef, which is 0: no reference is loaded")
     if args.critic == "shared" and args.critic_warmup_steps:
         raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained apart")
+    if args.critic == "shared" and args.critic_path:
+        raise InputError(f"--critic_path {args.critic_path}: --critic shared has no backbone of its own")
     if args.objective == "penalty" and args.dual_clip:
         raise InputError(f"--dual_clip {args.dual_clip}: --objective penalty has no clip")
     if args.reward_model_path and (args.reward != ["accuracy"] or args.reward_weights):

@@ -1,7 +1,7 @@
 """A Bradley-Terry reward model (Christiano et al., arXiv 1706.03741; InstructGPT, arXiv 2203.02155, Eq. 1).
 
 From pairs of a chosen completion y_w and a rejected one y_l of a prompt x it learns a score r(x, y), read by a scalar
-head at the last token, EOS, such that the chance that y_w is preferred is sigmoid(r(x, y_w) - r(x, y_l)):
+head at the last token, which ends y, such that the chance that y_w is preferred is sigmoid(r(x, y_w) - r(x, y_l)):
 
     L = -log sigmoid(r_w - r_l) + c (r_w + r_l)^2                                          mean over the pairs of a step
 

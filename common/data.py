@@ -15,10 +15,11 @@
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from itertools import chain, takewhile
+from functools import cache, cached_property, reduce
+from itertools import chain, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +34,12 @@ EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model", "solution")
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
+PROBE = "Elephants are grey."  # an answer that no chat template holds itself
 
 
 class Pair(NamedTuple):
     prompt: list[int]  # token ids
-    chosen: list[int]  # token ids of the better completion, its EOS included
+    chosen: list[int]  # token ids of the better completion, its end token included
     rejected: list[int]
     ref_chosen: float = 0.0  # log-prob of the whole completion under the reference; dpo.py fills it in
     ref_rejected: float = 0.0
@@ -419,6 +421,45 @@ def trim_special(ids: list[int], tokenizer) -> list[int]:
     return ids
 
 
+def end_token(tokenizer) -> int | None:
+    """The id that ends a completion: what the chat template puts behind an assistant's answer, else EOS."""
+    closing = end_of_turn(tokenizer)
+    return tokenizer.eos_token_id if closing is None else closing
+
+
+def end_of_turn(tokenizer) -> int | None:
+    """The added token that directly follows an assistant's answer in the chat template; None where there is none."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": PROBE}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception as error:  # a template is a program and raises what it likes
+        raise InputError(f"the chat template refuses a question with its answer: {describe(error)}") from None
+    _, answer, after = text.rpartition(PROBE)
+    if not answer:  # a template that leaves the answer out says nothing about its end
+        return None
+    ids = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
+    added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
+    return ids[0] if ids and ids[0] in added else None
+
+
+def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
+    """Token ids of completions; a special token that is spelled in one is text and not that token.
+
+    Such a token is cut behind its first character and the parts are tokenized apart. (`split_special_tokens=True` does
+    not reach every tokenizer: a unigram model has special tokens among its ordinary pieces.)
+    """
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special |= {*tokenizer.all_special_tokens, tokenizer.convert_ids_to_tokens(end_token(tokenizer))}
+    spelled, parts = re.compile("|".join(map(re.escape, special))), []
+    for text in texts:
+        cuts = [match.start() + 1 for match in spelled.finditer(text)]
+        parts.append([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
+    encoded = iter(tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
+    return [list(chain.from_iterable(islice(encoded, len(part)))) for part in parts]
+
+
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
@@ -460,18 +501,19 @@ def holds_pairs(source: Source) -> bool:
 
 def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]], str]:
     """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
-    rows, answers = [], []
+    rows, answers, end = [], [], end_token(tokenizer)
+    written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
     for where, row in read_json(source.data) if is_json(source) else read_dataset(source):
         prompt, chosen, rejected = split_pair(row, args, where)
         rows.append(Row(where, prompt, None, {}))
-        answers += [chosen, rejected]
+        answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]
     if not rows:
         raise InputError(f"{source.name}: no rows")
     prompts = tokenize(rows, args, tokenizer)
-    encoded = tokenizer(answers, add_special_tokens=False, verbose=False)["input_ids"]
+    encoded = encode_text(answers, tokenizer)
     pairs, cut, dropped = [], 0, 0
     for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        whole = Pair(prompt, *(end_with_eos(encoded[2 * i + j], tokenizer, row.where) for j in (0, 1)))
+        whole = Pair(prompt, [*encoded[2 * i], end], [*encoded[2 * i + 1], end])
         pair = cut_pair(whole, args.max_length)
         if pair.chosen == pair.rejected or not answers[2 * i].strip() or not answers[2 * i + 1].strip():
             dropped += 1
@@ -518,17 +560,9 @@ def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]
     return prompt, *answers
 
 
-def end_with_eos(ids: list[int], tokenizer, where: str) -> list[int]:
-    """The completion's ids with EOS at their end and nowhere else."""
-    ids = ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-    if tokenizer.eos_token_id in ids:
-        raise InputError(f"{where}: a completion holds the end token {tokenizer.eos_token!r} before its end")
-    return [*ids, tokenizer.eos_token_id]
-
-
 def cut_pair(pair: Pair, max_length: int) -> Pair:
     """The pair in at most `max_length` tokens a row: the prompt loses its first ones, the same for both completions;
-    when one is left of it, the completions lose those before EOS."""
+    when one is left of it, the completions lose those before their end token."""
     room = max_length - max(len(pair.chosen), len(pair.rejected))
     prompt = pair.prompt[-max(1, room) :]
     most = max_length - len(prompt)

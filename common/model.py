@@ -2,41 +2,61 @@
 
 import contextlib
 import copy
+import os
 import pathlib
+import re
+import textwrap
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from common.data import Row, tokenize
+from common.data import Row, encode_text, end_of_turn, end_token, tokenize
 from common.masked import completion_mask, logprobs_and_entropy
 from common.rewards import Reward
-from common.runs import InputError, one_line, set_threads, strategy
+from common.runs import InputError, set_threads, strategy
 
 EMBEDDED = pathlib.Path(__file__).parent / "tiny"
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
+# Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and
+# the causal masks that old checkpoints of GPT-Neo and GPT-J hold.
+BESIDE_TEXT = re.compile(
+    r"(^|[._])(vision|visual|image|video|audio|speech|multi_modal|mm|mtp|nextn)([._]|$)"
+    r"|\.(attn|attention)\.(masked_)?bias$"
+)
 
 
-def model_path(args):
-    """The folder or hub id of `--model_name_or_path`; `embedded` is the model that comes with the project."""
-    return str(EMBEDDED) if args.model_name_or_path == "embedded" else args.model_name_or_path
+def model_path(args, option="model_name_or_path"):
+    """The folder or hub id that an option names; `embedded` is the model that comes with the project."""
+    name = getattr(args, option)
+    return str(EMBEDDED) if option == "model_name_or_path" and name == "embedded" else name
+
+
+def refuse(args, option, problem):
+    """An InputError about the model that an option names."""
+    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
+
+
+def in_short(error):
+    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
+
+
+def read_tokenizer(args, option):
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path(args, option))
+    except Exception as error:  # it raises nearly every type there is
+        refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
 
 
 def load_tokenizer(args):
     """The tokenizer of the policy; one without a pad token pads with its EOS (masks never look at the pad id)."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(args))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"--model_name_or_path {args.model_name_or_path}: no tokenizer could be loaded: {error}"
-        ) from None
+    tokenizer = read_tokenizer(args, "model_name_or_path")
     if tokenizer.eos_token_id is None:
-        raise InputError(
-            f"--model_name_or_path {args.model_name_or_path}: its tokenizer has no EOS token, nothing ends"
-        )
+        refuse(args, "model_name_or_path", "its tokenizer has no EOS token, nothing ends")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -45,13 +65,8 @@ def load_tokenizer(args):
 def find_stop_tokens(tokenizer, generation_config):
     """Ids that end a completion: EOS of tokenizer and generation config, and the end of a turn in the chat template."""
     configured = generation_config.eos_token_id
-    stop_tokens = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
-    if tokenizer.chat_template:
-        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
-        after_answer = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("answer")[2]
-        ids = tokenizer(after_answer, add_special_tokens=False).input_ids
-        stop_tokens |= set(ids[:1]) & set(tokenizer.added_tokens_decoder)
-    return sorted(stop_tokens)
+    configured = configured if isinstance(configured, list) else [configured]
+    return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
 
 
 class Backbone(nn.Module):
@@ -218,7 +233,9 @@ class ActorCritic(nn.Module):
     def __init__(self, policy, critic):
         super().__init__()
         self.policy, self.critic = policy, critic
-        self._no_split_modules = policy._no_split_modules
+        self._no_split_modules = set(policy._no_split_modules or ())  # FSDP2 wraps by these
+        if critic.backbone is not None:
+            self._no_split_modules |= set(critic.backbone.lm._no_split_modules or ())
 
     def forward(self, batch, with_entropy=True):
         """What `Policy` returns, and float32 values (R, T), 0 beside the mask.
@@ -323,8 +340,12 @@ def load_policy(args, tokenizer, accelerator=None):
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    check_vocabulary(args, "model_name_or_path", lm, tokenizer)
+    if not is_causal(lm.eval().to(first_device(accelerator))):
+        refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
+    check_positions(args, "model_name_or_path", lm)
     entropy_grad = getattr(args, "entropy_coef", 0) != 0
-    policy = Policy(lm.eval().to(first_device(accelerator)), tokenizer, args.temperature, entropy_grad)
+    policy = Policy(lm, tokenizer, args.temperature, entropy_grad)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
@@ -335,33 +356,152 @@ def load_policy(args, tokenizer, accelerator=None):
     return policy.train()
 
 
-def load_model(auto_class, args, num_labels=None):
-    """A model of `auto_class` without dropout; a classifier has `num_labels` labels.
+def load_model(auto_class, args, option="model_name_or_path", new_head=False):
+    """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
+    weights of a new head: with `new_head` a language model becomes a classifier of one output.
 
-    Returns the model, the dtype and the dropout values of its checkpoint, and the names of weights that it lacks.
+    Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
 
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports on the weights in many lines
     logging.disable_progress_bar()
-    path = model_path(args)
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(model_path(args, option))
         saved_dtype = config.dtype or torch.float32
         dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
         for name in dropout:
             setattr(config, name, 0.0)
-        if num_labels:
-            trained = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
-            if trained and config.num_labels != num_labels:
-                raise ValueError(f"a classifier of {config.num_labels} labels, needed is {num_labels}")
-            config.num_labels = num_labels
+        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
+            new_head = False
+        elif new_head:
+            config.num_labels = 1
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
-        lm, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"--model_name_or_path {args.model_name_or_path}: no model: {one_line(error)}") from None
+        options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
+        lm, info = auto_class.from_pretrained(model_path(args, option), config=config, **options)
+    except Exception as error:  # it raises nearly every type there is
+        refuse(args, option, f"no model: {in_short(error)}")
+    finally:
+        logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
-    return lm, saved_dtype, dropout, info["missing_keys"]
+    return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
+
+
+def check_weights(args, option, lm, info, new_head):
+    """Refuse a checkpoint whose weights are not those of the model; returns the names of a new head's weights.
+
+    Transformers has left out what is tied or known to be unused. What serves other ends than text is named in one line.
+    """
+
+    def of_backbone(name):
+        part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
+        return part == lm.base_model_prefix or hasattr(lm.base_model, part)
+
+    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    new = [name for name in missing if new_head and not of_backbone(name)]
+    beside_text = [name for name in unused if BESIDE_TEXT.search(name)]
+    unused = [name for name in unused if name not in beside_text]
+    if new_head:
+        missing, unused = (list(filter(of_backbone, names)) for names in (missing, unused))
+    reshaped = sorted(name for name, *_ in info["mismatched_keys"])
+    kind = type(lm).__name__
+    for names, problem in (
+        (missing, f"the checkpoint lacks weights of a {kind}"),
+        (reshaped, f"the checkpoint has weights of other shapes than its config.json gives a {kind}"),
+        (unused, f"the checkpoint has weights that a {kind} does not use"),
+    ):
+        if names:
+            refuse(args, option, f"{problem}: {some(names)}")
+    if beside_text and os.environ.get("RANK", "0") == "0":
+        print(f"--{option} {getattr(args, option)}: a {kind} leaves weights unused: {some(beside_text)}")
+    return new
+
+
+def some(names):
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_vocabulary(args, option, lm, tokenizer):
+    """Refuse a tokenizer with ids that the model has no embedding for."""
+    rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    for kind in ("image", "audio", "video"):  # placeholders that a text never has; Gemma 3 1B has no embedding for one
+        vocabulary.pop(getattr(tokenizer, f"{kind}_token", None), None)
+    if max(vocabulary.values()) >= rows:
+        token = max(vocabulary, key=vocabulary.get)
+        refuse(args, option, f"its tokenizer has {token!r} as {vocabulary[token]}, its embedding has {rows} rows")
+
+
+def check_positions(args, option, lm):
+    """Refuse rows that may be longer than the model's table of positions."""
+    limit = most_positions(lm)
+    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
+        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
+            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
+            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+
+
+def most_positions(lm):
+    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
+    config = lm.config.get_text_config()
+    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
+
+
+def is_causal(lm):
+    """Whether what predicts a token has not seen it: an encoder (BERT) loads as a causal language model too."""
+    ids = torch.arange(4)[None]
+    return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
+
+
+def reads_last_token(lm):
+    """Whether a classifier's score depends on the last token of a row, and not on padding behind it, masked or not."""
+    pad = lm.config.get_text_config().pad_token_id
+    ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
+    *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
+    return last > 0 and after == end == 0
+
+
+@torch.enable_grad()
+def influence(lm, ids, part):
+    """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
+
+    Exactly 0, in any dtype, for a token that is not looked at.
+    """
+    seen = []
+    hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        logits = lm(input_ids=ids.to(lm.device), attention_mask=torch.ones_like(ids).to(lm.device)).logits
+    finally:
+        hook.remove()
+    (gradient,) = torch.autograd.grad(part(logits).float().sum(), seen[0])
+    return gradient[0].abs().sum(dim=-1)
+
+
+def load_classifier(args, option, tokenizer, device, new_head=False):
+    """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
+
+    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer that pads with what ends
+    a completion gets a pad token of its own, else the score would be read before the end.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    lm, saved_dtype, dropout, new = load_model(AutoModelForSequenceClassification, args, option, new_head)
+    kind, outputs = type(lm).__name__, lm.config.num_labels
+    if outputs != 1:
+        refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
+    check_vocabulary(args, option, lm, tokenizer)
+    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
+            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if lm.config.is_encoder_decoder or not reads_last_token(lm.eval().to(device)):
+        refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
+    for name in new:
+        nn.init.zeros_(lm.get_parameter(name))
+    return lm, saved_dtype, dropout
 
 
 def enable_checkpointing(lm):
@@ -371,7 +511,10 @@ def enable_checkpointing(lm):
 
 
 def load_critic(args, policy):
-    """The critic of `--critic`: separate, on a backbone of its own with the policy's weights, or shared."""
+    """The critic of `--critic`: shared, or separate on a backbone of its own: that of `--critic_path` with its head, or
+    the policy's with a head of zeros."""
+    if args.critic_path:
+        return load_reward_critic(args, policy)
     hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
     if args.critic == "shared":
         if not policy.chunked:
@@ -380,6 +523,27 @@ def load_critic(args, policy):
     backbone = Backbone(copy.deepcopy(policy.lm.base_model))
     backbone.shares_prompts = policy.shares_prompts
     return Critic(hidden_size, backbone).to(policy.device, policy.lm.dtype).train()
+
+
+def load_reward_critic(args, policy):
+    """The reward model of `--critic_path` as a critic (arXiv 2203.02155, appendix C.4): a value is at first the score
+    of the text so far. It reads the policy's token ids, so its tokenizer must have them all."""
+    tokenizer = read_tokenizer(args, "critic_path")
+    vocabulary = tokenizer.get_vocab()
+    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
+    if other:
+        refuse(args, "critic_path", f"its tokenizer has other ids than the policy's for {some(other)}")
+    lm, _, _ = load_classifier(args, "critic_path", tokenizer, policy.device)
+    check_positions(args, "critic_path", lm)
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        refuse(args, "critic_path", f"a {type(lm).__name__} has no linear head `score`")
+    if args.gradient_checkpointing:
+        enable_checkpointing(lm)
+    backbone = Backbone(lm.base_model)
+    backbone.shares_prompts = False  # exact for any architecture
+    critic = Critic(lm.score.in_features, backbone)
+    critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
+    return critic.to(policy.device, policy.lm.dtype).train()
 
 
 def load_reference(args, tokenizer, accelerator=None):
@@ -397,41 +561,41 @@ def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
     It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
-    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and EOS unless the
-    completion was cut). Refused are checkpoints without a trained scalar head, and tokenizers that have no EOS, pad
-    with it (the model would read the score before EOS), or do not know the characters of the prompts.
+    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and the end token unless
+    the completion was cut; special tokens that the policy spells are text). Refused are checkpoints without a trained
+    scalar head that reads the last token, and tokenizers that have no EOS, pad with the end token (the model would read
+    the score before it), or do not know the characters of the prompts.
     """
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    path = args.reward_model_path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
-        model, loaded = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"--reward_model_path {path}: no reward model with a tokenizer: {one_line(error)}") from None
-    if model.config.num_labels != 1 or loaded["missing_keys"]:
-        problem = f"its head has {model.config.num_labels} outputs, 1 is needed"
-        if loaded["missing_keys"]:
-            problem = f"it has no weights for {', '.join(sorted(loaded['missing_keys']))}: not a reward model"
-        raise InputError(f"--reward_model_path {path}: {problem}")
+    option = "reward_model_path"
+    tokenizer = read_tokenizer(args, option)
     eos, unknown = tokenizer.eos_token_id, {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    if eos is None or tokenizer.pad_token_id in (None, eos):
-        problem = "has no EOS token" if eos is None else "needs a pad token other than EOS"
-        raise InputError(f"--reward_model_path {path}: its tokenizer {problem}, the score is read at EOS")
+    if eos is None:
+        refuse(args, option, "its tokenizer has no EOS token, the score is read at the end")
+    end = end_token(tokenizer)
+    if tokenizer.pad_token_id in (None, end):
+        token = tokenizer.convert_ids_to_tokens(end)
+        refuse(args, option, f"its tokenizer needs a pad token other than {token}, where the score is read")
     ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts], args, tokenizer)
     if any(unknown & set(row) for row in ids):
-        raise InputError(f"--reward_model_path {path}: its tokenizer does not know characters of the prompts")
-    model.config.pad_token_id = tokenizer.pad_token_id  # by it the model finds the last token
+        refuse(args, option, "its tokenizer does not know characters of the prompts")
+    model, _, _ = load_classifier(args, option, tokenizer, device)
     tokenizer.padding_side = "right"
-    model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False)
+    limit, longest = most_positions(model), max(map(len, ids))
+    if limit and longest + args.max_new_tokens > limit:
+        sizes = f"a prompt of {longest} + --max_new_tokens {args.max_new_tokens}"
+        refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
 
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
-        completion_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for ids, completion, cut in zip(rows, completion_ids, truncated, strict=True):
-            ids += completion + ([] if cut else [eos])
+        for ids, completion, cut in zip(rows, encode_text(texts, tokenizer), truncated, strict=True):
+            ids += completion + ([] if cut else [end])
+        longest = max(map(len, rows))
+        if limit and longest > limit:
+            refuse(
+                args, option, f"the model has positions for {limit} tokens, a prompt with its completion has {longest}"
+            )
         scores = [0.0] * len(rows)
         for part in micro_batches([(len(ids), 0) for ids in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
@@ -693,26 +857,14 @@ class RewardModel(nn.Module):
 def load_reward_model(args, tokenizer, accelerator=None):
     """The model of `--model_name_or_path` as a `RewardModel`, in training mode, without dropout.
 
-    A causal language model gets a scalar head of zeros, so that all scores start equal. A tokenizer that pads with its
-    EOS gets a pad token of its own: `AutoModelForSequenceClassification` looks for the last token that is not padding,
-    and would step back over the EOS that ends the completion.
+    A causal language model gets a scalar head of zeros, so that all scores start equal. A tokenizer that pads with what
+    ends a completion gets a pad token of its own (`load_classifier`).
     """
-    from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it reports the new head and the language-model head it leaves out
-    lm, saved_dtype, dropout, missing = load_model(AutoModelForSequenceClassification, args, num_labels=1)
-    logging.set_verbosity(verbosity)
-    for name in missing:
-        torch.nn.init.zeros_(lm.get_parameter(name))
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
-            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    lm.config.pad_token_id = tokenizer.pad_token_id
+    device = first_device(accelerator)
+    lm, saved_dtype, dropout = load_classifier(args, "model_name_or_path", tokenizer, device, new_head=True)
+    check_positions(args, "model_name_or_path", lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
-    model = RewardModel(lm.eval().to(first_device(accelerator)), tokenizer)
+    model = RewardModel(lm, tokenizer)
     model.saved_dtype, model.saved_dropout, model.saved_generation_config = saved_dtype, dropout, None
     return model.train()

@@ -178,7 +178,7 @@ def check_pairs(args):
     if args.micro_batch_size < 2:
         raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
     if args.max_length < 3:
-        raise InputError(f"--max_length {args.max_length}: a prompt, a completion and EOS are at least 3 tokens")
+        raise InputError(f"--max_length {args.max_length}: a prompt, a completion and its end are at least 3 tokens")
 
 
 def check_sampling(args):

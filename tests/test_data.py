@@ -676,7 +676,6 @@ def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
-        ({"prompt": "a", "chosen": "b</s>c", "rejected": "c"}, "holds the end token '</s>' before its end"),
         ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "not valid Unicode"),
         ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one assistant message each"),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one assistant message each"),

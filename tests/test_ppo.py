@@ -605,19 +605,62 @@ def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
 
 
 def test_a_run_with_a_reward_model(tmp_path):
+    """Which is the critic's beginning too: with one update a rollout, the values are still its own."""
     import reward_model
 
     quick = "--max_steps 2 --pairs_per_step 8 --eval_every 0".split()
     reward_model.main([*quick, "--output_dir", str(tmp_path / "rm")])
-    quick = "--max_steps 1 --prompts_per_step 4 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
+    quick = "--max_steps 1 --prompts_per_step 4 --num_minibatches 1 --eval_prompts 4 --eval_samples 4 --eval_every 0"
     model = str(tmp_path / "rm" / "model")
-    ppo.main([*quick, "--reward_model_path", model, "--output_dir", str(tmp_path / "ppo")])
+    ppo.main(
+        [*quick.split(), "--reward_model_path", model, "--critic_path", model, "--output_dir", str(tmp_path / "ppo")]
+    )
     row = metric_rows(tmp_path / "ppo")[1]
+    assert row["value/mean"] != 0
     assert row["reward/mean"] == row["reward_part/reward_model"] == pytest.approx(row["reward/shaped"])
     assert 0 <= row["reward/accuracy"] <= 1 and "eval/pass@1" in row  # gold answers still count for the evaluation
 
 
-@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than EOS"), ("unk", "know")])
+def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_path):
+    # A reward model of another size, with a token more: a value is the score of the text before the token.
+    _, args, tokenizer, policy = embedded("ppo")
+    tokenizer.add_tokens(["<more>"])
+    rewards = save_reward_model(tmp_path, tokenizer, hidden_size=32, num_hidden_layers=1, vocab_size=21)
+    args.critic_path = str(tmp_path)
+    batch, _ = hand_made_batch(policy, tokenizer, args, groups=2)
+    actor_critic = ppo.ActorCritic(policy, ppo.load_critic(args, policy))
+    with torch.no_grad():
+        _, _, values = actor_critic(batch)
+        for i, length in enumerate(batch["completion_mask"].sum(dim=1).tolist()):
+            prompt = batch["prompts"][i][batch["prompt_mask"][i]]
+            for t in range(length):
+                text = torch.cat([prompt, batch["completions"][i, :t]])
+                assert float(values[i, t]) == pytest.approx(float(rewards(text[None]).logits), abs=1e-5)
+    assert (values[~batch["completion_mask"]] == 0).all() and float(values.std()) > 0.05
+    assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
+
+
+def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
+    from transformers import AutoTokenizer
+
+    from common.model import EMBEDDED
+
+    _, args, tokenizer, policy = embedded("ppo")
+    save_reward_model(tmp_path, tokenizer)
+    path = tmp_path / "tokenizer.json"
+    text = path.read_text()
+    path.write_text(text.replace('"7": 10', '"7": 11').replace('"8": 11', '"8": 10'))
+    assert path.read_text() != text
+    assert AutoTokenizer.from_pretrained(tmp_path)("7").input_ids == [11]
+    args.critic_path = str(tmp_path)
+    with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its tokenizer has other ids .* for '7', '8'"):
+        ppo.load_critic(args, policy)
+    args.critic_path = str(EMBEDDED)
+    with pytest.raises(InputError, match="lacks weights of a LlamaForSequenceClassification: score.weight"):
+        ppo.load_critic(args, policy)
+
+
+@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
 def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
     from common.model import learned_reward
 
@@ -643,7 +686,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     for path, message in [
         (EMBEDDED, "score.weight"),
-        (tmp_path / "no", "no reward model"),
+        (tmp_path / "no", "no tokenizer could be loaded"),
         (tmp_path / "two", "2 outputs"),
     ]:
         args.reward_model_path = str(path)
@@ -657,6 +700,8 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     [
         ("--kl_target 0.1", "kl_target 0.1 steers --kl_coef, which is 0"),
         ("--critic shared --critic_warmup_steps 3", "critic_warmup_steps 3"),
+        ("--critic shared --critic_path x", "critic_path x: --critic shared has no backbone of its own"),
+        ("--critic_path /no/such", "--critic_path /no/such: no tokenizer could be loaded"),
         ("--objective penalty --dual_clip 3", "dual_clip"),
         ("--reward_model_path x --reward format", "replaces --reward"),
         ("--gae_lambda 1.5", "gae_lambda 1.5"),
