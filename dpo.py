@@ -489,7 +489,7 @@ def main(argv=None):
             run.log_evaluation(result)
             run.log(round_metrics | result)
             round_metrics = {}
-        while current.steps_left() > 0 and run.step != args.max_steps:
+        while current.steps_left() > 0 and run.step != args.max_steps and not run.interrupted:
             metrics, start = Metrics(run.step + 1), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             for group in optimizer.param_groups:
@@ -508,16 +508,16 @@ def main(argv=None):
                 run.log_evaluation(evaluation)
                 result |= evaluation
             run.log(result)
-            if args.save_every and (last or run.due(args.save_every, at_end=False)):
+            if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
-        if run.step == args.max_steps:
+        if run.step == args.max_steps or run.interrupted:
             break
 
-    if run.step > 0:
+    if run.step > 0 and not run.interrupted:
         save_pretrained(accelerator, model, policy, tokenizer, run.folder / "model")
     run.finish()
     del policy, model, optimizer
-    close(accelerator)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def main(argv=None):
         result = evaluate_pairs(accelerator, model, eval_pairs, args)
         run.log_evaluation(result)
         run.log(result)
-    while run.step < steps:
+    while run.step < steps and not run.interrupted:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
         for group in optimizer.param_groups:
@@ -197,14 +197,14 @@ def main(argv=None):
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result)
-        if args.save_every and (last or run.due(args.save_every, at_end=False)):
+        if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
             run.save()
 
-    if run.step > 0:
+    if run.step > 0 and not run.interrupted:
         save_pretrained(accelerator, model, reward_model, tokenizer, run.folder / "model")
     run.finish()
     del reward_model, model, optimizer
-    close(accelerator)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

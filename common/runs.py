@@ -11,7 +11,9 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -24,29 +26,95 @@ class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
 
 
+class Process:
+    """What a signal and an error have to know of the run of this process, of which there is one at a time."""
+
+    step = None  # the last finished one; None before there is a run
+    bar = None
+    training = False  # a signal waits for the end of the step; before, nothing would be lost
+    signal = 0  # the one that came
+
+    ECHO = 1.0  # seconds in which a second signal is the first one again, which a launcher passed on
+
+
+def on_signal(number, frame):
+    """The first SIGINT (Ctrl-C) or SIGTERM: end the run after the step that is being made, or at once before the first.
+
+    The next one has its default action, which ends the process at once, in whatever it waits.
+    """
+    if not Process.training:
+        set_handlers(signal.SIG_DFL)
+        raise KeyboardInterrupt(number)
+    set_handlers(signal.SIG_IGN)
+    Process.signal = number
+    if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
+        text = f"\n{script_name()}: {signal.Signals(number).name}: stops after this step; a second one ends at once\n"
+        os.write(2, text.encode())
+    time.sleep(Process.ECHO)
+    set_handlers(signal.SIG_DFL)
+
+
+def set_handlers(action):
+    """Give SIGINT and SIGTERM this action each; return {signal: the one before}. Only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {}
+
+
 @contextlib.contextmanager
 def clean_exit():
     """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
 
-    One of several processes leaves at once, without the interpreter's clean-up: freeing a process group that a wrapped
-    model still uses can hang, and the launcher stops the others only when this one is gone.
+    A signal ends the run after its step (`on_signal`). One of several processes leaves at once, without the
+    interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
+    others only when this one is gone.
     """
+    Process.step, Process.bar, Process.training, Process.signal = None, None, False, 0
+    before = set_handlers(on_signal)
     try:
         yield
         return
-    except InputError as error:
-        if error.__cause__ is not None:  # the user's own code failed: they need to see where
-            traceback.print_exception(error.__cause__)
-        print(f"{pathlib.Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        code = 2
-    except Exception:
-        traceback.print_exc()
-        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        set_handlers(signal.SIG_DFL)
+        code = report(error)
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
     sys.stdout.flush()
     sys.stderr.flush()
     if world_size() > 1:
         os._exit(code)
     raise SystemExit(code)
+
+
+def report(error):
+    """Print why the run ends, below its progress bar; return the exit code.
+
+    An error that all processes have is printed by the first of each machine: it waits least, and the launcher ends the
+    others once it is gone. So it does with one that fails only because another one is gone.
+    """
+    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if isinstance(error, KeyboardInterrupt):
+        number = error.args[0] if error.args else signal.SIGINT
+        if first:
+            print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
+        return 128 + number
+    if world_size() > 1:
+        time.sleep(1 if first else 3)
+    if Process.bar is not None:
+        Process.bar.close()
+    if not isinstance(error, InputError):
+        traceback.print_exception(error)
+        return 1
+    if error.__cause__ is not None:  # the user's own code failed: they need to see where
+        traceback.print_exception(error.__cause__)
+    when = "" if Process.step is None else f" (after step {Process.step})"
+    print(f"{script_name()}: error: {error}{when}", file=sys.stderr)
+    return 2
+
+
+def script_name():
+    return pathlib.Path(sys.argv[0]).name
 
 
 def one_line(error):
@@ -496,6 +564,7 @@ class Run:
 
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval = 0, None, None
+        self.exit_code, self.interrupted = 0, False
         self.started = time.perf_counter()
         folder = args.output_dir or f"runs/{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         shared = [folder, self.refusal(folder) if accelerator.is_main_process else None]
@@ -553,6 +622,7 @@ class Run:
         hidden = not self.accelerator.is_main_process or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
+        Process.step, Process.bar, Process.training = self.step, self.bar, self.first_eval is not None
 
     def check_checkpoint(self, path):
         if not (path / "meta.json").exists():
@@ -593,6 +663,7 @@ class Run:
         """Remember an evaluation: the first and the last one make the closing line."""
         self.first_eval = self.first_eval or result
         self.last_eval = result
+        Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
@@ -601,10 +672,18 @@ class Run:
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
+        Process.step = self.step
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
         return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
+
+    def stop_asked(self):
+        """At the end of a step: whether any process was sent a signal, so that all of them save and stop now."""
+        number = torch.tensor([Process.signal], device=self.accelerator.device)
+        number = int(self.accelerator.gather(number).max())
+        self.interrupted, self.exit_code = number > 0, 128 + number if number else 0
+        return self.interrupted
 
     def save(self):
         """Write checkpoints/step-N: everything into a temporary folder first, which is renamed when it is complete."""
@@ -637,8 +716,11 @@ class Run:
         accelerator.wait_for_everyone()
 
     def finish(self):
-        """Print the closing line: the score before and after."""
+        """Print the closing line: the score before and after, or how to go on."""
         self.bar.close()
+        if self.interrupted:
+            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} goes on")
+            return
         name = next(
             (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
         )
@@ -647,11 +729,13 @@ class Run:
         self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
 
 
-def close(accelerator):
+def close(accelerator, exit_code=0):
     """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
+    if exit_code:
+        raise SystemExit(exit_code)
 
 
 def append(path, rows):
