@@ -16,9 +16,11 @@ import sys
 import threading
 import time
 import traceback
+from typing import ClassVar
 
 import numpy as np
 import torch
+import yaml
 from tqdm import tqdm
 
 
@@ -94,15 +96,15 @@ def report(error):
     others once it is gone. So it does with one that fails only because another one is gone.
     """
     first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
+        time.sleep(1 if first else 3)
+    if Process.bar is not None:
+        Process.bar.close()
     if isinstance(error, KeyboardInterrupt):
         number = error.args[0] if error.args else signal.SIGINT
         if first:
             print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
         return 128 + number
-    if world_size() > 1:
-        time.sleep(1 if first else 3)
-    if Process.bar is not None:
-        Process.bar.close()
     if not isinstance(error, InputError):
         traceback.print_exception(error)
         return 1
@@ -141,7 +143,7 @@ def parse_args(cls, argv=None):
     """`cls` from the command line; `--config FILE.yaml` gives defaults that the command line overrides.
 
     Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
-    refused (PyYAML alone reads 1e-6 as a string).
+    refused.
     """
     from transformers import HfArgumentParser
 
@@ -162,21 +164,44 @@ def parse_args(cls, argv=None):
     return cls(**values)
 
 
-def yaml_arguments(path):
-    import yaml
+class PlainLoader(yaml.SafeLoader):
+    """Keeps scalars as they are written, so that they mean what they mean on the command line; null stays None.
 
+    YAML's own rules read 010 as 8, 1:30 as 90, no as False and 1e-6 as a string.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node, deep=False):
+        names = [str(key.value).replace("-", "_") for key, _ in node.value]
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise yaml.YAMLError(f"{repeated[0]} stands there twice")
+        return super().construct_mapping(node, deep)
+
+
+def yaml_arguments(path):
+    """The command line that says what the file says."""
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file) or {}
+            values = yaml.load(file, PlainLoader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"--config {path}: expected `option: value` lines")
+    if "config" in values:
+        raise InputError(f"--config {path}: config: a file cannot name another one")
     arguments = []
     for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(item, str) for item in items):
+            raise InputError(f"--config {path}: {name}: expected a value or a list of values")
         if isinstance(value, list) and value:
-            arguments += [f"--{name}", *map(str, value)]
-        elif value is not None and value != []:
+            arguments += [f"--{name}", *value]
+        elif isinstance(value, str):
             arguments.append(f"--{name}={value}")
     return arguments
 
@@ -198,6 +223,8 @@ def check_args(args):
     for name in not_negative.split():
         if name in names and not 0 <= getattr(args, name) < math.inf:
             raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
+    if args.seed >= 2**32:  # numpy's bound
+        raise InputError(f"--seed {args.seed}: must be below 2**32 = 4294967296")
     if max(args.adam_beta1, args.adam_beta2) >= 1:
         raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
     if args.resume and not args.output_dir:
@@ -228,8 +255,6 @@ def check_rollouts(args):
 def check_pairs(args):
     if args.max_steps < -1:
         raise InputError(f"--max_steps {args.max_steps}: must be -1 (no cap), 0 or more")
-    if args.max_steps < 0 and args.lr_scheduler != "constant":
-        raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
     num_processes = world_size()
     if args.pairs_per_step % num_processes:
         raise InputError(f"--pairs_per_step {args.pairs_per_step} is not a multiple of {num_processes} processes")
@@ -264,10 +289,23 @@ def pair_equation(args, accelerator):
     )
 
 
-def learning_rate(step, args):
-    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step."""
+def last_step(args, pairs):
+    """The step at which a run over given preference pairs ends; max_steps without any, where a script makes its own."""
+    if not pairs:
+        if args.max_steps < 0 and args.lr_scheduler != "constant":
+            raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
+        return args.max_steps
+    steps = len(pairs) * args.num_epochs // args.pairs_per_step
+    return steps if args.max_steps < 0 else min(steps, args.max_steps)
+
+
+def learning_rate(step, args, last=None):
+    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step.
+
+    The schedule ends at step `last` [max_steps].
+    """
     warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
-    progress = step / max(args.max_steps, 1)
+    progress = step / max(args.max_steps if last is None else last, 1)
     schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return args.learning_rate * warmup * schedule[args.lr_scheduler]
 
