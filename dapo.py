@@ -429,14 +429,13 @@ def main(argv=None):
     for note in policy.notes():
         run.print(note)
     run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
-    exit_code = 0
 
     if run.first_eval is None:
         with gathered(accelerator, model):
             result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result)
         run.log(result)
-    while run.step < args.max_steps:
+    while run.step < args.max_steps and not run.interrupted:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         with accelerator.autocast(), gathered(accelerator, model):
             batch, kept, drawn_tokens, shown = dynamic_batch(
@@ -463,21 +462,20 @@ def main(argv=None):
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result, shown)
-        if run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
+        if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
             run.save()
         if none_kept:
             why = "the rewards of every group agree"
             if args.filter_by == "accuracy":
                 why = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
             run.print(f"step {run.step}: {why} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends")
-            exit_code = 0 if optimizer.state else 1  # AdamW's state comes with the first update, and with a resume
+            if not optimizer.state:  # AdamW's comes with the first update, and with a resume
+                run.exit_code = 1
             break
 
     run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
-    close(accelerator)
-    if exit_code:
-        raise SystemExit(exit_code)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

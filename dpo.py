@@ -73,6 +73,7 @@ from common.runs import (
     clip_grad_norm,
     close,
     gradient_sync,
+    last_step,
     launch,
     learning_rate,
     option,
@@ -137,7 +138,7 @@ class Args:
     # optimizer (AdamW)
     learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)")
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up"
+        "constant", "factor on the step size over the run, times the warm-up (own pairs: needs --max_steps)"
     )
     warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)")
     weight_decay: float = option(0.0, "decoupled weight decay")
@@ -440,6 +441,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dpo")
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
+    end = last_step(args, given_pairs)
     policy = load_policy(args, tokenizer, accelerator)
     policy.temperature = 1.0  # log-probs of the model itself, at whatever temperature the pairs are sampled
     betas = (args.adam_beta1, args.adam_beta2)
@@ -488,15 +490,15 @@ def main(argv=None):
             run.log_evaluation(result)
             run.log(round_metrics | result)
             round_metrics = {}
-        while current.steps_left() > 0 and run.step != args.max_steps:
+        while current.steps_left() > 0 and run.step != args.max_steps and not run.interrupted:
             metrics, start = Metrics(run.step + 1), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(run.step, args)
+                group["lr"] = learning_rate(run.step, args, end)
             update_pairs(accelerator, model, optimizer, pairs, args, metrics)
             run.step += 1
             pair_metrics(metrics, pairs, start, accelerator.device)
-            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args, end)}
             round_metrics = {}
             run.progress(result)
             last = current.steps_left() == 0 or run.step == args.max_steps  # of the round
@@ -507,14 +509,14 @@ def main(argv=None):
                 run.log_evaluation(evaluation)
                 result |= evaluation
             run.log(result)
-            if args.save_every and (last or run.due(args.save_every, at_end=False)):
+            if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
-        if run.step == args.max_steps:
+        if run.step == args.max_steps or run.interrupted:
             break
 
     run.finish(model, policy, tokenizer)
     del policy, model, optimizer
-    close(accelerator)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

@@ -564,7 +564,7 @@ def main(argv=None):
             result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result)
         run.log(result)
-    while run.step < args.max_steps:
+    while run.step < args.max_steps and not run.interrupted:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
         with accelerator.autocast(), gathered(accelerator, model):
@@ -597,12 +597,12 @@ def main(argv=None):
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
-        if run.due(args.save_every, at_end=args.save_every > 0):
+        if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
     run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups
-    close(accelerator)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

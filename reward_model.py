@@ -37,6 +37,7 @@ from common.runs import (
     clip_grad_norm,
     close,
     gradient_sync,
+    last_step,
     launch,
     learning_rate,
     option,
@@ -86,7 +87,7 @@ class Args:
     # optimizer (AdamW)
     learning_rate: float = option(1e-3, "peak step size (InstructGPT 6B: 9e-6)")
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up"
+        "constant", "factor on the step size over the run, times the warm-up"
     )
     warmup_steps: int = option(0, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay")
@@ -165,7 +166,7 @@ def main(argv=None):
     if steps == 0:
         sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
         raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
-    steps = min(steps, args.max_steps) if args.max_steps >= 0 else steps
+    steps = last_step(args, train_pairs)
     reward_model = load_reward_model(args, tokenizer, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
@@ -181,15 +182,15 @@ def main(argv=None):
         result = evaluate_pairs(accelerator, model, eval_pairs, args)
         run.log_evaluation(result)
         run.log(result)
-    while run.step < steps:
+    while run.step < steps and not run.interrupted:
         metrics, start = Metrics(run.step + 1), time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(run.step, args)
+            group["lr"] = learning_rate(run.step, args, steps)
         update_pairs(accelerator, model, optimizer, pairs, args, metrics)
         run.step += 1
         pair_metrics(metrics, pairs, start, accelerator.device)
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args, steps)}
         run.progress(result)
         last = run.step == steps
         if last or run.due(args.eval_every, at_end=False):
@@ -197,12 +198,12 @@ def main(argv=None):
             run.log_evaluation(evaluation)
             result |= evaluation
         run.log(result)
-        if args.save_every and (last or run.due(args.save_every, at_end=False)):
+        if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
             run.save()
 
     run.finish(model, reward_model, tokenizer)
     del reward_model, model, optimizer
-    close(accelerator)
+    close(accelerator, run.exit_code)
 
 
 if __name__ == "__main__":

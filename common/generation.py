@@ -11,6 +11,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from common.runs import InputError
+
 
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
     """A neutral GenerationConfig: samples from the policy itself, or greedily at temperature 0.
@@ -78,7 +80,7 @@ def inverse_cdf_sample(probs):
     total = cdf[:, -1:].contiguous()
     u = torch.rand(len(probs), 1, device=probs.device) * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))  # the product may round up to the total
-    return torch.searchsorted(cdf, u, right=True)
+    return torch.searchsorted(cdf, u, right=True).clamp(max=cdf.shape[1] - 1)  # NaN would give the one after the last
 
 
 def last_logits(model, inputs, head_is_last):
@@ -146,7 +148,7 @@ def decode(
         elif drop_finished and device.type == "cpu":  # multinomial draws a random number for each vocabulary entry
             tokens = inverse_cdf_sample(probs)
         else:
-            tokens = torch.multinomial(probs, 1)
+            tokens = torch.multinomial(probs.masked_fill(probs[:, :1].isnan(), 1), 1)  # where NaN ends the process
         tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
         completions[running, t] = tokens[:, 0]
         logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
@@ -167,4 +169,8 @@ def decode(
         position_ids = position_ids + 1
         inputs |= {"input_ids": tokens, "attention_mask": attention_mask, "position_ids": position_ids}
         logits = last_logits(model, inputs, head_is_last)
+    if not logprobs.isfinite().all():  # looked at once, after the last token: to look means to wait for a GPU
+        raise InputError(
+            "sampling: log-probs are not finite: the model's logits are not, or a tiny temperature made them infinite"
+        )
     return completions[:, : t + 1], logprobs[:, : t + 1]

@@ -15,13 +15,17 @@ import pickle
 import re
 import resource
 import shutil
+import signal
 import sys
+import threading
 import time
 import traceback
+from typing import ClassVar
 
 import filelock
 import numpy as np
 import torch
+import yaml
 from safetensors import SafetensorError
 from tqdm import tqdm
 
@@ -34,29 +38,95 @@ class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
 
 
+class Process:
+    """What a signal and an error have to know of the run of this process, of which there is one at a time."""
+
+    step = None  # the last finished one; None before there is a run
+    bar = None
+    training = False  # a signal waits for the end of the step; before, nothing would be lost
+    signal = 0  # the one that came
+
+    ECHO = 1.0  # seconds in which a second signal is the first one again, which a launcher passed on
+
+
+def on_signal(number, frame):
+    """The first SIGINT (Ctrl-C) or SIGTERM: end the run after the step that is being made, or at once before the first.
+
+    The next one has its default action, which ends the process at once, in whatever it waits.
+    """
+    if not Process.training:
+        set_handlers(signal.SIG_DFL)
+        raise KeyboardInterrupt(number)
+    set_handlers(signal.SIG_IGN)
+    Process.signal = number
+    if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
+        text = f"\n{script_name()}: {signal.Signals(number).name}: stops after this step; a second one ends at once\n"
+        os.write(2, text.encode())
+    time.sleep(Process.ECHO)
+    set_handlers(signal.SIG_DFL)
+
+
+def set_handlers(action):
+    """Give SIGINT and SIGTERM this action each; return {signal: the one before}. Only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {}
+
+
 @contextlib.contextmanager
 def clean_exit():
     """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
 
-    One of several processes leaves at once, without the interpreter's clean-up: freeing a process group that a wrapped
-    model still uses can hang, and the launcher stops the others only when this one is gone.
+    A signal ends the run after its step (`on_signal`). One of several processes leaves at once, without the
+    interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
+    others only when this one is gone.
     """
+    Process.step, Process.bar, Process.training, Process.signal = None, None, False, 0
+    before = set_handlers(on_signal)
     try:
         yield
         return
-    except InputError as error:
-        if error.__cause__ is not None:  # the user's own code failed: they need to see where
-            traceback.print_exception(error.__cause__)
-        print(f"{pathlib.Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        code = 2
-    except Exception:
-        traceback.print_exc()
-        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        set_handlers(signal.SIG_DFL)
+        code = report(error)
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
     sys.stdout.flush()
     sys.stderr.flush()
     if world_size() > 1:
         os._exit(code)
     raise SystemExit(code)
+
+
+def report(error):
+    """Print why the run ends, below its progress bar; return the exit code.
+
+    An error that all processes have is printed by the first of each machine: it waits least, and the launcher ends the
+    others once it is gone. So it does with one that fails only because another one is gone.
+    """
+    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
+        time.sleep(1 if first else 3)
+    if Process.bar is not None:
+        Process.bar.close()
+    if isinstance(error, KeyboardInterrupt):
+        number = error.args[0] if error.args else signal.SIGINT
+        if first:
+            print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
+        return 128 + number
+    if not isinstance(error, InputError):
+        traceback.print_exception(error)
+        return 1
+    if error.__cause__ is not None:  # the user's own code failed: they need to see where
+        traceback.print_exception(error.__cause__)
+    when = "" if Process.step is None else f" (after step {Process.step})"
+    print(f"{script_name()}: error: {error}{when}", file=sys.stderr)
+    return 2
+
+
+def script_name():
+    return pathlib.Path(sys.argv[0]).name
 
 
 def one_line(error):
@@ -83,7 +153,7 @@ def parse_args(cls, argv=None):
     """`cls` from the command line; `--config FILE.yaml` gives defaults that the command line overrides.
 
     Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
-    refused (PyYAML alone reads 1e-6 as a string).
+    refused.
     """
     from transformers import HfArgumentParser
 
@@ -104,21 +174,44 @@ def parse_args(cls, argv=None):
     return cls(**values)
 
 
-def yaml_arguments(path):
-    import yaml
+class PlainLoader(yaml.SafeLoader):
+    """Keeps scalars as they are written, so that they mean what they mean on the command line; null stays None.
 
+    YAML's own rules read 010 as 8, 1:30 as 90, no as False and 1e-6 as a string.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node, deep=False):
+        names = [str(key.value).replace("-", "_") for key, _ in node.value]
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise yaml.YAMLError(f"{repeated[0]} stands there twice")
+        return super().construct_mapping(node, deep)
+
+
+def yaml_arguments(path):
+    """The command line that says what the file says."""
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file) or {}
+            values = yaml.load(file, PlainLoader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"--config {path}: expected `option: value` lines")
+    if "config" in values:
+        raise InputError(f"--config {path}: config: a file cannot name another one")
     arguments = []
     for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(item, str) for item in items):
+            raise InputError(f"--config {path}: {name}: expected a value or a list of values")
         if isinstance(value, list) and value:
-            arguments += [f"--{name}", *map(str, value)]
-        elif value is not None and value != []:
+            arguments += [f"--{name}", *value]
+        elif isinstance(value, str):
             arguments.append(f"--{name}={value}")
     return arguments
 
@@ -140,6 +233,8 @@ def check_args(args):
     for name in not_negative.split():
         if name in names and not 0 <= getattr(args, name) < math.inf:
             raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
+    if args.seed >= 2**32:  # numpy's bound
+        raise InputError(f"--seed {args.seed}: must be below 2**32 = 4294967296")
     if max(args.adam_beta1, args.adam_beta2) >= 1:
         raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
     if args.resume and not args.output_dir:
@@ -170,8 +265,6 @@ def check_rollouts(args):
 def check_pairs(args):
     if args.max_steps < -1:
         raise InputError(f"--max_steps {args.max_steps}: must be -1 (no cap), 0 or more")
-    if args.max_steps < 0 and args.lr_scheduler != "constant":
-        raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
     num_processes = world_size()
     if args.pairs_per_step % num_processes:
         raise InputError(f"--pairs_per_step {args.pairs_per_step} is not a multiple of {num_processes} processes")
@@ -205,10 +298,23 @@ def pair_equation(args, accelerator):
     )
 
 
-def learning_rate(step, args):
-    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step."""
+def last_step(args, pairs):
+    """The step at which a run over given preference pairs ends; max_steps without any, where a script makes its own."""
+    if not pairs:
+        if args.max_steps < 0 and args.lr_scheduler != "constant":
+            raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
+        return args.max_steps
+    steps = len(pairs) * args.num_epochs // args.pairs_per_step
+    return steps if args.max_steps < 0 else min(steps, args.max_steps)
+
+
+def learning_rate(step, args, last=None):
+    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step.
+
+    The schedule ends at step `last` [max_steps].
+    """
     warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
-    progress = step / max(args.max_steps, 1)
+    progress = step / max(args.max_steps if last is None else last, 1)
     schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return args.learning_rate * warmup * schedule[args.lr_scheduler]
 
@@ -526,6 +632,7 @@ class Run:
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval, self.saved_step = 0, None, None, None
         self.kept = {"run": self}
+        self.exit_code, self.interrupted = 0, False
         self.started = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
@@ -616,6 +723,7 @@ class Run:
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
+        Process.step, Process.bar, Process.training = self.step, self.bar, self.first_eval is not None
 
     def last_checkpoint(self):
         """The last checkpoint, complete and of this very run; None without one."""
@@ -680,6 +788,7 @@ class Run:
         """Remember an evaluation: the first and the last one make the closing line."""
         self.first_eval = self.first_eval or result
         self.last_eval = result
+        Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
@@ -688,10 +797,18 @@ class Run:
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
+        Process.step = self.step
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
         return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
+
+    def stop_asked(self):
+        """At the end of a step: whether any process was sent a signal, so that all of them save and stop now."""
+        number = torch.tensor([Process.signal], device=self.accelerator.device)
+        number = int(self.accelerator.gather(number).max())
+        self.interrupted, self.exit_code = number > 0, 128 + number if number else 0
+        return self.interrupted
 
     def save(self):
         """Write checkpoints/step-N, unless it is there; into a temporary folder first, renamed when it is complete."""
@@ -749,6 +866,7 @@ class Run:
                 raise InputError(
                     f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
                 ) from None
+        self.exit_code, self.interrupted = 0, False
         name = next(
             (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
         )
@@ -774,12 +892,14 @@ class Run:
                 raise
 
 
-def close(accelerator):
+def close(accelerator, exit_code=0):
     """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
     unlock_folder()
+    if exit_code:
+        raise SystemExit(exit_code)
 
 
 def unlock_folder():

@@ -102,13 +102,10 @@ SENTENCES = {
             "Options that cannot work are refused before a model is loaded; and gold answers are needed whatever the "
             "reward is, as long as accuracy decides which groups are kept."
         ),
-        "main 13e334": (
-            "Which prompts a process samples is now the matter of `dynamic_batch`; and a run that never found a group "
-            "to train on ends with exit code 1."
-        ),
-        "main d9645f": (
+        "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
+        "main f1c4d5": (
             "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
-            "none at all, the end of the run."
+            "none at all, the end of the run, with exit code 1 where it never found a group to train on."
         ),
         "imports c047fe": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
     },

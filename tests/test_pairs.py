@@ -237,7 +237,6 @@ def zip_weights(result, folder, name):
         ("--micro_batch_size 1", "a pair is two completions"),
         ("--max_length 2", "max_length"),
         ("--max_steps -2", "max_steps"),
-        ("--max_steps -1 --lr_scheduler cosine", "give --max_steps"),
         ("--resume", "--output_dir"),
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--dataset common/tiny --dataset_split dev", "dev"),
