@@ -110,6 +110,8 @@ def report(error):
         time.sleep(1 if first else 3)
     if Process.bar is not None:
         Process.bar.close()
+        if int(os.environ.get("RANK", 0)) > 0:  # its own bar is hidden, that of the first process may be in the line
+            print(file=sys.stderr)
     if isinstance(error, KeyboardInterrupt):
         number = error.args[0] if error.args else signal.SIGINT
         if first:

@@ -162,7 +162,9 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, c
 
 
 @pytest.mark.parametrize("error, code", [(InputError("bad"), 2), (RuntimeError("bug"), 1)], ids=["input", "bug"])
-def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be_ended(error, code, monkeypatch):
+def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be_ended(
+    error, code, monkeypatch, capsys
+):
     waited = []
     monkeypatch.setattr(runs.time, "sleep", waited.append)
     monkeypatch.setattr(runs.Process, "bar", types.SimpleNamespace(close=lambda: waited.append("told")))
@@ -171,6 +173,7 @@ def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be
             monkeypatch.setitem(os.environ, name, value)
         assert runs.report(error) == code
     assert waited == [1, "told", 3, "told", 3, "told"]
+    assert capsys.readouterr().err.startswith("\n")  # below the bar of the process with rank 0
 
 
 def test_two_processes_tell_bad_input_once():
