@@ -852,11 +852,14 @@ class Run:
         (folder / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
 
     def finish(self, model, policy, tokenizer):
-        """Write model/ where steps were made, and print the closing line: the score before and after.
+        """Write model/ where steps were made, and print the closing line: the score before and after, or how to go on.
 
         Where model/ cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
         """
         self.bar.close()
+        if self.interrupted:
+            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} goes on")
+            return
         if self.step > 0:
             try:
                 self.write_model(model, policy, tokenizer)
@@ -868,7 +871,6 @@ class Run:
                 raise InputError(
                     f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
                 ) from None
-        self.exit_code, self.interrupted = 0, False
         name = next(
             (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
         )
