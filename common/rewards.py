@@ -198,7 +198,7 @@ class Parsed(NamedTuple):
 
 def answers_match(predicted: str, gold: str) -> bool:
     """Whether two answers mean the same, by the rules at the top of this file. Symmetric; an empty one matches none."""
-    if not predicted or not gold or predicted.isspace():
+    if not predicted.strip() or not gold.strip():
         return False
     if max(len(predicted), len(gold)) > MAX_ANSWER:
         return predicted.strip() == gold.strip()
