@@ -19,6 +19,7 @@ How answers compare:
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -26,6 +27,7 @@ import inspect
 import logging
 import math
 import multiprocessing
+import os
 import re
 import sys
 import unicodedata
@@ -36,12 +38,13 @@ from typing import NamedTuple
 
 import torch
 
-from common.runs import InputError
+from common.runs import InputError, one_line
 
 MAX_TEXT = 100_000  # characters at the end of a completion that are read
 MAX_EMPTY = 10  # markers with nothing behind them that are passed over
 MAX_BOX = 10_000  # a box that is not closed after so many characters is unfinished
 MAX_ANSWER = 1_000  # longer answers compare as plain strings
+MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
 MATH_VERIFY_START_SECONDS = 120.0  # its process imports the running script, torch and sympy first
 
@@ -474,10 +477,12 @@ def _load_function(spec: str) -> Callable:
     if source.endswith(".py") and not Path(source).is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
     try:
-        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        with contextlib.chdir(os.curdir):  # as in `_call_user`
+            module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
         function = getattr(module, name, None)
-    except Exception as error:
-        raise InputError(f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        message = f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {one_line(error)}"
+        raise InputError(message) from error
     if not callable(function):
         raise InputError(f"--reward '{spec}': {source} has no function {name}")
     return function
@@ -494,9 +499,10 @@ def _load_file(path: Path):
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
     """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
 
-    `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. An
-    exception in the function, a value that is not a finite number, and too few or too many values raise InputError with
-    function and row.
+    `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. The
+    user's function gets copies of messages and columns, and may change the working directory for itself alone. An
+    exception or `sys.exit` in it, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and too few
+    or too many values raise InputError with function and row.
     """
     if reward.function in BUILT_IN.values():
         triples = enumerate(zip(rows, texts, truncated, strict=True))
@@ -514,11 +520,12 @@ def _score_row(function: Callable, row, text: str, truncated: bool) -> float | N
 
 def _score_together(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> list:
     try:
-        values = _call(reward, "all rows together", reward.function, **_keywords(rows, texts, truncated))
+        values = _call(reward, "all rows together", _call_user, reward.function, _keywords(rows, texts, truncated))
     except InputError:
         for i in range(len(rows)):  # the run stops anyway: find the row
             one = slice(i, i + 1)
-            _call(reward, f"row {i}", reward.function, **_keywords(rows[one], texts[one], truncated[one]))
+            keywords = _keywords(rows[one], texts[one], truncated[one])
+            _call(reward, f"row {i}", _call_user, reward.function, keywords)
         raise
     values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
     if not isinstance(values, (list, tuple)) or len(values) != len(rows):
@@ -528,21 +535,29 @@ def _score_together(reward: Reward, rows: list, texts: list[str], truncated: lis
     return list(values)
 
 
-def _call(reward: Reward, where: str, function: Callable, *arguments, **keywords):
-    try:
-        result = function(*arguments, **keywords)
+def _call_user(function: Callable, keywords: dict):
+    with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
+        result = function(**keywords)
         return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
-    except Exception as error:
-        message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {error}"
+
+
+def _call(reward: Reward, where: str, function: Callable, *arguments):
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             message += "; let it take **kwargs, as in TRL"
         raise InputError(message) from error
 
 
 def _keywords(rows: list, texts: list[str], truncated: list[bool]) -> dict[str, list]:
-    """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns."""
+    """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns.
+
+    Messages and columns are copies, one for each row: the prompts of later steps are the originals.
+    """
     names = dict.fromkeys(name for row in rows for name in row.columns)
-    columns = {name: [row.columns.get(name) for row in rows] for name in names}
+    columns = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
     if any(row.answer is not None for row in rows):
         columns.setdefault("answer", [row.answer for row in rows])
     completions = [
@@ -550,10 +565,17 @@ def _keywords(rows: list, texts: list[str], truncated: list[bool]) -> dict[str, 
         for row, text in zip(rows, texts, strict=True)
     ]
     return columns | {
-        "prompts": [row.prompt for row in rows],
+        "prompts": [_copy(row.prompt) for row in rows],
         "completions": completions,
         "truncated": list(truncated),
     }
+
+
+def _copy(value):
+    """A deep copy of the lists and dicts that JSON and Arrow give; what they hold cannot be changed."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _number(reward: Reward, row: int, value) -> float:
@@ -563,10 +585,12 @@ def _number(reward: Reward, row: int, value) -> float:
         number = float("nan" if isinstance(value, (str, bytes)) else value)
     except Exception:
         number = math.nan
-    if not math.isfinite(number):
-        message = f"reward '{reward.name}' returned {value!r:.80} for row {row}"
-        raise InputError(f"{message}; return a finite number, or None where it does not apply")
-    return number
+    if abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
+        return number
+    message = f"reward '{reward.name}' returned {one_line(repr(value)):.80} for row {row}"
+    if math.isfinite(number):
+        raise InputError(f"{message}, weight {reward.weight:g}; beyond {MAX_REWARD:g} the loss would overflow")
+    raise InputError(f"{message}; return a finite number, or None where it does not apply")
 
 
 def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], truncated: list[bool]):

@@ -540,6 +540,92 @@ def test_bad_values_name_function_and_row(user_file, returned, message):
         assert caught.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_sys_exit_in_a_reward_is_an_input_error(user_file, kind):
+    """The run ended without a word and with exit code 0."""
+    body = f"import sys\n{kind} mine(prompts, **_):\n    if 'q2' in prompts: sys.exit(0)\n    return [0.0]\n"
+    (reward,) = chosen(user_file(body) + ":mine")
+    with pytest.raises(InputError, match="'mine' failed on row 2: SystemExit: 0") as caught:
+        score(reward, [row(f"q{i}") for i in range(4)], [""] * 4, [False] * 4)
+    assert isinstance(caught.value.__cause__, SystemExit)
+    with pytest.raises(InputError, match="SystemExit: 3"):
+        chosen(user_file("raise SystemExit(3)\n", "leaves") + ":f")
+
+
+def test_ctrl_c_passes_through_a_reward(user_file):
+    (reward,) = chosen(user_file("def mine(**_):\n    raise KeyboardInterrupt\n") + ":mine")
+    with pytest.raises(KeyboardInterrupt):
+        score(reward, [row()], [""], [False])
+
+
+def test_a_reward_cannot_change_the_data(user_file):
+    """The messages of a prompt come back in later steps, and each row of a group has the same ones."""
+    body = """
+seen = []
+def mine(prompts, completions, tests, **columns):
+    for prompt, completion, test in zip(prompts, completions, tests):
+        seen.append((len(prompt), len(test["cases"])))
+        prompt += completion
+        prompt[0]["content"] += "!"
+        test["cases"].append(0)
+        columns.clear()
+    return [0.0] * len(prompts)
+"""
+    (reward,) = chosen(user_file(body) + ":mine")
+    problem = row([{"role": "user", "content": "q"}], None, tests={"cases": [1, [2]]}, level=3)
+    for _ in range(2):
+        score(reward, [problem] * 3, ["s"] * 3, [False] * 3)
+    assert problem.prompt == [{"role": "user", "content": "q"}]
+    assert problem.columns == {"tests": {"cases": [1, [2]]}, "level": 3}
+    assert sys.modules["reward_file_mine"].seen == [(1, 2)] * 6
+
+
+@pytest.mark.parametrize("end", ["return [0.0] * len(prompts)", "raise ValueError('here')"])
+def test_a_reward_cannot_move_the_run(user_file, tmp_path, monkeypatch, end):
+    """The run's folder and the other options are relative paths."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside").mkdir()
+    here = "import os\nhere = []\nos.chdir('beside')\n"
+    function = f"def mine(prompts, **_):\n    here.append(os.getcwd())\n    os.chdir('beside')\n    {end}\n"
+    (reward,) = chosen(user_file(here + function) + ":mine")
+    assert Path.cwd() == tmp_path
+    for _ in range(2):
+        try:
+            score(reward, [row()] * 2, [""] * 2, [False] * 2)
+        except InputError as error:
+            assert "row 0: ValueError: here" in str(error)
+        assert Path.cwd() == tmp_path
+    assert set(sys.modules["reward_file_mine"].here) == {str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "fits"),
+    [("1e15", 1.0, True), ("-1e15", 0.5, True), ("1e200", 1.0, False), ("-1.1e15", 1.0, False), ("1e9", 1e7, False)],
+)
+def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
+    """1e200 ended as a loss that is not finite, with no word on where it came from."""
+    path = user_file(f"def mine(prompts, **_):\n    return [0.0, {value}]\n")
+    (reward,) = chosen(f"{path}:mine", weights=[weight])
+    if fits:
+        assert score(reward, [row()] * 2, [""] * 2, [False] * 2).tolist() == [0.0, float(value)]
+    else:
+        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; beyond 1e\+15"):
+            score(reward, [row()] * 2, [""] * 2, [False] * 2)
+
+
+def test_columns_of_any_name_reach_the_function(user_file):
+    """A column named as an argument of our own functions ended in a traceback."""
+    names = ["reward", "where", "function", "arguments", "keywords"]
+    (reward,) = chosen(user_file("def mine(prompts, **columns):\n    return [columns['reward'][0]]\n") + ":mine")
+    assert score(reward, [row(**dict.fromkeys(names, 2.0))], [""], [False]).tolist() == [2.0]
+
+
+def test_a_message_of_several_lines_becomes_one(user_file):
+    (reward,) = chosen(user_file("def mine(**_):\n    raise ValueError('a\\nb')\n") + ":mine")
+    with pytest.raises(InputError, match="ValueError: a b"):
+        score(reward, [row()], [""], [False])
+
+
 def test_arrays_and_numpy_scalars_are_numbers(user_file):
     """Rewards computed with numpy or torch come back as arrays and scalars of theirs."""
     returned = ["numpy.array([1, 2])", "torch.tensor([1.0, 2.0])", "[numpy.float32(1), torch.tensor(2)]", "(True, 2)"]
