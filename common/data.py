@@ -12,6 +12,7 @@
 `load_pairs` reads TRL's preference formats: an explicit prompt or one that both conversations share.
 """
 
+import codecs
 import copy
 import hashlib
 import json
@@ -184,7 +185,7 @@ def find_eval_source(args, splits: dict[str, Source]) -> Source | None:
 def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
     """The prompts of a source that fit `--max_prompt_tokens`, and a note on what was merged and dropped."""
     rows, merged = merge_rows(source, args, needs_answers)
-    encoded = tokenize(rows, args, tokenizer)
+    encoded = tokenize(rows, args, tokenizer, args.max_prompt_tokens)
     prompts = [
         Prompt(ids, row.prompt, row.answer, row.columns)
         for ids, row in zip(encoded, rows, strict=True)
@@ -193,7 +194,7 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
     if not prompts:
         raise InputError(
             f"{source.name}: all {len(rows)} prompts are longer than --max_prompt_tokens {args.max_prompt_tokens},"
-            f" the shortest has {min(map(len, encoded))} tokens"
+            f" the shortest has at least {min(map(len, encoded))} tokens"
         )
     note = source.name
     if merged:
@@ -244,7 +245,8 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
     changes its type late in the file, and its errors name no line.
     """
     with open(path, "rb") as file:
-        array = path.suffix == ".json" and file.read(64).lstrip().startswith(b"[")
+        start = file.read(64).removeprefix(codecs.BOM_UTF8)  # a mark that json.loads passes over
+        array = path.suffix == ".json" and start.lstrip().startswith(b"[")
         file.seek(0)
         for number, item in enumerate(parse_json(file.read(), str(path)) if array else file, 1):
             if not array and not item.strip():
@@ -361,19 +363,41 @@ def hold_out(prompts: list, seed: int) -> tuple[list, list]:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def tokenize(rows: list[Row], args, tokenizer) -> list[list[int]]:
-    """Token ids of each row: through the chat template where the tokenizer has one, else of the plain text."""
-    conversations = [build_messages(row.prompt, args) for row in rows]
-    if tokenizer.chat_template:
-        encoded = [encode_chat(messages, row, tokenizer) for messages, row in zip(conversations, rows, strict=True)]
-    else:
-        texts = [plain_text(messages, row) for messages, row in zip(conversations, rows, strict=True)]
-        encoded = tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"]
+def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]:
+    """Token ids of each row: through the chat template where the tokenizer has one, else of the plain text.
+
+    With `most`, a row of more tokens may come back with only its first ones, still more than `most`.
+    """
+    chat = bool(tokenizer.chat_template)
+    conversations = [(build_messages(row.prompt, args), row) for row in rows]
+    texts = [chat_text(*both, tokenizer) if chat else plain_text(*both) for both in conversations]
+    if most:
+        texts = [beginning(text, most, tokenizer) for text in texts]
+    encoded = encode(texts, tokenizer, add_special_tokens=not chat)  # a template writes them itself
+    if not chat:
         encoded = [trim_special(ids, tokenizer) for ids in encoded]
     for ids, row in zip(encoded, rows, strict=True):
         if not ids:
             raise InputError(f"{row.where}: the tokenizer makes no token of the prompt")
     return encoded
+
+
+def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of each text, a thousand texts at a time: in a call the tokenizer takes some 400 bytes a token."""
+    encoded = []
+    for start in range(0, len(texts), 1000):
+        part = texts[start : start + 1000]
+        encoded += tokenizer(part, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+    return encoded
+
+
+def beginning(text: str, most: int, tokenizer) -> str:
+    """`text`, or its first characters where they alone have more than 2 x `most` tokens: what follows may change the
+    last tokens of them, and does not halve their number. A text of 5 MB takes 2 GB otherwise, only to be dropped."""
+    start = text[: 16 * most]
+    if len(start) < len(text) and len(encode([start], tokenizer, add_special_tokens=False)[0]) > 2 * most:
+        return start
+    return text
 
 
 def build_messages(prompt: str | list[dict], args) -> list[dict]:
@@ -391,15 +415,14 @@ def build_messages(prompt: str | list[dict], args) -> list[dict]:
     return messages
 
 
-def encode_chat(messages: list[dict], row: Row, tokenizer) -> list[int]:
+def chat_text(messages: list[dict], row: Row, tokenizer) -> str:
     begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model goes on with it
     try:
-        chat = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=True, return_dict=True
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=False
         )
     except Exception as error:  # a template is a program and raises what it likes
         raise InputError(f"{row.where}: the chat template refuses the prompt: {describe(error)}") from None
-    return chat["input_ids"]
 
 
 def plain_text(messages: list[dict], row: Row) -> str:
@@ -456,7 +479,7 @@ def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
     for text in texts:
         cuts = [match.start() + 1 for match in spelled.finditer(text)]
         parts.append([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
-    encoded = iter(tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
+    encoded = iter(encode(list(chain(*parts)), tokenizer, add_special_tokens=False))
     return [list(chain.from_iterable(islice(encoded, len(part)))) for part in parts]
 
 

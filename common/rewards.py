@@ -6,15 +6,20 @@ numbers of bounded size, so every call ends within milliseconds whatever the tex
 
 How answers compare:
 - Numbers compare as exact rationals, without tolerance: `0.5`, `.50`, `1/2` and `5e-1` are one; 0.333 is not 1/3.
+  A comma, a blank or LaTeX's `,\!` may stand between groups of three digits: `5,600` and `5 600` are 5600; `1 2` and
+  `1 234 5` are no numbers, and `3 1/2` is three and a half.
 - A unit counts only where both sides have one: `5 cm` matches `5`, not `5 m`. So does a name: `x = 3` matches `3`, not
-  `y = 3`. Percent is a unit like any other: `50%` matches `50` and `50 percent`, not `0.5`.
+  `y = 3`. Percent is a unit like any other: `50%` matches `50` and `50 pct`, not `0.5`.
+- Of steps of arithmetic the last side counts: `2+40 = 42` matches `42`. With an unknown, as in `2x = 6`, it is text.
 - `3 or 4`, `3, 4` and `\{3, 4\}` are lists. They match lists alone, in any order. Tuples and intervals match element by
   element and by their brackets.
-- Everything else compares as a string, after LaTeX that does not change the meaning is taken away.
+- Everything else compares as a string, after what does not change the meaning is taken away: LaTeX for the eye,
+  Markdown, a pair of quotes, an end-of-text token with what follows it, and the doubling of every backslash by JSON.
 """
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -22,6 +27,7 @@ import inspect
 import logging
 import math
 import multiprocessing
+import os
 import re
 import sys
 import unicodedata
@@ -32,31 +38,36 @@ from typing import NamedTuple
 
 import torch
 
-from common.runs import InputError
+from common.runs import InputError, one_line
 
 MAX_TEXT = 100_000  # characters at the end of a completion that are read
 MAX_EMPTY = 10  # markers with nothing behind them that are passed over
 MAX_BOX = 10_000  # a box that is not closed after so many characters is unfinished
 MAX_ANSWER = 1_000  # longer answers compare as plain strings
+MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
 MATH_VERIFY_START_SECONDS = 120.0  # its process imports the running script, torch and sympy first
 
 # ---------------------------------------------------------------------------------------------------- extraction
 
-END_OF_TEXT = (
-    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|return|>",
-    "<end_of_turn>", "<eos>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
-)  # fmt: skip
-ANSWER_WORD = r"(?i:nswer)\*{0,2} ?(?:is\b|[:\uff1a])"
+END_OF_TEXT = re.compile(  # with the brace or tag that closes right behind it
+    r"<(?:\|(?:endoftext|im_end|eot_id|eom_id|end_of_text|end|return)\||end_of_turn|eos|/s"
+    r"|\uff5cend\u2581of\u2581sentence\uff5c)>(\}|(?i:</answer>))?"
+)
+ANSWER_WORD = r"(?i:nswer)\*{0,3} ?(?:is\b|[:\uff1a])"
 MARKER = re.compile(  # each begins with a letter of its own: five times faster than with a group or a lookbehind
-    rf"\\boxed(?![A-Za-z])|\\fbox(?![A-Za-z])|<answer>|####(?<!#####)(?!#)|a{ANSWER_WORD}|A{ANSWER_WORD}"
-    r"|\u7b54\u6848\*{0,2} ?[\u662f\u4e3a:\uff1a]"
+    rf"\\boxed(?![A-Za-z])|\\fbox(?![A-Za-z])|<(?i:answer)>|a{ANSWER_WORD}|A{ANSWER_WORD}"
+    r"|#(?<!##)#{0,5} {0,3}\*{0,3}(?i:(?:the )?(?:final )?answer)\*{0,3}[ \r]{0,3}\n|####(?<!#####)(?!#)"
+    r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])"
+    r"|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
 )
 BEFORE_ANSWER = re.compile(r"(?:[\s*_`:\uff1a]|\$\$|\\\[)*")  # between the marker and its answer
-LINE_END = re.compile(r"\n|</answer>")
-SENTENCE_END = re.compile(r"\n|</answer>|\.\s|\u3002")
+ANSWER_END = re.compile(r"(?i:</answer>)")
+LINE_END = re.compile(r"\n|(?i:</answer>)")
+SENTENCE_END = re.compile(r"\n|(?i:</answer>)|\.\s|[\u3002\u3010]")
 BOX_START = re.compile(r"\s*(\{?)([^\s$]*)")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+QUOTED = re.compile(r"""(["'])([^"']*)\1|\u201c([^\u201c\u201d]*)\u201d|\u2018([^\u2018\u2019]*)\u2019""")
 MATH_WRAPPER = re.compile(r"\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 
 
@@ -64,24 +75,25 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     r"""The text of the final answer, or None.
 
     The last complete marker counts, of whatever kind: `\boxed{}`, `<answer></answer>`, `####`, "the answer is",
-    "Answer:" and their Chinese forms. Text before `</think>`, after an end-of-text token or in an unclosed `<think>`
-    does not count. An unfinished last box or tag is no answer. Neither is an answer that runs to the very end of a
-    `truncated` completion: it may be half a number. A box or tag that is closed there is whole.
+    "Answer:", a heading "# Final Answer", and the Chinese forms. Text before `</think>`, after an end-of-text token or
+    in an unclosed `<think>` does not count. An unfinished last box or tag is no answer. Neither is an answer that runs
+    to the very end of a `truncated` completion: it may be half a number. A box or tag that is closed there is whole,
+    also where an end-of-text token stands right before it closes.
     """
     text = text[-MAX_TEXT:]
-    ends = [end for end in map(text.find, END_OF_TEXT) if end >= 0]
-    if ends:
-        text, truncated = text[: min(ends)], False
+    end, closing = END_OF_TEXT.search(text), ""
+    if end:
+        text, closing, truncated = text[: end.start()], end[1] or "", False
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None
     stop = len(text)  # where the next marker begins
     for marker in reversed(list(MARKER.finditer(text))[-MAX_EMPTY:]):
         if marker[0][0] == "\\":
-            return _boxed(text, marker.end(), truncated)
+            return _boxed(text + closing, marker.end(), truncated)
         if marker[0][0] == "<":
-            close = text.find("</answer>", marker.end())
-            return _trim(text[marker.end() : close]) or None if close >= 0 else None
+            close = ANSWER_END.search(text + closing, marker.end())
+            return _trim(text[marker.end() : close.start()]) or None if close else None
         start = BEFORE_ANSWER.match(text, marker.end(), stop).end()
         end = (LINE_END if marker[0] == "####" else SENTENCE_END).search(text, start, stop)
         if truncated and end is None and stop == len(text):
@@ -107,43 +119,53 @@ def _boxed(text: str, start: int, truncated: bool) -> str | None:
 
 
 def _trim(answer: str) -> str:
-    """`answer` without blanks, Markdown emphasis, a final period and the dollars or brackets that make it a formula."""
-    answer = answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`")
+    """`answer` without blanks, Markdown emphasis, a final period, quotes, and what makes it a formula: `$`, `\\(`."""
+    answer = _unquote(answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`"))
     wrapper = MATH_WRAPPER.fullmatch(answer)
     return (wrapper[1] or wrapper[2] or wrapper[3] or "").strip() if wrapper else answer
+
+
+def _unquote(answer: str) -> str:
+    """`answer` without the quotes around the whole of it: `5"` and `"a" or "b"` keep theirs."""
+    quoted = QUOTED.fullmatch(answer)
+    return (quoted[2] or quoted[3] or quoted[4] or "").strip() if quoted else answer
 
 
 # --------------------------------------------------------------------------------------------------- equivalence
 
 CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # fullwidth forms of ASCII
 CHARACTERS |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63"), "-")
-CHARACTERS |= dict.fromkeys(map(ord, "\u2009\u202f"), "")  # thin spaces group digits
+CHARACTERS |= dict.fromkeys(map(ord, "\u2009\u202f"), r"\,")  # thin spaces
 CHARACTERS |= {ord(c): " " + unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 CHARACTERS |= str.maketrans({
     "\u3000": " ", "\u00a0": " ", "\u2044": "/", "\uffe5": "¥", "\u3001": ",", "\u3002": ".", "²": "^2", "³": "^3",
     "°": r"\degree ", "\u00d7": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "π": r"\pi ",
     "√": r"\sqrt ", "∞": r"\infty ", "\u222a": r"\cup ",
 })  # fmt: skip
-INVISIBLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[,!()\[\]]")
-LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[;: ])|~")
+JSON_ESCAPED = re.compile(r"[^\\]*(?:\\\\(?:\\\\|(?=[^\\\s]))[^\\]*)+")  # `\\ ` is a line break, not a doubled `\ `
+DIGIT_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\\,) ?(?=[0-9]{3}(?![0-9]))")
+INVISIBLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[!()\[\]]")
+LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;: ])|~")
 DEGREE = re.compile(r"\^?(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\degree(?![A-Za-z]))")
 ARGUMENT = r"\s*(?:\{((?:[^{}]|\{[^{}]*\})*+)\}|([0-9A-Za-z]|\\[a-z]+))"
 FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])" + ARGUMENT + ARGUMENT)
 ATOM = re.compile(r"[+-]?[0-9.,]+|[A-Za-z]|\\[a-z]+")
-WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*\{([^{}]*)\}")
+WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*\{([^{}]*)\}")
 EXPONENT = re.compile(r"\^ ?\{ ?([+-]?\w+) ?\}")
 ROOT = re.compile(r"\\sqrt ?(\w)")
 
-NUMBER = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+SPACED = r"[1-9][0-9]{0,2}(?:\ [0-9]{3})+(?:\.[0-9]*)?"
 QUANTITY = re.compile(
     rf"""(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
     (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER})\ ?/\ ?(?P<bottom>[+-]?{NUMBER})
-      | (?:(?P<mantissa>{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^(?P<power>[+-]?[0-9]{{1,3}})
-      | (?P<decimal>{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
+      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^(?P<power>[+-]?[0-9]{{1,3}})
+      | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
     (?P<gap>\ ?)(?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^[23])?)?""",
     re.VERBOSE,
 )
 CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan"}
+UNITS = CURRENCY | {"pct": "percent", "percentage": "percent"}  # one name for what has several
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 SHORT_UNITS = set("m g s h l mm cm km kg mg ml lb lbs oz ft in yd hr hrs mph kmh min sec am pm".split())
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
@@ -159,6 +181,12 @@ COMMAS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,")
 NAME = re.compile(
     r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
 )
+STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
+    rf"""(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
+    (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+""",
+    re.VERBOSE,
+)
+UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
 LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # a blank between two digits holds them apart
 
 
@@ -173,7 +201,7 @@ class Parsed(NamedTuple):
 
 def answers_match(predicted: str, gold: str) -> bool:
     """Whether two answers mean the same, by the rules at the top of this file. Symmetric; an empty one matches none."""
-    if not predicted or not gold or predicted.isspace():
+    if not predicted.strip() or not gold.strip():
         return False
     if max(len(predicted), len(gold)) > MAX_ANSWER:
         return predicted.strip() == gold.strip()
@@ -190,25 +218,30 @@ def _same(a: Parsed, b: Parsed) -> bool:
 
 @functools.lru_cache(maxsize=4096)  # a gold comes back for each completion of its group
 def _parse_answer(answer: str) -> Parsed:
-    return _parse(_clean(answer), depth=0)
+    text = _clean(answer)
+    return _parse(text, depth=0) if text else _text(answer)  # nothing is left of `**`: it is no other's equal
 
 
 def _clean(answer: str) -> str:
     """One spelling for what has several: unicode signs, LaTeX spacing and wrappers, fractions (`a/b`), blanks."""
-    text = answer if answer.isascii() else answer.translate(CHARACTERS)
+    text = END_OF_TEXT.split(answer, maxsplit=1)[0] if "<" in answer else answer
+    text = text if text.isascii() else text.translate(CHARACTERS)
+    if "\\\\" in text and JSON_ESCAPED.fullmatch(text):
+        text = text.replace("\\\\", "\\")
     if "$" in text:
         text = text.replace(r"\$", "\ue000")
         if text.count("$") % 2 == 0:  # pairs delimit formulas, a lone one is money
             text = text.replace("$", "")
         text = text.replace("\ue000", "$")
     if "\\" in text or "{" in text:
-        text = DEGREE.sub(" degree ", LATEX_SPACE.sub(" ", INVISIBLE.sub("", text)))
+        text = LATEX_SPACE.sub(" ", INVISIBLE.sub("", DIGIT_SEPARATOR.sub("", text)))
+        text = DEGREE.sub(" degree ", text)
         text = text.replace(r"\%", "%").replace("{,}", ",").replace(r"\{", "⦃").replace(r"\}", "⦄")
         text = EXPONENT.sub(r"^\1", ROOT.sub(r"\\sqrt{\1}", text))
         for _ in range(5):  # nested wrappers open from the inside
             text = WRAPPER.sub(r" \1 ", FRACTION.sub(_as_quotient, text))
     text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^")
-    return text.lstrip(" *`:,;").rstrip(" *`:,;.")
+    return _unquote(text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
 
 
 def _as_quotient(fraction: re.Match) -> str:
@@ -225,9 +258,9 @@ def _parse(text: str, depth: int) -> Parsed:
         return quantity or _text(text)
     if len(items) > 1:
         return _list(items, depth)
-    name = NAME.match(text)
-    if name and "=" not in text[name.end() :]:
-        return _parse(text[name.end() :], depth + 1)._replace(name=name[1].replace(" ", ""))
+    side = _last_side(text, depth)
+    if side:
+        return side
     brackets = text[0] + text[-1]
     inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
     if not inner:
@@ -239,6 +272,23 @@ def _parse(text: str, depth: int) -> Parsed:
     if brackets in ("⦃⦄", "{}"):
         return _list(inner, depth)
     return Parsed(brackets, tuple(_parse(item, depth + 1) for item in inner))
+
+
+def _last_side(text: str, depth: int) -> Parsed | None:
+    """What `x = 42`, `2+40 = 42` or `x = 2+40 = 42` come to; None for text of another kind."""
+    name = NAME.match(text)
+    start = name.end() if name else 0
+    end = STEPS.match(text, start).end()
+    last = text[end:]
+    if end == 0 or not last or "=" in last or _split(last, ITEMS) is None:
+        return None
+    side = _parse(last, depth + 1)
+    if end > start and (side.name or (side.kind != "number" and UNKNOWN.search(last))):
+        return None
+    steps = [_parse(step, depth + 1) for step in text[start:end].split("=") if "/" not in step]  # 2/3 may be rounded
+    if any(step.kind == "number" and step.value != side.value for step in steps):  # `3 = 4` is no arithmetic
+        return None
+    return side._replace(name=name[1].replace(" ", "")) if name else side
 
 
 def _list(items: list[str], depth: int) -> Parsed:
@@ -274,6 +324,7 @@ def _quantity(text: str) -> Parsed | None:
     if match is None:
         return None
     part = {name: (value or "").replace(",", "") for name, value in match.groupdict().items()}
+    part |= {name: part[name].replace(" ", "") for name in ("mantissa", "decimal")}
     if part["bottom"]:
         if Fraction(part["bottom"]) == 0 or (part["whole"] and not part["top"].isdigit()):
             return None
@@ -284,7 +335,7 @@ def _quantity(text: str) -> Parsed | None:
         value = Fraction(part["decimal"])
     if (part["sign"] == "-") != (part["second_sign"] == "-"):
         value = -value
-    words = [CURRENCY.get(word, word) for word in re.split(r"[ /-]", part["unit"].lower()) if word]
+    words = [UNITS.get(word, word) for word in re.split(r"[ /-]", part["unit"].lower()) if word]
     if words and words[0] in SCALES and part["gap"]:
         value *= SCALES[words.pop(0)]
     if words and not _is_unit(words, glued=not part["gap"]):
@@ -298,8 +349,8 @@ def _is_unit(words: list[str], glued: bool) -> bool:
     if NOT_CHINESE_UNITS.search("".join(words)) or not NOT_UNITS.isdisjoint(words):
         return False
     first, *others = (word.removesuffix("^2").removesuffix("^3") for word in words)
-    if glued and first.isascii():  # 5cm and 5$, but 5m may be five times m
-        return first in CURRENCY.values() or (first in SHORT_UNITS and len(first) > 1)
+    if glued and first.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
+        return first in UNITS.values() or (first in SHORT_UNITS and len(first) > 1)
     others = [word for word in others if word not in LINKING_WORDS]
     return all(len(word) > 2 or word in SHORT_UNITS or not word.isascii() for word in (first, *others))
 
@@ -426,10 +477,12 @@ def _load_function(spec: str) -> Callable:
     if source.endswith(".py") and not Path(source).is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
     try:
-        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        with contextlib.chdir(os.curdir):  # as in `_call_user`
+            module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
         function = getattr(module, name, None)
-    except Exception as error:
-        raise InputError(f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        message = f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {one_line(error)}"
+        raise InputError(message) from error
     if not callable(function):
         raise InputError(f"--reward '{spec}': {source} has no function {name}")
     return function
@@ -446,9 +499,10 @@ def _load_file(path: Path):
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
     """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
 
-    `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. An
-    exception in the function, a value that is not a finite number, and too few or too many values raise InputError with
-    function and row.
+    `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. The
+    user's function gets copies of messages and columns, and may change the working directory for itself alone. An
+    exception or `sys.exit` in it, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and too few
+    or too many values raise InputError with function and row.
     """
     if reward.function in BUILT_IN.values():
         triples = enumerate(zip(rows, texts, truncated, strict=True))
@@ -466,11 +520,12 @@ def _score_row(function: Callable, row, text: str, truncated: bool) -> float | N
 
 def _score_together(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> list:
     try:
-        values = _call(reward, "all rows together", reward.function, **_keywords(rows, texts, truncated))
+        values = _call(reward, "all rows together", _call_user, reward.function, _keywords(rows, texts, truncated))
     except InputError:
         for i in range(len(rows)):  # the run stops anyway: find the row
             one = slice(i, i + 1)
-            _call(reward, f"row {i}", reward.function, **_keywords(rows[one], texts[one], truncated[one]))
+            keywords = _keywords(rows[one], texts[one], truncated[one])
+            _call(reward, f"row {i}", _call_user, reward.function, keywords)
         raise
     values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
     if not isinstance(values, (list, tuple)) or len(values) != len(rows):
@@ -480,21 +535,29 @@ def _score_together(reward: Reward, rows: list, texts: list[str], truncated: lis
     return list(values)
 
 
-def _call(reward: Reward, where: str, function: Callable, *arguments, **keywords):
-    try:
-        result = function(*arguments, **keywords)
+def _call_user(function: Callable, keywords: dict):
+    with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
+        result = function(**keywords)
         return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
-    except Exception as error:
-        message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {error}"
+
+
+def _call(reward: Reward, where: str, function: Callable, *arguments):
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             message += "; let it take **kwargs, as in TRL"
         raise InputError(message) from error
 
 
 def _keywords(rows: list, texts: list[str], truncated: list[bool]) -> dict[str, list]:
-    """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns."""
+    """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns.
+
+    Messages and columns are copies, one for each row: the prompts of later steps are the originals.
+    """
     names = dict.fromkeys(name for row in rows for name in row.columns)
-    columns = {name: [row.columns.get(name) for row in rows] for name in names}
+    columns = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
     if any(row.answer is not None for row in rows):
         columns.setdefault("answer", [row.answer for row in rows])
     completions = [
@@ -502,10 +565,17 @@ def _keywords(rows: list, texts: list[str], truncated: list[bool]) -> dict[str, 
         for row, text in zip(rows, texts, strict=True)
     ]
     return columns | {
-        "prompts": [row.prompt for row in rows],
+        "prompts": [_copy(row.prompt) for row in rows],
         "completions": completions,
         "truncated": list(truncated),
     }
+
+
+def _copy(value):
+    """A deep copy of the lists and dicts that JSON and Arrow give; what they hold cannot be changed."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _number(reward: Reward, row: int, value) -> float:
@@ -515,10 +585,12 @@ def _number(reward: Reward, row: int, value) -> float:
         number = float("nan" if isinstance(value, (str, bytes)) else value)
     except Exception:
         number = math.nan
-    if not math.isfinite(number):
-        message = f"reward '{reward.name}' returned {value!r:.80} for row {row}"
-        raise InputError(f"{message}; return a finite number, or None where it does not apply")
-    return number
+    if abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
+        return number
+    message = f"reward '{reward.name}' returned {one_line(repr(value)):.80} for row {row}"
+    if math.isfinite(number):
+        raise InputError(f"{message}, weight {reward.weight:g}; beyond {MAX_REWARD:g} the loss would overflow")
+    raise InputError(f"{message}; return a finite number, or None where it does not apply")
 
 
 def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], truncated: list[bool]):

@@ -164,6 +164,16 @@ def test_json_array_and_json_lines_with_either_suffix(tmp_path):
         assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
 
 
+def test_a_byte_order_mark_is_no_data(tmp_path, no_datasets):
+    """Windows editors write one; it hides the bracket that tells an array from lines."""
+    rows = numbered(4)
+    texts = {"array.json": json.dumps(rows, indent=1), "lines.json": "\n".join(map(json.dumps, rows))}
+    for name, text in (texts | {"lines.jsonl": texts["lines.json"]}).items():
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        train, evaluation, _ = load(tmp_path / name)
+        assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}, name
+
+
 def test_parquet_csv_and_saved_datasets(tmp_path, datasets):
     rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "level": i} for i in range(30)]
     dataset = datasets.Dataset.from_list(rows)
@@ -255,6 +265,50 @@ def test_long_prompts_are_dropped_and_counted(tmp_path):
     assert [len(p.ids) for p in evaluation] == [4]
     assert "3 longer than 4 tokens dropped" in description
     assert "1 longer than 4 tokens dropped" in description
+
+
+class Recorder:
+    """A tokenizer that keeps the texts of each call."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.calls = tokenizer, []
+
+    def __call__(self, texts, **options):
+        self.calls.append(texts)
+        return self.tokenizer(texts, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_the_tokenizer_never_sees_a_prompt_that_is_far_too_long(tmp_path, template):
+    """It takes 400 bytes a token: 2 GB for a line of 5 MB, only to drop it."""
+    tokenizer = Recorder(make_tokenizer(template))
+    path = write(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "x" * 300_000}, {"prompt": "y" * 30}])
+    other = write(tmp_path / "other.jsonl", [{"prompt": "b"}])
+    train, _, description = load(path, tokenizer, eval_dataset=str(other), max_prompt_tokens=60)
+    assert [p.prompt for p in train] == ["a", "y" * 30] and "1 longer than 60 tokens dropped" in description
+    assert max(len(text) for call in tokenizer.calls for text in call) == 16 * 60
+
+
+def test_a_long_text_of_few_tokens_is_kept(tmp_path):
+    """The bound on characters must not drop what fits: one token may stand for any number of them."""
+    vocabulary = {"<unk>": 0, "</s>": 1, "a": 2}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+    texts = ["a " * 4 + "x" * 10_000, "a " * 3 + " " * 1000 + "a", " " * 10_000 + "a", "a " * 6]
+    prompts = load_rows(tmp_path, [{"prompt": text} for text in texts], words, max_prompt_tokens=5)
+    assert [len(p.ids) for p in prompts] == [5, 4, 1]
+
+
+def test_many_texts_are_tokenized_in_parts_and_keep_their_order(tmp_path):
+    tokenizer = Recorder(make_tokenizer())
+    rows = [{"prompt": f"question {i}"} for i in range(2100)]
+    prompts = load_rows(tmp_path, rows, tokenizer)
+    assert [text_of(p) for p in prompts] == [row["prompt"] for row in rows]
+    assert max(map(len, tokenizer.calls)) == 1000
 
 
 def test_unknown_characters_are_said(tmp_path):
@@ -462,7 +516,8 @@ def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_d
     assert "has no split 'dev' but train: choose with --dataset_split" in error_of(good, dataset_split="dev")
     assert "has no split 'dev' but train: choose with --eval_split" in error_of(good, eval_split="dev")
     message = error_of(good, max_prompt_tokens=9)
-    assert message == f"{good}: all 4 prompts are longer than --max_prompt_tokens 9, the shortest has 10 tokens"
+    assert message.startswith(f"{good}: all 4 prompts are longer than --max_prompt_tokens 9, ")
+    assert message.endswith("the shortest has at least 10 tokens")
     one = write(tmp_path / "one.jsonl", numbered(1))
     assert "--eval_dataset" in error_of(one)
 

@@ -109,7 +109,7 @@ def test_before_the_first_step_a_signal_ends_at_once_with_one_line(where, number
 
 
 def test_a_signal_after_the_last_step_changes_nothing(tmp_path, monkeypatch):
-    signal_in(monkeypatch, script("grpo"), "save_pretrained", signal.SIGINT)
+    signal_in(monkeypatch, script("grpo").Run, "finish", signal.SIGINT)
     assert run("grpo", tmp_path) == 0 and (tmp_path / "model" / "model.safetensors").exists()
 
 
