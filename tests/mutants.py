@@ -277,15 +277,18 @@ MUTANTS = [
         "sampler.draw(args.prompts_per_step)[rank::processes]",
         "sampler.draw(args.prompts_per_step // processes)",
         "test_launch.py::test_two_processes_share_the_prompts_and_sample_different_completions"),
-    mutant("each process samples with the same seed", "grpo dr_grpo gspo dcpo ppo",
-        "stream_seed(args.seed, rank, run.step + 1, 0)",
-        "stream_seed(args.seed, 0, run.step + 1, 0)",
-        "test_launch.py::test_two_processes_share_the_prompts_and_sample_different_completions"),
+    *[
+        mutant(f"{script}: each process samples with the same seed", script,
+            "stream_seed(args.seed, rank, run.step + 1, 0)",
+            "stream_seed(args.seed, 0, run.step + 1, 0)",
+            f"test_holes.py::test_each_step_and_process_samples_with_a_seed_of_its_own[{script}]")
+        for script in ("grpo", "dr_grpo", "gspo", "dcpo", "ppo")
+    ],
     *[
         mutant(f"{script}: each step samples with the same seed", script,
             "stream_seed(args.seed, rank, run.step + 1, 0)",
             "stream_seed(args.seed, rank, 1, 0)",
-            f"test_holes.py::test_each_step_samples_with_a_seed_of_its_own[{script}]")
+            f"test_holes.py::test_each_step_and_process_samples_with_a_seed_of_its_own[{script}]")
         for script in ("grpo", "dr_grpo", "gspo", "dcpo", "ppo")
     ],
     # --- evaluation ---

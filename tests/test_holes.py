@@ -42,8 +42,9 @@ def test_the_schedules_in_closed_form():
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "dcpo", "ppo"])  # dapo's rounds: test_dapo.py
-def test_each_step_samples_with_a_seed_of_its_own(name, tmp_path, monkeypatch):
+def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, monkeypatch):
     module, seeds = script(name), []
+    monkeypatch.setattr(Accelerator, "process_index", 1)  # it says that it is the second process, and is alone
     original = module.rollout
 
     def spy(model, prompts, n, temperature, top_p, seed, args):
@@ -51,11 +52,12 @@ def test_each_step_samples_with_a_seed_of_its_own(name, tmp_path, monkeypatch):
         return original(model, prompts, n, temperature, top_p, seed, args)
 
     monkeypatch.setattr(module, "rollout", spy)
+    monkeypatch.setattr(module, "update", lambda *arguments: None)
     options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --max_new_tokens 4 --seed 3 --temperature 1.3"
     options += " --eval_every 0 --eval_prompts 4 --eval_samples 4 --eval_temperature 0.7 --eval_top_p 0.5"
     module.main([*options.split(), "--output_dir", str(tmp_path)])
-    evaluation = (stream_seed(3, 0, 0, 0), 0.7, 0.5)
-    steps = [(stream_seed(3, 0, step, 0), 1.3, 1.0) for step in (1, 2)]
+    evaluation = (stream_seed(3, 1, 0, 0), 0.7, 0.5)
+    steps = [(stream_seed(3, 1, step, 0), 1.3, 1.0) for step in (1, 2)]
     assert seeds == [evaluation, *steps, evaluation]
 
 
