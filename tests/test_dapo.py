@@ -13,7 +13,17 @@ from common.model import take_rows
 from common.rewards import Reward, accuracy_reward, load_rewards
 from common.runs import InputError, Metrics, stream_seed
 from processes import run_processes
-from tools import ORACLES, b1, embedded, metric_rows, ragged, totals_of
+from tools import (
+    ORACLES,
+    b1,
+    embedded,
+    gradients,
+    hand_made_batch,
+    largest_difference,
+    metric_rows,
+    ragged,
+    totals_of,
+)
 
 DAPO = ORACLES["dapo"]
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
@@ -494,6 +504,23 @@ def test_weights_sum_to_one_and_equal_within_their_scope(token_mean):
     for rows in (slice(0, 4), slice(4, 8)):
         assert weights[rows][mask[rows]].unique().numel() == 1
     assert (weights[0, 0] == weights[4, 0]) == (token_mean == "step")
+
+
+def test_the_mean_over_groups_in_an_update():
+    # Each group has its own tokens as denominator, also where it spans micro-batches.
+    module, args, tokenizer, policy = embedded(
+        "dapo", group_size=G, prompts_per_step=8, num_minibatches=1, token_mean="group", max_grad_norm=0.0,
+        micro_batch_size=6,
+    )  # fmt: skip
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    batch["advantages"] = module.compute_advantages(rewards, args)
+    (whole,), _ = gradients(module, args, policy, batch)
+    alone = []
+    for start in range(0, len(rewards), G):
+        part = {name: column[start : start + G] for name, column in batch.items()}
+        alone += gradients(module, args, policy, part)[0]
+    mean = [torch.stack(parts).mean(dim=0) for parts in zip(*alone, strict=True)]
+    assert largest_difference(whole, mean) < 1e-5 * max(float(g.abs().max()) for g in mean)
 
 
 @pytest.mark.parametrize("token_mean", ["step", "group"])

@@ -104,6 +104,13 @@ def test_sampled_tokens_follow_the_softmax():
     assert chi_square < 80  # 39 degrees of freedom: mean 39, 0.9999 quantile 79.2
 
 
+def test_more_than_fifty_tokens_can_be_sampled(monkeypatch):
+    # An unset top_k is 50 in transformers; the models of the other tests have fewer tokens than that.
+    monkeypatch.setitem(IDS, "vocab_size", 100)
+    policy = random_policy("llama", scale=0.1)  # nearly uniform
+    assert generate(policy, 5_000, prompts=[[5, 6, 7]], length=1)[0].unique().numel() == 100
+
+
 def test_inverse_cdf_sampling_follows_the_probabilities_and_never_takes_an_impossible_token():
     torch.manual_seed(0)
     probs = torch.tensor([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]).expand(20_000, 6)

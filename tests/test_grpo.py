@@ -72,6 +72,16 @@ def test_advantages_are_invariant_to_scale_and_shift():
     assert torch.allclose(shifted, grpo.compute_advantages(rewards, args), atol=1e-12)
 
 
+def test_each_group_has_its_own_mean_and_deviation():
+    # Batch statistics give every group the others' mean: groups that agree hide it, these do not.
+    groups = [(1.0, 0.0, 0.0, 1.0), (3.0, 5.0, 4.0, 9.0)]
+    advantages = grpo.compute_advantages(torch.tensor(groups, dtype=torch.float64).flatten(), args_of())
+    for group, found in zip(groups, advantages.view(2, 4).tolist(), strict=True):
+        mean = sum(group) / 4
+        std = math.sqrt(sum((r - mean) ** 2 for r in group) / 3)
+        assert found == pytest.approx([(r - mean) / (std + 1e-6) for r in group], abs=1e-12)
+
+
 def test_groups_are_adjacent_rows():
     # nanoGRPO, R-1V#67: rewards grouped across prompts. Group 0 is rows 0-3: constant inside, different between.
     rewards = torch.tensor([0.0] * 4 + [1.0] * 4)
@@ -116,6 +126,14 @@ def test_oracle_gradients(dtype, tolerance):
 def test_kl_estimator_in_the_loss(estimator, mean):
     loss, *_ = loss_of(args_of(kl_coef=1.0, kl_estimator=estimator), advantages=torch.zeros(4, 1, dtype=torch.float64))
     assert float(loss) == pytest.approx(mean, abs=1e-6)
+
+
+def test_the_diagnostics_of_batch_b1():
+    old, new, _, mask = b1()
+    _, _, stats, _, _ = loss_of(args_of(kl_coef=0.0))
+    d = torch.where(mask, new.detach() - old, 0)
+    assert torch.allclose(stats["approx_kl"], d.exp() - 1 - d, atol=1e-12)  # k3 of KL(old || new), not k1 nor k2
+    assert torch.allclose(stats["ratio_max"], d.exp(), atol=1e-12)
 
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0

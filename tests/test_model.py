@@ -5,6 +5,7 @@ import types
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
@@ -190,6 +191,7 @@ def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
     save_pretrained(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     assert again.dtype == torch.bfloat16 and again.generation_config.top_k == 7
+    assert {x.dtype for x in load_file(tmp_path / "b" / "model.safetensors").values()} == {torch.bfloat16}
     assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids
 
 

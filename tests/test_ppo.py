@@ -107,6 +107,14 @@ def test_the_critic_may_have_a_lambda_of_its_own():
     assert returns[0].tolist() == pytest.approx([a + v for a, v in zip(GAE["adv_lam1"], GAE["values"], strict=True)])
 
 
+def test_the_lambda_of_the_critic_may_be_0():
+    rewards, values = row(GAE["rewards"]), row(GAE["values"])
+    options = args_of(gae_lambda=0.95, gae_lambda_critic=0.0)
+    advantages, returns = ppo.compute_advantages(rewards, values, torch.ones(1, 4, dtype=torch.bool), options)
+    assert advantages[0].tolist() == pytest.approx(GAE["adv"])
+    assert (returns - values)[0].tolist() == pytest.approx([-0.12, 0.31, 0.15, 0.5])
+
+
 @pytest.mark.parametrize("length", [1, 10, 20, 21, 40])
 def test_length_adaptive_lambda_is_clamped(length):
     # 1 - 1 / (0.05 l) is negative up to l = 20.
@@ -558,14 +566,15 @@ def test_target_kl_stops_the_updates_of_a_rollout():
         _, _, _, policy = embedded("ppo")
         model, groups, (coefficients,) = trainable(module, args, policy)
         optimizer, metrics, accelerator = torch.optim.SGD(groups, lr=0.5), Metrics(1), Accelerator(cpu=True)
-        args.target_kl = target_kl
+        args.target_kl, steps = target_kl, []
+        optimizer.register_step_post_hook(lambda *arguments: steps.append(1))
         module.update(accelerator, model, None, optimizer, dict(batch), args, metrics, coefficients)
-        return metrics.reduce(accelerator), policy
+        return metrics.reduce(accelerator), policy, len(steps)
 
-    free, _ = steps_taken(0.0)
-    assert free["optim/skipped_steps"] == 0 and free["policy/approx_kl"] > 1e-4
-    stopped, policy = steps_taken(1e-9)  # the first minibatch has KL 0 exactly, the second is over it
-    assert stopped["optim/skipped_steps"] == 7 / 8
+    free, _, steps = steps_taken(0.0)
+    assert free["optim/skipped_steps"] == 0 and free["policy/approx_kl"] > 1e-4 and steps == 8
+    stopped, policy, steps = steps_taken(1e-9)  # the first minibatch has KL 0 exactly, the second is over it
+    assert stopped["optim/skipped_steps"] == 7 / 8 and steps == 1
     assert all(parameter.grad is None or (parameter.grad == 0).all() for parameter in policy.parameters())
 
 
