@@ -40,49 +40,18 @@ from accelerate.utils import gather_object
 from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 
-from common.data import (
-    Pair,
-    PromptSampler,
-    find_eval_source,
-    find_splits,
-    get_split,
-    holds_pairs,
-    load_eval_prompts,
-    load_pairs,
-    load_prompts,
-)
-from common.generation import decode, sampling_config, seeded
+from common.batches import completion_texts, left_pad
+from common.errors import InputError, clean_exit
+from common.generation import decode, sampling_config, seeded, stream_seed
+from common.harness.args import check_args, last_step, learning_rate, option, pair_equation, parse_args
+from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
+from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.loading import load_policy, load_tokenizer
+from common.harness.metrics import Metrics, pair_metrics
+from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
+from common.harness.run import Run, close, write_rows
 from common.masked import agree, completion_mask, pass_at_k
-from common.model import (
-    completion_texts,
-    gathered,
-    left_pad,
-    load_policy,
-    load_tokenizer,
-    pair_batch,
-    pair_tokens,
-    spread_pairs,
-)
 from common.rewards import correctness, load_rewards, score, weighted_sum
-from common.runs import (
-    InputError,
-    Metrics,
-    Run,
-    check_args,
-    clean_exit,
-    clip_grad_norm,
-    close,
-    gradient_sync,
-    last_step,
-    launch,
-    learning_rate,
-    option,
-    pair_equation,
-    pair_metrics,
-    parse_args,
-    stream_seed,
-    write_rows,
-)
 
 
 @dataclass

@@ -31,38 +31,17 @@ from typing import Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from common.data import PromptSampler, load_prompts
-from common.generation import decode, sampling_config, seeded
+from common.batches import completion_texts, left_pad, split_rollout
+from common.errors import InputError, clean_exit
+from common.generation import decode, sampling_config, seeded, stream_seed
+from common.harness.args import batch_equation, check_args, learning_rate, option, parse_args
+from common.harness.data import PromptSampler, load_prompts
+from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.loading import load_policy, load_reference, load_tokenizer
+from common.harness.metrics import Metrics, rollout_metrics, time_metrics
+from common.harness.run import Run, close, samples
 from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, pass_at_k
-from common.model import (
-    completion_texts,
-    gathered,
-    left_pad,
-    load_policy,
-    load_reference,
-    load_tokenizer,
-    split_rollout,
-)
 from common.rewards import correctness, load_rewards, score, weighted_sum
-from common.runs import (
-    InputError,
-    Metrics,
-    Run,
-    batch_equation,
-    check_args,
-    clean_exit,
-    clip_grad_norm,
-    close,
-    gradient_sync,
-    launch,
-    learning_rate,
-    option,
-    parse_args,
-    rollout_metrics,
-    samples,
-    stream_seed,
-    time_metrics,
-)
 
 
 @dataclass

@@ -27,48 +27,38 @@ PPO-ptx (the mix with pretraining gradients).
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95
 """
 
+import copy
 import time
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from common.data import PromptSampler, load_prompts
-from common.generation import decode, sampling_config, seeded
-from common.masked import beyond_clamp, completion_mask, kl_estimate, log_ratio, moments, pass_at_k
-from common.model import (
-    ActorCritic,
-    completion_texts,
-    gathered,
-    learned_reward,
-    left_pad,
-    load_critic,
+from common.batches import completion_texts, left_pad, split_rollout
+from common.errors import InputError, clean_exit
+from common.generation import decode, sampling_config, seeded, stream_seed
+from common.harness.args import batch_equation, check_args, learning_rate, option, parse_args
+from common.harness.data import PromptSampler, load_prompts
+from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.learned_reward import learned_reward
+from common.harness.loading import (
+    check_positions,
+    enable_checkpointing,
+    load_classifier,
     load_policy,
     load_reference,
     load_tokenizer,
-    split_rollout,
+    read_tokenizer,
+    refuse,
+    some,
 )
+from common.harness.metrics import Metrics, rollout_metrics, time_metrics
+from common.harness.run import Run, close, samples
+from common.masked import beyond_clamp, completion_mask, kl_estimate, log_ratio, moments, pass_at_k
+from common.policy import Backbone, place
 from common.rewards import correctness, load_rewards, score, weighted_sum
-from common.runs import (
-    InputError,
-    Metrics,
-    Run,
-    batch_equation,
-    check_args,
-    clean_exit,
-    clip_grad_norm,
-    close,
-    gradient_sync,
-    launch,
-    learning_rate,
-    option,
-    parse_args,
-    rollout_metrics,
-    samples,
-    stream_seed,
-    time_metrics,
-)
 
 
 @dataclass
@@ -176,6 +166,90 @@ class Args:
     eval_k: int = option(4, "k of pass@k")
     eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
     eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+
+
+class ValueHead(nn.Linear):
+    """A linear map to one value that starts at zero and computes in float32, in whatever dtype its weights are held
+    (sharding may gather them in bfloat16)."""
+
+    def __init__(self, hidden_size):
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
+
+
+class Critic(nn.Module):
+    """A scalar head on the states of a backbone of its own, or (`backbone` None) of the policy's."""
+
+    def __init__(self, hidden_size, backbone=None):
+        super().__init__()
+        self.backbone = backbone
+        self.head = ValueHead(hidden_size)
+
+    def forward(self, batch, places, hidden):
+        return place(self.head(hidden)[:, 0], places, batch["completion_mask"])
+
+
+class ActorCritic(nn.Module):
+    """Policy and critic as one module, which Accelerate prepares once."""
+
+    def __init__(self, policy, critic):
+        super().__init__()
+        self.policy, self.critic = policy, critic
+        self._no_split_modules = set(policy._no_split_modules or ())  # FSDP2 wraps by these
+        if critic.backbone is not None:
+            self._no_split_modules |= set(critic.backbone.lm._no_split_modules or ())
+
+    def forward(self, batch, with_entropy=True):
+        """What `Policy` returns, and float32 values (R, T), 0 beside the mask.
+
+        The value of a token is read where its log-prob is, one position before it: the state has not seen it yet.
+        """
+        states = self.policy.states(batch)
+        logprobs, entropy = self.policy.logprobs(batch, *states, with_entropy)
+        if self.critic.backbone is not None:
+            states = self.critic.backbone.states(batch)
+        return logprobs, entropy, self.critic(batch, *states)
+
+
+def load_critic(args, policy):
+    """The critic of `--critic`: shared, or separate on a backbone of its own: that of `--critic_path` with its head, or
+    the policy's with a head of zeros."""
+    if args.critic_path:
+        return load_reward_critic(args, policy)
+    hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
+    if args.critic == "shared":
+        if not policy.chunked:
+            raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
+        return Critic(hidden_size).to(policy.device, policy.lm.dtype).train()
+    backbone = Backbone(copy.deepcopy(policy.lm.base_model))
+    backbone.shares_prompts = policy.shares_prompts
+    return Critic(hidden_size, backbone).to(policy.device, policy.lm.dtype).train()
+
+
+def load_reward_critic(args, policy):
+    """The reward model of `--critic_path` as a critic (arXiv 2203.02155, appendix C.4): a value is at first the score
+    of the text so far. It reads the policy's token ids, so its tokenizer must have them all."""
+    tokenizer = read_tokenizer(args, "critic_path")
+    vocabulary = tokenizer.get_vocab()
+    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
+    if other:
+        refuse(args, "critic_path", f"its tokenizer has other ids than the policy's for {some(other)}")
+    lm, _, _ = load_classifier(args, "critic_path", tokenizer, policy.device)
+    check_positions(args, "critic_path", lm)
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        refuse(args, "critic_path", f"a {type(lm).__name__} has no linear head `score`")
+    if args.gradient_checkpointing:
+        enable_checkpointing(lm)
+    backbone = Backbone(lm.base_model)
+    backbone.shares_prompts = False  # exact for any architecture
+    critic = Critic(lm.score.in_features, backbone)
+    critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
+    return critic.to(policy.device, policy.lm.dtype).train()
 
 
 @torch.no_grad()

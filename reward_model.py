@@ -24,27 +24,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.nn.functional import logsigmoid
 
-from common.data import PromptSampler, load_pairs
-from common.model import load_reward_model, load_tokenizer, pair_batch, pair_tokens, spread_pairs
-from common.runs import (
-    InputError,
-    Metrics,
-    Run,
-    check_args,
-    clean_exit,
-    clip_grad_norm,
-    close,
-    gradient_sync,
-    last_step,
-    launch,
-    learning_rate,
-    option,
-    pair_equation,
-    pair_metrics,
-    parse_args,
-)
+from common.errors import InputError, clean_exit
+from common.harness.args import check_args, last_step, learning_rate, option, pair_equation, parse_args
+from common.harness.data import PromptSampler
+from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
+from common.harness.loading import check_positions, enable_checkpointing, load_classifier, load_tokenizer
+from common.harness.metrics import Metrics, pair_metrics
+from common.harness.pairs import load_pairs, pair_batch, pair_tokens, spread_pairs
+from common.harness.run import Run, close
+from common.masked import positions
 
 
 @dataclass
@@ -98,6 +89,45 @@ class Args:
     center_coef: float = option(0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)")
     # evaluation
     eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+
+
+class RewardModel(nn.Module):
+    """A sequence classifier of one label whose forward gives the scores of completions; what Accelerate prepares."""
+
+    def __init__(self, lm, tokenizer):
+        super().__init__()
+        self.lm = lm
+        self.pad_token = tokenizer.pad_token_id
+        self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
+
+    def forward(self, batch):
+        """Float32 scores (R,) of prompt and completion, read at the completion's last token.
+
+        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T).
+        """
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (R, P + T)
+        ids = torch.cat([batch["prompts"], batch["completions"]], dim=1)
+        ids = torch.where(mask, ids, self.pad_token)  # the model reads the score at the last token that is not this one
+        scores = self.lm(
+            input_ids=ids, attention_mask=mask.long(), position_ids=positions(mask), use_cache=False
+        ).logits
+        return scores[:, 0].float()
+
+
+def load_reward_model(args, tokenizer, accelerator=None):
+    """The model of `--model_name_or_path` as a `RewardModel`, in training mode, without dropout.
+
+    A causal language model gets a scalar head of zeros, so that all scores start equal. A tokenizer that pads with what
+    ends a completion gets a pad token of its own (`load_classifier`).
+    """
+    device = first_device(accelerator)
+    lm, saved_dtype, dropout = load_classifier(args, "model_name_or_path", tokenizer, device, new_head=True)
+    check_positions(args, "model_name_or_path", lm)
+    if args.gradient_checkpointing:
+        enable_checkpointing(lm)
+    model = RewardModel(lm, tokenizer)
+    model.saved_dtype, model.saved_dropout, model.saved_generation_config = saved_dtype, dropout, None
+    return model.train()
 
 
 def reward_loss(chosen_scores, rejected_scores, args):

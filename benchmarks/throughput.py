@@ -146,9 +146,9 @@ def make_random(workload, number, folder):
 def make_embedded(number):
     """The embedded model's folder and prompts."""
     import grpo
-    from common.data import PromptSampler, load_prompts
-    from common.model import EMBEDDED, load_tokenizer
-    from common.runs import parse_args
+    from common.harness.args import parse_args
+    from common.harness.data import EMBEDDED, PromptSampler, load_prompts
+    from common.harness.loading import load_tokenizer
 
     args = parse_args(grpo.Args, [])
     prompts, _, _ = load_prompts(args, load_tokenizer(args), True)
@@ -221,10 +221,14 @@ class Turns:
 def run_loop(turns, task, plain):
     """`ours`, or with `plain` the stock contestant, which shares data, rewards and advantages."""
     import grpo
-    from common.data import Prompt
-    from common.model import completion_texts, load_policy, load_tokenizer
+    from common.batches import completion_texts
+    from common.generation import stream_seed
+    from common.harness.args import parse_args
+    from common.harness.data import Prompt
+    from common.harness.distributed import launch
+    from common.harness.loading import load_policy, load_tokenizer
+    from common.harness.metrics import Metrics
     from common.rewards import Reward
-    from common.runs import Metrics, launch, parse_args, stream_seed
 
     workload = task.workload
     options = dict(
@@ -276,8 +280,8 @@ def given_batch(policy, prompts, completions):
     """The batch of `grpo.rollout` for completions that are there already."""
     from torch.nn.utils.rnn import pad_sequence
 
+    from common.batches import left_pad
     from common.masked import completion_mask
-    from common.model import left_pad
 
     ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.device)
     n = len(completions) // len(prompts)

@@ -7,18 +7,19 @@ the configuration, the sampling warpers and the empty cache.
 
 import contextlib
 
+import numpy as np
 import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-from common.runs import InputError
+from common.errors import InputError
 
 
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
     """A neutral GenerationConfig: samples from the policy itself, or greedily at temperature 0.
 
     Every default of transformers that bends the distribution is named here (top_k is 50 when unset); what a checkpoint
-    brings along is removed at load (`common.model.load_policy`).
+    brings along is removed at load (`load_policy` in common/harness/loading.py).
     """
     sampling = dict(do_sample=False)
     if temperature > 0:
@@ -42,6 +43,11 @@ def seeded(seed, device):
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def stream_seed(*key):
+    """One seed out of several numbers, such as (seed, rank, step, round): streams of unequal keys are independent."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 
 
 class RoomyLayer(DynamicLayer):

@@ -92,3 +92,8 @@ def pass_at_k(correct, k):
     wrong = n - correct.double().sum(dim=1, keepdim=True)  # (P, 1)
     drawn = torch.arange(k, dtype=torch.float64, device=correct.device)
     return 1 - ((wrong - drawn).clamp(min=0) / (n - drawn)).prod(dim=1)
+
+
+def positions(attention_mask):
+    """Position ids (R, S) that count the tokens of a left-padded row from 0."""
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)

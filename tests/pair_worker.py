@@ -9,9 +9,13 @@ import sys
 import torch
 from accelerate import Accelerator
 
-from common.data import load_pairs, load_prompts
-from common.model import load_policy, load_reward_model, load_tokenizer
-from common.runs import Metrics, clean_exit, close
+from common.errors import clean_exit
+from common.harness.data import load_prompts
+from common.harness.loading import load_policy, load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import load_pairs
+from common.harness.run import close
+from reward_model import load_reward_model
 from tools import script
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from common.runs import clean_exit
+from common.errors import clean_exit
 from tools import pretend_gpus, script
 
 if __name__ == "__main__":

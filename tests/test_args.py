@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from common import runs
+from common.errors import InputError
 from common.generation import inverse_cdf_sample
-from common.runs import InputError, last_step, learning_rate, parse_args
+from common.harness.args import last_step, learning_rate, parse_args
 from tools import ROOT, SCRIPTS, metric_rows, run_script, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 1 --max_steps 2".split()

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import dapo
-from common.data import Prompt, load_prompts
-from common.model import take_rows
+from common.batches import take_rows
+from common.errors import InputError
+from common.generation import stream_seed
+from common.harness.data import Prompt, load_prompts
+from common.harness.metrics import Metrics
 from common.rewards import Reward, accuracy_reward, load_rewards
-from common.runs import InputError, Metrics, stream_seed
 from processes import run_processes
 from tools import (
     ORACLES,

@@ -14,8 +14,9 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from common.data import EMBEDDED, Pair, PromptSampler, cut_pair, load_pairs, load_prompts, shared_prompt
-from common.runs import InputError
+from common.errors import InputError
+from common.harness.data import EMBEDDED, PromptSampler, load_prompts, shared_prompt
+from common.harness.pairs import Pair, cut_pair, load_pairs
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 TEMPLATE = (

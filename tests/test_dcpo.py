@@ -11,9 +11,9 @@ from accelerate import Accelerator
 
 import dcpo
 import grpo
-from common.data import Prompt
+from common.errors import InputError
+from common.harness.data import Prompt
 from common.rewards import Reward, accuracy_reward, load_rewards
-from common.runs import InputError
 from tools import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
 
 ORACLE = ORACLES["dcpo_loss"]

@@ -19,8 +19,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 
 import worker
-from common.model import load_reference
-from common.runs import InputError, set_up_deepspeed, set_up_fsdp
+from common.errors import InputError
+from common.harness.distributed import set_up_deepspeed, set_up_fsdp
+from common.harness.loading import load_reference
 from processes import run_processes
 from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
 

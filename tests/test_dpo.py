@@ -8,10 +8,11 @@ import torch
 from accelerate import Accelerator
 
 import dpo
-from common.data import Pair, load_pairs, load_prompts
-from common.model import pair_batch
+from common.errors import InputError
+from common.harness.data import load_prompts
+from common.harness.metrics import Metrics
+from common.harness.pairs import Pair, load_pairs, pair_batch
 from common.rewards import Reward
-from common.runs import InputError, Metrics
 from tools import ORACLES, embedded, metric_rows
 
 DPO = ORACLES["dpo"]

@@ -5,10 +5,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import grpo
-from common.data import load_prompts
+from common.batches import left_pad
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
+from common.harness.data import load_prompts
 from common.masked import completion_mask
-from common.model import Policy, left_pad
+from common.policy import Policy
 from tools import embedded
 
 ARCHITECTURES = {

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 import grpo
-from common.runs import Metrics, reward_metrics
+from common.harness.metrics import Metrics, reward_metrics
 from tools import ORACLES, SCRIPTS, b1, ragged, script, totals_of
 
 GRPO = ORACLES["grpo"]

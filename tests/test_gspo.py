@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import gspo
-from common.runs import Metrics
+from common.harness.metrics import Metrics
 from tools import ORACLES, embedded, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 EXAMPLE = ORACLES["gspo"]

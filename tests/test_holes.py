@@ -10,8 +10,12 @@ from accelerate import Accelerator
 
 import dpo
 import grpo
-from common.data import Pair
-from common.runs import InputError, Metrics, Run, learning_rate, rollout_metrics, stream_seed
+from common.errors import InputError
+from common.generation import stream_seed
+from common.harness.args import learning_rate
+from common.harness.metrics import Metrics, rollout_metrics
+from common.harness.pairs import Pair
+from common.harness.run import Run
 from tools import SCRIPTS, GradientRecorder, embedded, fill, gradients, hand_made_batch, script
 
 

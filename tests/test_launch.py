@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import worker
-from common.runs import SMALL_MODEL, InputError, launch, set_threads
+from common.errors import InputError
+from common.harness.distributed import SMALL_MODEL, launch, set_threads
 from processes import run_processes, start
 from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
 

@@ -20,18 +20,12 @@ from transformers import (
 import grpo
 import ppo
 import reward_model
-from common.data import Prompt, encode_text, end_token, load_pairs
-from common.model import (
-    EMBEDDED,
-    check_vocabulary,
-    find_stop_tokens,
-    learned_reward,
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    pair_batch,
-)
-from common.runs import InputError
+from common.errors import InputError
+from common.harness.data import EMBEDDED, Prompt, encode_text, end_token
+from common.harness.learned_reward import learned_reward
+from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer
+from common.harness.pairs import load_pairs, pair_batch
+from reward_model import load_reward_model
 
 SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
 PROMPTS = [Prompt([4, 5], "1+2?", "3", {})]

@@ -9,19 +9,13 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-import common.model
+import common.policy
 import grpo
-from common.model import (
-    Policy,
-    find_stop_tokens,
-    load_policy,
-    load_tokenizer,
-    micro_batches,
-    runs_of_similar_length,
-    save_pretrained,
-    take_rows,
-)
-from common.runs import InputError
+from common.batches import micro_batches, take_rows
+from common.errors import InputError
+from common.harness.loading import find_stop_tokens, load_policy, load_tokenizer, save_pretrained
+from common.policy import Policy
+from common.shared_prompts import runs_of_similar_length
 from test_generation import Tokens, random_policy
 from tools import embedded, hand_made_batch, largest_difference
 
@@ -57,7 +51,7 @@ def backward(policy, logprobs, weights):
 @pytest.mark.parametrize("chunk", [2**25, 40 * 5], ids=["one chunk", "chunks of 5"])
 def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     # Padding leaks, missing position ids, a soft cap or logit scale outside the head: values and gradients.
-    monkeypatch.setattr(common.model, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", chunk)
     options = dict(num_key_value_heads=2, head_dim=8) if name in ("gemma2", "granite", "cohere") else {}
     options |= dict(logits_scaling=3.0) if name == "granite" else {}
     policy = random_policy(name, temperature=0.7, scale=3.0, **options).eval()
@@ -110,7 +104,7 @@ def test_runs_of_similar_length_hold_every_row_and_waste_little(most_padding):
 
 def test_no_tensor_holds_all_logits(monkeypatch):
     # (R, T, V) copies run out of memory (trl#2598): the head sees a chunk of completion tokens at a time, no prompts.
-    monkeypatch.setattr(common.model, "CHUNK_ELEMENTS", 40 * 5)
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", 40 * 5)
     policy, batch, seen = random_policy("qwen2"), random_batch(), []
     policy.lm.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     policy(batch)

@@ -9,10 +9,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import pair_worker
-from common.data import Pair, load_pairs
-from common.model import load_policy, load_reward_model, load_tokenizer
-from common.runs import InputError, Metrics
+from common.errors import InputError
+from common.harness.loading import load_policy, load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import Pair, load_pairs
 from processes import run_processes
+from reward_model import load_reward_model
 from tools import ROOT, GradientRecorder, help_texts, largest_difference, metric_rows, script
 
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])

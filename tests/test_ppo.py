@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import ppo
-from common.data import load_prompts
+from common.errors import InputError
+from common.harness.data import load_prompts
+from common.harness.metrics import Metrics
 from common.masked import moments
-from common.runs import InputError, Metrics
 from tools import (
     ORACLES,
     b1,
@@ -323,7 +324,7 @@ def test_a_value_does_not_see_its_own_token(critic):
 
 
 def test_the_first_values_are_zero_and_so_the_critic_starts_neutral():
-    from common.model import ActorCritic, load_critic
+    from ppo import ActorCritic, load_critic
 
     _, args, policy, batch = filled()
     with torch.no_grad():
@@ -458,7 +459,7 @@ def test_the_kl_to_the_reference_reaches_the_returns(ddof, eps):
         (old, _, values), (ref, _) = model(batch), reference(batch)
     coefficients.kl = 0.3  # a controller has moved it
     metrics, accelerator = Metrics(1), Accelerator(cpu=True)
-    from common.model import split_rollout
+    from common.batches import split_rollout
 
     ((micro_batches, _),) = split_rollout(accelerator, batch, args)
     module.assign_advantages(accelerator, model, reference, micro_batches, args, metrics, coefficients)
@@ -584,7 +585,7 @@ def test_target_kl_stops_the_updates_of_a_rollout():
 def save_reward_model(folder, tokenizer, **config):
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    from common.model import EMBEDDED
+    from common.harness.data import EMBEDDED
 
     torch.manual_seed(1)
     config = AutoConfig.from_pretrained(EMBEDDED, num_labels=1, pad_token_id=tokenizer.pad_token_id, **config)
@@ -595,7 +596,7 @@ def save_reward_model(folder, tokenizer, **config):
 
 
 def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
-    from common.model import learned_reward
+    from common.harness.learned_reward import learned_reward
     from common.rewards import score
 
     _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
@@ -652,7 +653,7 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
 def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     from transformers import AutoTokenizer
 
-    from common.model import EMBEDDED
+    from common.harness.data import EMBEDDED
 
     _, args, tokenizer, policy = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
@@ -671,7 +672,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
 
 @pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
 def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
-    from common.model import learned_reward
+    from common.harness.learned_reward import learned_reward
 
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)
@@ -688,7 +689,8 @@ def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message,
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    from common.model import EMBEDDED, learned_reward
+    from common.harness.data import EMBEDDED
+    from common.harness.learned_reward import learned_reward
 
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)

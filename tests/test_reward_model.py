@@ -7,9 +7,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import reward_model
-from common.data import Pair, load_pairs
-from common.model import load_reward_model, load_tokenizer, pair_batch
-from common.runs import InputError
+from common.errors import InputError
+from common.harness.loading import load_tokenizer
+from common.harness.pairs import Pair, load_pairs, pair_batch
+from reward_model import load_reward_model
 from tools import ORACLES, ROOT, metric_rows
 
 ORACLE = ORACLES["reward_model"]

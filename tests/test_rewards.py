@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from common import rewards
+from common.answers import answers_match, extract_answer
+from common.errors import InputError
 from common.rewards import (
     accuracy_reward,
-    answers_match,
     correctness,
-    extract_answer,
     format_reward,
     load_rewards,
     math_verify_reward,
@@ -26,7 +26,6 @@ from common.rewards import (
     soft_overlong_punishment,
     weighted_sum,
 )
-from common.runs import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"

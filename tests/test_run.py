@@ -18,8 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import grpo
 from common import runs
-from common.data import Pair, Prompt, PromptSampler
-from common.runs import InputError, Run, agreed, close
+from common.errors import InputError
+from common.harness.data import Prompt, PromptSampler
+from common.harness.distributed import agreed
+from common.harness.pairs import Pair
+from common.harness.run import Run, close
 from tools import ROOT, metric_rows, script
 
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()

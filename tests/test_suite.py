@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from common.model import load_policy, load_reference
-from common.runs import InputError
+from common.errors import InputError
+from common.harness.loading import load_policy, load_reference
 from tools import (
     FAMILY,
     ROOT,
@@ -335,7 +335,7 @@ def test_a_group_of_one_is_refused(name):
 
 
 def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
-    from common.runs import parse_args
+    from common.harness.args import parse_args
 
     file = tmp_path / "run.yaml"
     file.write_text("learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n")

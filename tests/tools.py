@@ -11,9 +11,10 @@ import sys
 import torch
 from accelerate import Accelerator
 
-from common.data import load_prompts
+from common.batches import left_pad
+from common.harness.data import load_prompts
+from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
-from common.model import left_pad, load_policy, load_tokenizer
 
 ROOT = pathlib.Path(__file__).parent.parent
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
@@ -130,7 +131,7 @@ class GradientRecorder:
 
 def gradients(module, args, policy, batch, reference=None):
     """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics."""
-    from common.runs import Metrics
+    from common.harness.metrics import Metrics
 
     model, groups, extra = trainable(module, args, policy)
     recorder, metrics, accelerator = GradientRecorder(model, groups), Metrics(1), Accelerator(cpu=True)

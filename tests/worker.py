@@ -11,9 +11,13 @@ import sys
 import torch
 from accelerate.utils import gather_object
 
-from common.data import load_prompts
-from common.model import gathered, save_pretrained
-from common.runs import Metrics, clean_exit, close, launch, stream_seed
+from common.errors import clean_exit
+from common.generation import stream_seed
+from common.harness.data import load_prompts
+from common.harness.distributed import gathered, launch
+from common.harness.loading import save_pretrained
+from common.harness.metrics import Metrics
+from common.harness.run import close
 from tools import fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)

@@ -1,4 +1,4 @@
-"""Prompts and preference pairs from any common dataset format, and the endless prompt sampler.
+"""Prompts from any common dataset format, and the endless prompt sampler.
 
 `load_prompts` finds the splits, reads the rows, merges those that repeat, puts `--prompt_template` and
 `--system_prompt` around the text, and tokenizes. It goes by the columns:
@@ -8,42 +8,30 @@
     verl            prompt, reward_model (a dict with ground_truth), as in DAPO-Math-17k
     TRL             prompt; prompt, chosen, rejected; or chosen, rejected alone (as in hh-rlhf); plain text or messages
     anything else   --prompt_column and --answer_column
-
-`load_pairs` reads TRL's preference formats: an explicit prompt or one that both conversations share.
 """
 
 import codecs
-import copy
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property
 from itertools import chain, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.rewards import extract_answer
-from common.runs import InputError
+from common.answers import extract_answer
+from common.errors import InputError
 
 EMBEDDED = Path(__file__).parent / "tiny"
-EMBEDDED_PAIRS = EMBEDDED / "pairs"
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model", "solution")
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
 PROBE = "Elephants are grey."  # an answer that no chat template holds itself
-
-
-class Pair(NamedTuple):
-    prompt: list[int]  # token ids
-    chosen: list[int]  # token ids of the better completion, its end token included
-    rejected: list[int]
-    ref_chosen: float = 0.0  # log-prob of the whole completion under the reference; dpo.py fills it in
-    ref_rejected: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,9 +93,6 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
         return rows, note
     chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
     return [rows[i] for i in sorted(chosen)], f"{note}, chosen from {len(rows)}"
-
-
-# --- splits ------------------------------------------------------------------------------------------------
 
 
 def find_splits(name: str, config: str | None, siblings: bool) -> dict[str, Source]:
@@ -177,9 +162,6 @@ def find_eval_source(args, splits: dict[str, Source]) -> Source | None:
     if len(splits) > 1:
         raise InputError(f"{name} has the splits {', '.join(splits)}: choose with --eval_split")
     return next(iter(splits.values()))
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
@@ -360,9 +342,6 @@ def hold_out(prompts: list, seed: int) -> tuple[list, list]:
     return [p for i, p in enumerate(prompts) if i not in held], [prompts[i] for i in sorted(held)]
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
-
-
 def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]:
     """Token ids of each row: through the chat template where the tokenizer has one, else of the plain text.
 
@@ -481,119 +460,6 @@ def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
         parts.append([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
     encoded = iter(encode(list(chain(*parts)), tokenizer, add_special_tokens=False))
     return [list(chain.from_iterable(islice(encoded, len(part)))) for part in parts]
-
-
-# --- pairs ------------------------------------------------------------------------------------------------------------
-
-
-def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and one line on where they come from.
-
-    Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
-    messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. `embedded`
-    are pairs sampled from the embedded model. Bad rows are InputErrors that name file and row.
-    """
-    args = copy.copy(args)
-    for name in ("dataset", "eval_dataset"):
-        if getattr(args, name) == "embedded":
-            setattr(args, name, str(EMBEDDED_PAIRS))
-    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
-    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
-    eval_source = find_eval_source(args, splits)
-    train, note = read_pairs(source, args, tokenizer)
-    trained = list(dict.fromkeys(key for key, _ in train))
-    if eval_source:
-        evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
-    else:
-        trained, held_out = map(set, hold_out(trained, args.seed))
-        evaluation, eval_note = [row for row in train if row[0] in held_out], "held out of these by prompt"
-        train = [row for row in train if row[0] in trained]
-    evaluation, eval_note = limit(evaluation, most_eval, args.seed, eval_note)
-    trained = set(trained)
-    if seen := sum(key in trained for key, _ in evaluation):
-        eval_note += f", {seen} of prompts also in training"
-    summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
-    return [pair for _, pair in train], [pair for _, pair in evaluation], summary
-
-
-def holds_pairs(source: Source) -> bool:
-    """Whether a source has preference pairs, by the columns of its first row."""
-    _, row = next(read_json(source.data) if is_json(source) else read_dataset(source), (None, {}))
-    return row.keys() >= {"chosen", "rejected"}
-
-
-def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]], str]:
-    """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
-    rows, answers, end = [], [], end_token(tokenizer)
-    written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
-    for where, row in read_json(source.data) if is_json(source) else read_dataset(source):
-        prompt, chosen, rejected = split_pair(row, args, where)
-        rows.append(Row(where, prompt, None, {}))
-        answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]
-    if not rows:
-        raise InputError(f"{source.name}: no rows")
-    prompts = tokenize(rows, args, tokenizer)
-    encoded = encode_text(answers, tokenizer)
-    pairs, cut, dropped = [], 0, 0
-    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        whole = Pair(prompt, [*encoded[2 * i], end], [*encoded[2 * i + 1], end])
-        pair = cut_pair(whole, args.max_length)
-        if pair.chosen == pair.rejected or not answers[2 * i].strip() or not answers[2 * i + 1].strip():
-            dropped += 1
-        else:
-            cut += pair != whole
-            pairs.append((prompt_key(row.prompt), pair))
-    if not pairs:
-        raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
-    note = source.name
-    if dropped:
-        note += f", {dropped} with equal or empty completions dropped"
-    if cut:
-        note += f", {cut} cut to {args.max_length} tokens"
-    if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
-        note += f", {unknown} with characters unknown to the tokenizer"
-    return pairs, note
-
-
-def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
-    """(prompt, chosen text, rejected text) of a row in any of the formats."""
-    answers = [row.get(name) for name in ("chosen", "rejected")]
-    messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
-    if not messages and not all(isinstance(answer, str) for answer in answers):
-        has = ", ".join(row)
-        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages; it has {has}")
-    if messages:
-        answers = [without_none(answer) for answer in answers]
-    if args.prompt_column and args.prompt_column not in row:
-        raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
-    prompt = row.get(args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None))
-    whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
-    if prompt is None or whole:
-        prompt = check_prompt(shared_prompt(*answers), where)
-        answers = [answer[len(prompt) :] for answer in answers]
-    else:
-        prompt = check_prompt(prompt, where)
-        if messages and isinstance(prompt, list) and all(answer[: len(prompt)] == prompt for answer in answers):
-            answers = [answer[len(prompt) :] for answer in answers]
-    if messages:
-        if any(len(answer) != 1 or answer[0]["role"] != "assistant" for answer in answers):
-            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
-        answers = [answer[0]["content"] for answer in answers]
-    check_unicode("".join(answers), "a completion", where)
-    return prompt, *answers
-
-
-def cut_pair(pair: Pair, max_length: int) -> Pair:
-    """The pair in at most `max_length` tokens a row: the prompt loses its first ones, the same for both completions;
-    when one is left of it, the completions lose those before their end token."""
-    room = max_length - max(len(pair.chosen), len(pair.rejected))
-    prompt = pair.prompt[-max(1, room) :]
-    most = max_length - len(prompt)
-    completions = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pair[1:3]]
-    return Pair(prompt, *completions)
-
-
-# --- sampler ----------------------------------------------------------------------------------------------------------
 
 
 class PromptSampler:

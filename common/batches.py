@@ -1,0 +1,122 @@
+"""Rows of a rollout as batches: padding, micro-batches, minibatches with their totals; the texts that rewards read."""
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from common.masked import completion_mask
+
+
+def left_pad(rows, pad_token, device):
+    """Token id lists as one tensor (R, P) padded on the left, and its mask (R, P)."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=device)
+    return ids, mask
+
+
+def take_rows(batch, rows):
+    """Some rows of a batch, cut of the padding they all share: prompts on the left, completions on the right."""
+    T = batch["completion_mask"].shape[1]
+    part = {name: tensor[rows] for name, tensor in batch.items()}
+    left = int(part["prompt_mask"].sum(dim=1).max())
+    right = int(part["completion_mask"].sum(dim=1).max())
+    for name, tensor in part.items():
+        if name in ("prompts", "prompt_mask"):
+            part[name] = tensor[:, -left:]
+        elif tensor.dim() == 2 and tensor.shape[1] == T:
+            part[name] = tensor[:, :right]
+    return part
+
+
+def trim_group(batch, rows):
+    """What to send of the n rows (a slice) of one prompt, as arrays: `unite_groups` derives the rest from the prompt.
+
+    Completions stand one after the other, without padding and in int32, and so do their log-probs.
+    """
+    mask = batch["completion_mask"][rows]
+    group = {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
+    group["completions"] = batch["completions"][rows][mask].int()
+    if "rollout_logprobs" in batch:
+        group["rollout_logprobs"] = batch["rollout_logprobs"][rows][mask]
+    return {name: column.numpy(force=True) for name, column in group.items()}
+
+
+def unite_groups(groups, model):
+    """The batch, with the columns of `rollout` and `rewards` (R,), of a list of (prompt, what was sent of its rows)."""
+    prompts, sent = zip(*groups, strict=True)
+    columns = {name: torch.cat([torch.from_numpy(group[name]) for group in sent]) for name in sent[0]}
+    n, device = len(sent[0]["rewards"]), model.device
+
+    def padded(name, fill):  # (R, T)
+        rows = columns[name].split(columns["lengths"].tolist())
+        return pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
+
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
+    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    batch["completions"] = padded("completions", model.pad_token).long()
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    if model.shares_prompts and n > 1:
+        batch["prompt_index"] = torch.arange(len(prompts), device=device).repeat_interleave(n)[:, None]
+    if "rollout_logprobs" in columns:
+        batch["rollout_logprobs"] = padded("rollout_logprobs", 0)
+    return batch | {"rewards": columns["rewards"].to(device)}
+
+
+def micro_batches(lengths, args, keep_order=False):
+    """Cut rows of the given lengths [(prompt tokens, completion tokens)] into the index lists of single forwards.
+
+    Sorted by length unless `keep_order`, so that the rows of one forward need little padding; what a row contributes
+    does not depend on it. `micro_batch_tokens` counts the padded tokens of a forward; a longer row goes alone.
+    """
+    order = list(range(len(lengths)))
+    if not keep_order:
+        order.sort(key=lambda row: sum(lengths[row]))
+    if not args.micro_batch_tokens:
+        return [order[i : i + args.micro_batch_size] for i in range(0, len(order), args.micro_batch_size)]
+    parts, width = [[]], (0, 0)
+    for row in order:
+        wider = max(width[0], lengths[row][0]), max(width[1], lengths[row][1])
+        if parts[-1] and sum(wider) * (len(parts[-1]) + 1) > args.micro_batch_tokens:
+            parts.append([])
+            wider = lengths[row]
+        parts[-1].append(row)
+        width = wider
+    return parts
+
+
+def split_rollout(accelerator, batch, args):
+    """Cut this process's rows into optimizer steps, and each of these into the micro-batches of single forwards.
+
+    Minibatches are equal runs of whole groups in draw order. Returns a list of (micro_batches, totals), where the
+    totals count the whole optimizer step: all micro-batches of all processes. All processes get equally many
+    micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose loss mask is
+    empty.
+    """
+    rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
+    group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
+    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
+    lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
+    starts = range(0, rows * args.num_minibatches, rows)
+    keep_order = "prompt_index" in batch  # the completions of a prompt belong into one forward
+    cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
+    cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
+    most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()
+    tokens = torch.stack([batch["loss_mask"][start : start + rows].sum() for start in starts])
+    tokens = accelerator.reduce(tokens, "sum").tolist()
+    minibatches = []
+    for start, cut, number, step_tokens in zip(starts, cuts, most, tokens, strict=True):
+        parts = [take_rows(batch, part) for part in cut]
+        for _ in range(number - len(parts)):
+            filler = take_rows(batch, [start])
+            parts.append(filler | {"loss_mask": torch.zeros_like(filler["loss_mask"])})
+        step_rows = rows * accelerator.num_processes
+        totals = {"tokens": step_tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
+        minibatches.append((parts, totals))
+    return minibatches
+
+
+def completion_texts(tokenizer, batch):
+    """The completions as rewards see them: up to the stop token, special tokens skipped."""
+    rows = zip(batch["completions"].tolist(), batch["completion_mask"].sum(dim=1).tolist(), strict=True)
+    ids = [ids[:length] for ids, length in rows]
+    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

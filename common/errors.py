@@ -1,0 +1,117 @@
+"""Bad input, signals, and the clean end of a process."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+
+
+class InputError(ValueError):
+    """Bad input: the scripts print its message as one line and exit with code 2."""
+
+
+class Process:
+    """What a signal and an error have to know of the run of this process, of which there is one at a time."""
+
+    step = None  # the last finished one; None before there is a run
+    bar = None
+    training = False  # a signal waits for the end of the step; before, nothing would be lost
+    signal = 0  # the one that came
+
+    ECHO = 1.0  # seconds in which a second signal is the first one again, which a launcher passed on
+
+
+def on_signal(number, frame):
+    """The first SIGINT (Ctrl-C) or SIGTERM: end the run after the step that is being made, or at once before the first.
+
+    The next one has its default action, which ends the process at once, in whatever it waits.
+    """
+    if not Process.training:
+        set_handlers(signal.SIG_DFL)
+        raise KeyboardInterrupt(number)
+    set_handlers(signal.SIG_IGN)
+    Process.signal = number
+    if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
+        text = f"\n{script_name()}: {signal.Signals(number).name}: stops after this step; a second one ends at once\n"
+        os.write(2, text.encode())
+    time.sleep(Process.ECHO)
+    set_handlers(signal.SIG_DFL)
+
+
+def set_handlers(action):
+    """Give SIGINT and SIGTERM this action each; return {signal: the one before}. Only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {}
+
+
+@contextlib.contextmanager
+def clean_exit():
+    """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
+
+    A signal ends the run after its step (`on_signal`). One of several processes leaves at once, without the
+    interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
+    others only when this one is gone.
+    """
+    Process.step, Process.bar, Process.training, Process.signal = None, None, False, 0
+    before = set_handlers(on_signal)
+    try:
+        yield
+        return
+    except (Exception, KeyboardInterrupt) as error:
+        set_handlers(signal.SIG_DFL)
+        code = report(error)
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if world_size() > 1:
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def report(error):
+    """Print why the run ends, below its progress bar; return the exit code.
+
+    An error that all processes have is printed by the first of each machine: it waits least, and the launcher ends the
+    others once it is gone. So it does with one that fails only because another one is gone.
+    """
+    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
+        time.sleep(1 if first else 3)
+    if Process.bar is not None:
+        Process.bar.close()
+        if int(os.environ.get("RANK", 0)) > 0:  # its own bar is hidden, that of the first process may be in the line
+            print(file=sys.stderr)
+    if isinstance(error, KeyboardInterrupt):
+        number = error.args[0] if error.args else signal.SIGINT
+        if first:
+            print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
+        return 128 + number
+    if not isinstance(error, InputError):
+        traceback.print_exception(error)
+        return 1
+    if error.__cause__ is not None:  # the user's own code failed: they need to see where
+        traceback.print_exception(error.__cause__)
+    when = "" if Process.step is None else f" (after step {Process.step})"
+    print(f"{script_name()}: error: {error}{when}", file=sys.stderr)
+    return 2
+
+
+def script_name():
+    return pathlib.Path(sys.argv[0]).name
+
+
+def one_line(error):
+    """The message of an exception of a library, in one line."""
+    return " ".join(str(error).split())
+
+
+def world_size():
+    """The number of processes that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE", 1))

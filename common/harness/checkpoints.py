@@ -1,0 +1,192 @@
+"""Checkpoints: written whole or not at all, checked when they are read, and without code in them."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+
+import torch
+from safetensors import SafetensorError
+
+from common.errors import InputError, one_line
+from common.harness.distributed import strategy
+
+
+class Checkpoints:
+    """The checkpoints of a run, in the folder checkpoints/ of its folder.
+
+    `kept` are the parts of a checkpoint besides weights, optimizer and random states: {name: object}.
+    """
+
+    # On a resume these may differ from the checkpoint's; max_steps only where the schedule does not depend on it.
+    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
+
+    def __init__(self, accelerator, args, script, folder):
+        self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
+        self.kept, self.saved_step = {}, None
+
+    def last(self):
+        """The last checkpoint, complete and of this very run; None without one."""
+        done = find_checkpoints(self.folder)
+        if done:
+            self.check(done[-1])
+            return done[-1]
+
+    def check(self, path):
+        meta = read_meta(path)
+        then = f"{meta['script']}.py on {meta['processes']} processes ({meta['strategy']})"
+        now = f"{self.script}.py on {self.accelerator.num_processes} processes ({strategy(self.accelerator)})"
+        if then != now:
+            raise InputError(f"{path} is of {then}, this is {now}: an exact resume is impossible")
+        now = self.accelerator.mixed_precision
+        if meta["mixed_precision"] != now:
+            raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
+        if meta["threads"] != torch.get_num_threads():
+            print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: not bit by bit the same run")
+        old, new = meta["args"], dataclasses.asdict(self.args)
+        may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
+        differing = [name for name in new if old.get(name) != new[name]]
+        differing = [name for name in differing if name not in may_change and not name.startswith("eval_")]
+        if differing:
+            values = ", ".join(f"--{name} was {old.get(name)}, is {new[name]}" for name in differing)
+            raise InputError(f"{path} is of a run with other options: {values}")
+        damaged = [name for name, checksum in meta["files"].items() if file_checksum(path / name) != checksum]
+        if damaged:
+            raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
+
+    def load(self, path):
+        """Load a checkpoint. Of one process and of DDP nothing is unpickled but tensors and plain data."""
+        from accelerate.utils import load
+
+        try:
+            self.accelerator.load_state(str(path))
+            # load_state() goes on with other random numbers where it cannot read them.
+            load(path / f"random_states_{self.accelerator.process_index}.pkl")
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            for name, part in self.kept.items():
+                part.load_state_dict(state[name])
+        except InputError:
+            raise
+        except pickle.UnpicklingError:
+            raise InputError(f"{path}: a file holds more than tensors and plain data, it is not loaded") from None
+        except Exception as error:  # each format has its own way to fail
+            raise InputError(f"{path} cannot be loaded: {type(error).__name__}: {one_line(error)}") from None
+        self.saved_step = int(path.name.removeprefix("step-"))
+
+    def save(self, step):
+        """Write checkpoints/step-N, unless it is there; into a temporary folder first, renamed when it is complete."""
+        if self.saved_step == step:
+            return
+        accelerator, root = self.accelerator, self.folder / "checkpoints"
+        temporary, final = root / "tmp", root / f"step-{step:08d}"
+        with writing(final):
+            if accelerator.is_main_process:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            accelerator.wait_for_everyone()
+            logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # it warns of tied heads: they return
+            accelerator.save_state(str(temporary))
+            accelerator.wait_for_everyone()  # save_state has no barrier at its end
+            if accelerator.is_main_process:
+                self.complete(temporary)
+                put_in_place(temporary, final)
+                done = [path for path in find_checkpoints(self.folder) if (path / "meta.json").exists()]
+                for old in done[: -self.args.keep_checkpoints]:  # after the new one is there
+                    shutil.rmtree(old)
+        self.saved_step = step
+        accelerator.wait_for_everyone()
+
+    def complete(self, folder):
+        """Write into a checkpoint what Accelerate does not: what is kept, whose it is, and what its files hold."""
+        state = {name: part.state_dict() for name, part in self.kept.items()}
+        (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        meta = {
+            "script": self.script,
+            "processes": self.accelerator.num_processes,
+            "strategy": strategy(self.accelerator),
+            "args": dataclasses.asdict(self.args),
+            "mixed_precision": self.accelerator.mixed_precision,
+            "threads": torch.get_num_threads(),
+            "files": {str(path.relative_to(folder)): file_checksum(path) for path in files},
+        }
+        (folder / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
+
+
+def find_checkpoints(folder):
+    """The folders checkpoints/step-N of a run, oldest first. What has any other name is not the run's."""
+    root = folder / "checkpoints"
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    return [path for path in paths if re.fullmatch("step-[0-9]{8}", path.name) and path.is_dir()]
+
+
+def read_meta(path):
+    """What meta.json says of a checkpoint."""
+    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files")
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = {name: meta[name] for name in names}
+        return meta | {name: dict(meta[name]) for name in ("args", "files")}
+    except (OSError, ValueError, LookupError, TypeError):
+        raise InputError(f"{path}: missing or damaged: meta.json") from None
+
+
+def file_checksum(path):
+    """SHA-256 of a file; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def put_in_place(temporary, final):
+    """Rename a folder once all its files are on the disk: a crash leaves `final` whole or not at all."""
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    os.replace(temporary, final)
+
+
+def rows_up_to(path, step):
+    """The text of a JSONL file up to `step`, and without a last line that is cut: the rest came after the checkpoint.
+
+    Raises InputError where a line is not a row of a run.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {one_line(error)}") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        if line.endswith(b"\n"):
+            try:
+                text = line.decode()
+                later = json.loads(text)["step"] > step
+            except (ValueError, LookupError, TypeError):
+                raise InputError(f"{path}, line {number}: damaged, not a row that a run wrote") from None
+            kept += [] if later else [text]
+    return "".join(kept)
+
+
+def write_text(path, text):
+    """Write a file in one act: there is the old one or the new one, never a part."""
+    temporary = path.with_suffix(".tmp")
+    with writing(path):
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def writing(what):
+    """Around what writes `what`: an InputError where that fails (disk full, no permission, a name too long)."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's
+        raise InputError(f"{what} cannot be written: {one_line(error)}") from None

@@ -1,0 +1,192 @@
+"""Processes: the launch check, threads, FSDP2 and DeepSpeed, gradient sync, clipping, and gathering for rollouts."""
+
+import contextlib
+import datetime
+import math
+import os
+
+import torch
+
+from common.errors import InputError, world_size
+
+SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
+
+
+def launch(args):
+    """The Accelerator of this process, after a check that the launcher and it agree on the number of processes."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.utils import set_seed
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
+    patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
+    try:
+        accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
+    except ValueError as error:
+        raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
+    if world_size() != accelerator.num_processes:
+        raise InputError(
+            f"the launcher started {world_size()} processes but Accelerate sees {accelerator.num_processes}: each "
+            "would train alone and write the same files; on CPU set ACCELERATE_USE_CPU=true"
+        )
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
+        raise InputError(f"{accelerator.distributed_type.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
+    if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
+        raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
+    if accelerator.mixed_precision == "fp16":
+        raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
+    if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
+        raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
+    if accelerator.distributed_type == "FSDP":
+        set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
+    if accelerator.distributed_type == "DEEPSPEED":
+        set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
+    missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
+    if missing:
+        raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
+    set_seed(args.seed)
+    return accelerator
+
+
+def set_threads(weights):
+    """Choose the threads on CPU for a model of so many weights: its share of the cores, or one for a small model.
+
+    Threads wait for each other by spinning. Beside a busy process that takes a small model, whose operations are short,
+    tens of times as long as one thread does, and a second thread would gain it little (docs/performance.md).
+    """
+    if torch.cuda.is_available():
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
+
+
+def device_and_threads(accelerator):
+    """Where this process computes, for the lines at start."""
+    if accelerator.device.type != "cpu":
+        return accelerator.device.type
+    return f"cpu (threads of each: {torch.get_num_threads()})"
+
+
+def set_up_fsdp(plugin, mixed_precision):
+    """Refuse what FSDP cannot do here, and keep what `forward` returns in float32."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    if plugin.fsdp_version != 2:
+        raise InputError("FSDP 1 is not supported: set fsdp_version: 2 (configs/fsdp2.yaml)")
+    if plugin.cpu_ram_efficient_loading:  # only the first process would have weights, the reference stays unsharded
+        raise InputError("fsdp_cpu_ram_efficient_loading is not supported: set it to false (configs/fsdp2.yaml)")
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise InputError("fsdp_offload_params is not supported: set it to false (configs/fsdp2.yaml)")
+    if mixed_precision == "bf16":
+        # Accelerate's policy rounds what leaves `forward`, float32 log-probs, to bfloat16, and sums gradients in that.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def set_up_deepspeed(config, args):
+    """Refuse what DeepSpeed cannot do here, and complete its configuration."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    zero = config["zero_optimization"]
+    if config.get("gradient_accumulation_steps", "auto") not in ("auto", 1):
+        raise InputError("gradient_accumulation_steps of DeepSpeed must be 1: use --micro_batch_size")
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping not in ("auto", args.max_grad_norm):
+        raise InputError(
+            f"gradient_clipping {clipping} of DeepSpeed is not --max_grad_norm {args.max_grad_norm}: leave it out"
+        )
+    if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        raise InputError("ZeRO-3 cannot write model/: set zero3_save_16bit_model: true (configs/zero3.yaml)")
+    if (zero.get("offload_param") or {}).get("device", "none") != "none":
+        raise InputError("offload_param of DeepSpeed is not supported: set it to none (configs/zero3.yaml)")
+    config["gradient_clipping"] = args.max_grad_norm
+    config["train_micro_batch_size_per_gpu"] = 1  # asked for where no DataLoader is prepared; micro-batches are ours
+    unset_hf_deepspeed_config()  # else ZeRO-3 partitions every model that is loaded, the frozen reference too
+
+
+def strategy(accelerator):
+    """How the weights lie on the processes."""
+    if accelerator.distributed_type == "DEEPSPEED":
+        return f"ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
+    return {"NO": "single", "FSDP": "FSDP2"}.get(accelerator.distributed_type.value, "DDP")
+
+
+def is_sharded(accelerator):
+    """Whether `prepare` spreads weights, gradients or optimizer over the processes."""
+    return accelerator is not None and accelerator.distributed_type in ("FSDP", "DEEPSPEED")
+
+
+def first_device(accelerator):
+    """Where a model is loaded: under FSDP2 and DeepSpeed on CPU until `prepare` moves each process's part."""
+    return "cpu" if accelerator is None or is_sharded(accelerator) else accelerator.device
+
+
+@contextlib.contextmanager
+def gradient_sync(accelerator, model, last):
+    """Around forward and backward of a micro-batch: gradients add up, and are averaged over processes at the last one.
+
+    FSDP2 averages at each: otherwise every process would collect the gradients of the whole model.
+    """
+    accelerator.sync_gradients = last  # the prepared optimizer's step() reads it; DeepSpeed steps where it is true
+    with contextlib.nullcontext() if last or accelerator.is_fsdp2 else accelerator.no_sync(model):
+        yield
+
+
+def clip_grad_norm(accelerator, parameters, max_norm):
+    """The norm (0-d) of the gradients over all processes, before they are scaled down to `max_norm` (0: off).
+
+    DeepSpeed has done both at the last backward, over all parameters together, and stepped; this is then its norm.
+    """
+    norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
+
+
+@contextlib.contextmanager
+def gathered(accelerator, model):
+    """The prepared `model` with all its weights on every process, so that each can sample on its own.
+
+    Else FSDP2 and ZeRO-3 gather each layer anew for each token, and all processes must sample equally many. One copy of
+    the weights must fit beside the shards (FSDP2: of the policy's; ZeRO-3: of a critic's too). All processes have to
+    enter; the other strategies have nothing to gather.
+    """
+    if strategy(accelerator) == "ZeRO-3":
+        import deepspeed
+
+        with deepspeed.zero.unwrap_model_for_generation(model):
+            yield
+        return
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    parts = dict.fromkeys([model, *getattr(model, "policy", model).modules()])  # without a critic's layers
+    shards = [module for module in parts if isinstance(module, FSDPModule)]
+    if shards:  # FSDP2 takes the first module that runs for the outermost one: it must not be a layer that samples
+        model.first_run = lambda: None
+        register_fsdp_forward_method(model, "first_run")
+        model.first_run()
+        del model.first_run
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    yield
+    for module in shards:
+        module.reshard()
+        inner = module is not model  # the outermost stays gathered from forward to backward
+        module.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
+
+
+@contextlib.contextmanager
+def agreed(accelerator):
+    """Around what the first process does alone: an InputError there is raised on all processes."""
+    from accelerate.utils import broadcast_object_list
+
+    problem = None
+    try:
+        yield
+    except InputError as error:
+        if not accelerator.is_main_process:
+            raise
+        problem = str(error)
+    problem = broadcast_object_list([problem])[0]
+    if problem:
+        raise InputError(problem)

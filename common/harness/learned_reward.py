@@ -1,0 +1,59 @@
+"""A reward model as a reward function, for ppo.py."""
+
+import torch
+
+from common.batches import micro_batches
+from common.harness.data import Row, encode_text, end_token, tokenize
+from common.harness.loading import load_classifier, most_positions, read_tokenizer, refuse
+from common.rewards import Reward
+
+
+def learned_reward(args, prompts, device):
+    """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
+
+    It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
+    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and the end token unless
+    the completion was cut; special tokens that the policy spells are text). Refused are checkpoints without a trained
+    scalar head that reads the last token, and tokenizers that have no EOS, pad with the end token (the model would read
+    the score before it), or do not know the characters of the prompts.
+    """
+    option = "reward_model_path"
+    tokenizer = read_tokenizer(args, option)
+    eos, unknown = tokenizer.eos_token_id, {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    if eos is None:
+        refuse(args, option, "its tokenizer has no EOS token, the score is read at the end")
+    end = end_token(tokenizer)
+    if tokenizer.pad_token_id in (None, end):
+        token = tokenizer.convert_ids_to_tokens(end)
+        refuse(args, option, f"its tokenizer needs a pad token other than {token}, where the score is read")
+    ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts], args, tokenizer)
+    if any(unknown & set(row) for row in ids):
+        refuse(args, option, "its tokenizer does not know characters of the prompts")
+    model, _, _ = load_classifier(args, option, tokenizer, device)
+    tokenizer.padding_side = "right"
+    model.requires_grad_(False)
+    limit, longest = most_positions(model), max(map(len, ids))
+    if limit and longest + args.max_new_tokens > limit:
+        sizes = f"a prompt of {longest} + --max_new_tokens {args.max_new_tokens}"
+        refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+
+    def reward_model(prompts, completions, truncated, **columns):
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
+        for ids, completion, cut in zip(rows, encode_text(texts, tokenizer), truncated, strict=True):
+            ids += completion + ([] if cut else [end])
+        longest = max(map(len, rows))
+        if limit and longest > limit:
+            refuse(
+                args, option, f"the model has positions for {limit} tokens, a prompt with its completion has {longest}"
+            )
+        scores = [0.0] * len(rows)
+        for part in micro_batches([(len(ids), 0) for ids in rows], args):
+            inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
+            with torch.no_grad():
+                values = model(**inputs.to(device)).logits[:, 0].float().tolist()
+            for i, value in zip(part, values, strict=True):
+                scores[i] = value
+        return scores
+
+    return Reward("reward_model", 1.0, reward_model)

@@ -1,0 +1,276 @@
+"""Tokenizer, policy and reference from a checkpoint, checked that it is one; and writing model/."""
+
+import copy
+import os
+import re
+import textwrap
+
+import torch
+from torch import nn
+
+from common.errors import InputError
+from common.harness.data import EMBEDDED, end_of_turn, end_token
+from common.harness.distributed import first_device, is_sharded, set_threads
+from common.policy import Policy
+
+# Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and
+# the causal masks that old checkpoints of GPT-Neo and GPT-J hold.
+BESIDE_TEXT = re.compile(
+    r"(^|[._])(vision|visual|image|video|audio|speech|multi_modal|mm|mtp|nextn)([._]|$)"
+    r"|\.(attn|attention)\.(masked_)?bias$"
+)
+
+
+def model_path(args, option="model_name_or_path"):
+    """The folder or hub id that an option names; `embedded` is the model that comes with the project."""
+    name = getattr(args, option)
+    return str(EMBEDDED) if option == "model_name_or_path" and name == "embedded" else name
+
+
+def refuse(args, option, problem):
+    """An InputError about the model that an option names."""
+    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
+
+
+def in_short(error):
+    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
+
+
+def read_tokenizer(args, option):
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path(args, option))
+    except Exception as error:  # it raises nearly every type there is
+        refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
+
+
+def load_tokenizer(args):
+    """The tokenizer of the policy; one without a pad token pads with its EOS (masks never look at the pad id)."""
+    tokenizer = read_tokenizer(args, "model_name_or_path")
+    if tokenizer.eos_token_id is None:
+        refuse(args, "model_name_or_path", "its tokenizer has no EOS token, nothing ends")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def find_stop_tokens(tokenizer, generation_config):
+    """Ids that end a completion: EOS of tokenizer and generation config, and the end of a turn in the chat template."""
+    configured = generation_config.eos_token_id
+    configured = configured if isinstance(configured, list) else [configured]
+    return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
+
+
+def load_policy(args, tokenizer, accelerator=None):
+    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
+
+    Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
+    repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    check_vocabulary(args, "model_name_or_path", lm, tokenizer)
+    if not is_causal(lm.eval().to(first_device(accelerator))):
+        refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
+    check_positions(args, "model_name_or_path", lm)
+    entropy_grad = getattr(args, "entropy_coef", 0) != 0
+    stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature, entropy_grad)
+    policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
+    policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
+    if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
+        policy.shares_prompts = False
+    if args.gradient_checkpointing:  # it switches the cache off
+        policy.shares_prompts = False
+        enable_checkpointing(lm)
+    return policy.train()
+
+
+def load_reference(args, tokenizer, accelerator=None):
+    """A frozen copy of the policy at its start, whole on every process; only loaded when a coefficient asks for it."""
+    reference = load_policy(args, tokenizer, accelerator).requires_grad_(False).eval()
+    if is_sharded(accelerator):
+        reference.to(accelerator.device)
+        if accelerator.mixed_precision == "bf16":  # as there: bfloat16 weights, but rotary frequencies in float32
+            for parameter in reference.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return reference
+
+
+def load_model(auto_class, args, option="model_name_or_path", new_head=False):
+    """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
+    weights of a new head: with `new_head` a language model becomes a classifier of one output.
+
+    Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports on the weights in many lines
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(model_path(args, option))
+        saved_dtype = config.dtype or torch.float32
+        dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
+        for name in dropout:
+            setattr(config, name, 0.0)
+        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
+            new_head = False
+        elif new_head:
+            config.num_labels = 1
+        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+        options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
+        lm, info = auto_class.from_pretrained(model_path(args, option), config=config, **options)
+    except Exception as error:  # it raises nearly every type there is
+        refuse(args, option, f"no model: {in_short(error)}")
+    finally:
+        logging.set_verbosity(verbosity)
+    set_threads(lm.num_parameters())
+    return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
+
+
+def check_weights(args, option, lm, info, new_head):
+    """Refuse a checkpoint whose weights are not those of the model; returns the names of a new head's weights.
+
+    Transformers has left out what is tied or known to be unused. What serves other ends than text is named in one line.
+    """
+
+    def of_backbone(name):
+        part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
+        return part == lm.base_model_prefix or hasattr(lm.base_model, part)
+
+    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    new = [name for name in missing if new_head and not of_backbone(name)]
+    beside_text = [name for name in unused if BESIDE_TEXT.search(name)]
+    unused = [name for name in unused if name not in beside_text]
+    if new_head:
+        missing, unused = (list(filter(of_backbone, names)) for names in (missing, unused))
+    reshaped = sorted(name for name, *_ in info["mismatched_keys"])
+    kind = type(lm).__name__
+    for names, problem in (
+        (missing, f"the checkpoint lacks weights of a {kind}"),
+        (reshaped, f"the checkpoint has weights of other shapes than its config.json gives a {kind}"),
+        (unused, f"the checkpoint has weights that a {kind} does not use"),
+    ):
+        if names:
+            refuse(args, option, f"{problem}: {some(names)}")
+    if beside_text and os.environ.get("RANK", "0") == "0":
+        print(f"--{option} {getattr(args, option)}: a {kind} leaves weights unused: {some(beside_text)}")
+    return new
+
+
+def some(names):
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_vocabulary(args, option, lm, tokenizer):
+    """Refuse a tokenizer with ids that the model has no embedding for."""
+    rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    for kind in ("image", "audio", "video"):  # placeholders that a text never has; Gemma 3 1B has no embedding for one
+        vocabulary.pop(getattr(tokenizer, f"{kind}_token", None), None)
+    if max(vocabulary.values()) >= rows:
+        token = max(vocabulary, key=vocabulary.get)
+        refuse(args, option, f"its tokenizer has {token!r} as {vocabulary[token]}, its embedding has {rows} rows")
+
+
+def check_positions(args, option, lm):
+    """Refuse rows that may be longer than the model's table of positions."""
+    limit = most_positions(lm)
+    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
+        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
+            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
+            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+
+
+def most_positions(lm):
+    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
+    config = lm.config.get_text_config()
+    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
+
+
+def is_causal(lm):
+    """Whether what predicts a token has not seen it: an encoder (BERT) loads as a causal language model too."""
+    ids = torch.arange(4)[None]
+    return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
+
+
+def reads_last_token(lm):
+    """Whether a classifier's score depends on the last token of a row, and not on padding behind it, masked or not."""
+    pad = lm.config.get_text_config().pad_token_id
+    ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
+    *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
+    return last > 0 and after == end == 0
+
+
+@torch.enable_grad()
+def influence(lm, ids, part):
+    """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
+
+    Exactly 0, in any dtype, for a token that is not looked at.
+    """
+    seen = []
+    hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        logits = lm(input_ids=ids.to(lm.device), attention_mask=torch.ones_like(ids).to(lm.device)).logits
+    finally:
+        hook.remove()
+    (gradient,) = torch.autograd.grad(part(logits).float().sum(), seen[0])
+    return gradient[0].abs().sum(dim=-1)
+
+
+def load_classifier(args, option, tokenizer, device, new_head=False):
+    """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
+
+    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer that pads with what ends
+    a completion gets a pad token of its own, else the score would be read before the end.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    lm, saved_dtype, dropout, new = load_model(AutoModelForSequenceClassification, args, option, new_head)
+    kind, outputs = type(lm).__name__, lm.config.num_labels
+    if outputs != 1:
+        refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
+    check_vocabulary(args, option, lm, tokenizer)
+    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
+            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if lm.config.is_encoder_decoder or not reads_last_token(lm.eval().to(device)):
+        refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
+    for name in new:
+        nn.init.zeros_(lm.get_parameter(name))
+    return lm, saved_dtype, dropout
+
+
+def enable_checkpointing(lm):
+    # The second name is that of transformers before 5.23.
+    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def save_pretrained(accelerator, model, policy, tokenizer, folder):
+    """Write the `Policy` in the prepared `model`, and the tokenizer, so that `from_pretrained` loads them, in the dtype
+    of the checkpoint they came from.
+
+    All processes have to call it, the first one writes. What is trained stays as it is: a checkpoint may still follow.
+    """
+    modules = accelerator.unwrap_model(model).named_modules()
+    prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
+    weights = accelerator.get_state_dict(model)  # whole, on the first process at least
+    if accelerator.is_main_process:
+        lm = copy.copy(policy.lm)
+        lm.config, lm.generation_config = copy.deepcopy(lm.config), policy.saved_generation_config
+        for name, value in policy.saved_dropout.items():
+            setattr(lm.config, name, value)
+        weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+        weights = {name: x.to(policy.saved_dtype) if x.is_floating_point() else x for name, x in weights.items()}
+        lm.save_pretrained(folder, state_dict=weights)
+        lm.config.dtype = policy.saved_dtype  # save_pretrained() says that of the weights in training
+        lm.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

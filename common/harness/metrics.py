@@ -1,0 +1,155 @@
+"""Metrics: global sums, maxima and quantiles, and what every script logs of a rollout and of a step."""
+
+import math
+import resource
+import sys
+import time
+
+import numpy as np
+import torch
+
+from common.errors import world_size
+from common.masked import agree
+
+
+class Metrics:
+    """The metrics of one step: each a global sum over a global count, a global maximum, or a quantile of all values.
+
+    Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
+    """
+
+    def __init__(self, step=0):
+        self.step = step  # for messages
+        self.sums, self.maxima = {}, {}  # {(name, kind): (numerator, denominator)}, {name: value}
+        self.values = {}  # {name: [values]} of which quantiles are taken; NaN does not count
+
+    def add(self, name, values, mask=None):
+        """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
+        values = torch.as_tensor(values).detach().double()
+        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.expand_as(values)
+        self.add_ratio(name, torch.where(mask, values, 0).sum(), mask.sum())
+
+    def add_max(self, name, values, mask=None):
+        """Count `values` (any shape), or those where `mask` is true, towards the maximum `name`."""
+        values = torch.as_tensor(values).detach().double()
+        value = (values if mask is None else torch.where(mask, values, -math.inf)).max()
+        self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+    def add_stats(self, group, stats, mask):
+        """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
+
+        Names in `_max` are maxima; of `x_quantiles` the 50th, 90th and 99th percentile are `x_p50`, `x_p90`, `x_p99`.
+        """
+        for name, values in stats.items():
+            counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
+            if name.endswith("_quantiles"):
+                values = torch.where(counted, values.detach().double(), math.nan).flatten()
+                self.values.setdefault(f"{group}/{name.removesuffix('_quantiles')}", []).append(values)
+                continue
+            add = self.add_max if name.endswith("_max") else self.add
+            add(f"{group}/{name}", values, counted)
+
+    def add_ratio(self, name, numerator, denominator, kind="mean"):
+        """Count towards `name` = sum of numerators / sum of denominators; stays on the device, nothing waits for it."""
+        total, count = self.sums.get((name, kind), (0.0, 0.0))
+        self.sums[name, kind] = total + numerator, count + denominator
+
+    def add_std(self, name, values):
+        """Count `values` (R,) towards their standard deviation (ddof 0), computed from sums."""
+        values = values.detach().double()
+        self.add_ratio(name, values.sum(), len(values), kind="std")
+        self.add_ratio(name, values.square().sum(), len(values), kind="square")
+
+    def reduce(self, accelerator):
+        """{name: float} over all processes; a name without anything to count is left out."""
+        result = {}
+        if self.sums:
+            pairs = [float(x) for pair in self.sums.values() for x in pair]
+            pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
+            pairs = accelerator.reduce(pairs, "sum").tolist()
+            means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
+            for (name, kind), mean in means.items():
+                if kind == "std":
+                    mean = max(0.0, means[name, "square"] - mean**2) ** 0.5
+                if kind != "square":
+                    result[name] = mean
+        if self.maxima:
+            maxima = [[float(value) for value in self.maxima.values()]]
+            maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
+            maxima = accelerator.gather(maxima).amax(dim=0).tolist()
+            result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
+        for name, parts in self.values.items():  # processes hold unequally many
+            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)
+            values = accelerator.gather(values)
+            values = values[~values.isnan()].cpu()
+            if len(values):
+                result |= {f"{name}_p{p}": float(np.percentile(values.numpy(), p)) for p in (50, 90, 99)}
+        return result
+
+
+def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
+    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn.
+
+    With `rewards` None without those of `reward_metrics`, for a script that trains on some of it only.
+    """
+    if rewards is not None:
+        reward_metrics(metrics, rewards, group_size)
+    lengths = batch["completion_mask"].sum(dim=1).cpu()
+    right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
+    metrics.add("reward/accuracy", right, ~right.isnan())
+    for name, part in parts.items():
+        metrics.add(f"reward_part/{name}", part, ~part.isnan())
+    metrics.add("completion/length", lengths)
+    metrics.add("completion/length_correct", lengths, right == 1)
+    metrics.add("completion/length_incorrect", lengths, right == 0)
+    metrics.add("completion/truncated", batch["truncated"].cpu())
+    if group_size == 1:
+        return
+    rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
+    for start in range(0, len(rows), group_size):
+        metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+
+
+def reward_metrics(metrics, rewards, group_size):
+    """The metrics of what the advantage sees."""
+    metrics.add("reward/mean", rewards)
+    metrics.add_std("reward/std", rewards)
+    groups = rewards.view(-1, group_size)
+    if group_size > 1:
+        metrics.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
+
+
+def pair_metrics(metrics, pairs, start, device):
+    """Lengths of this process's pairs of a step, seconds and tokens per second of its update, and peak memory.
+
+    The tokens count the prompt once for each of the two completions.
+    """
+    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    seconds = time.perf_counter() - start
+    metrics.add("time/update_s", seconds)
+    metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
+    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
+
+
+def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):
+    """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
+
+    `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
+    """
+    seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
+    # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
+    tokens = float(batch["completion_mask"].sum())
+    tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
+    for phase in ("rollout", "update"):
+        metrics.add(f"time/{phase}_s", seconds[phase])
+        metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
+    metrics.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
+
+
+def peak_memory_gb(device):
+    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

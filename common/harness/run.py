@@ -1,0 +1,264 @@
+"""The folder of a run: its rows, samples, progress and evaluation lines, its start and its end."""
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import json
+import pathlib
+import shutil
+import sys
+import time
+
+import filelock
+import torch
+from tqdm import tqdm
+
+from common.errors import InputError, Process
+from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
+from common.harness.distributed import agreed
+from common.harness.loading import save_pretrained
+
+
+class Run:
+    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/ and, at the end, model/.
+
+    The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
+    counts the finished steps. What an algorithm has to keep besides weights and optimizer it gives to `keep`.
+    """
+
+    FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "pairs-round-*.jsonl", "checkpoints", "model")
+    lock = None  # on the folder of the run of this process
+
+    def __init__(self, accelerator, args, script):
+        from accelerate.utils import broadcast_object_list
+
+        self.accelerator, self.args, self.script = accelerator, args, script
+        self.step, self.first_eval, self.last_eval = 0, None, None
+        self.exit_code, self.interrupted = 0, False
+        self.started = time.perf_counter()
+        folder = [None]
+        with agreed(accelerator):
+            if accelerator.is_main_process:
+                with writing("the folder of the run"):
+                    folder = [str(self.claim_folder())]
+        self.folder = pathlib.Path(broadcast_object_list(folder)[0])
+        self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
+        self.keep(run=self)
+        if args.report_to:
+            accelerator.project_configuration.set_directories(str(self.folder))
+            config = {k: " ".join(v) if isinstance(v, list) else v for k, v in dataclasses.asdict(args).items()}
+            accelerator.init_trackers(script, config=config)
+
+    def claim_folder(self):
+        """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
+        unlock_folder()  # of an earlier run in this process, which ended with an exception
+        if self.args.output_dir:
+            folder = pathlib.Path(self.args.output_dir)
+            self.check_folder(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        Run.lock = filelock.FileLock(folder / "lock", blocking=False)
+        try:
+            Run.lock.acquire()
+        except filelock.Timeout:
+            raise InputError(f"--output_dir {folder}: another run is at work in it") from None
+        self.check_folder(folder)  # again: that run may have ended between the first look and the lock
+        return folder
+
+    def check_folder(self, folder):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--output_dir {folder}: is not a folder")
+        found = [path.name for pattern in self.FILES for path in sorted(folder.glob(pattern))]
+        if found and "args.json" not in found:
+            raise InputError(
+                f"--output_dir {folder} is not the folder of a run and holds {', '.join(found)}: a run would overwrite "
+                "that, take another folder"
+            )
+        if found and not self.args.resume:
+            raise InputError(
+                f"--output_dir {folder} holds a run already: --resume goes on with it, another folder starts afresh"
+            )
+        if "model" in found and not find_checkpoints(folder):
+            raise InputError(
+                f"--output_dir {folder} holds a finished run without checkpoints (--save_every): nothing to go on from"
+            )
+
+    def keep(self, **parts):
+        """Make `parts` part of each checkpoint: {name: object}, equal on all processes.
+
+        `state_dict()` of an object gives what JSON can hold, so that loading a checkpoint runs no code;
+        `load_state_dict` takes it back. Floats return bit by bit, tuples as lists.
+        """
+        self.checkpoints.kept |= parts
+
+    def state_dict(self):
+        return {"step": self.step, "first_eval": self.first_eval, "last_eval": self.last_eval}
+
+    def load_state_dict(self, state):
+        self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
+
+    def print(self, text):
+        if self.accelerator.is_main_process:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def restore(self):
+        """With --resume: load the last checkpoint, cut the files back to it. Call after `keep`."""
+        from accelerate.utils import broadcast_object_list
+
+        main, path = self.accelerator.is_main_process, [None]
+        with agreed(self.accelerator):
+            if main and self.args.resume:
+                path = [self.checkpoints.last()]
+        path = broadcast_object_list(path)[0]
+        if path:
+            self.checkpoints.load(path)
+            self.print(f"resumed {path}")
+        elif self.args.resume:
+            self.print(f"no checkpoint in {self.folder}: starting at step 0")
+        with agreed(self.accelerator):
+            if main:
+                names = ("metrics.jsonl", "samples.jsonl")
+                texts = [rows_up_to(self.folder / name, self.step if path else -1) for name in names]
+                write_text(self.folder / "args.json", json.dumps(dataclasses.asdict(self.args), indent=2) + "\n")
+                for name, text in zip(names, texts, strict=True):
+                    write_text(self.folder / name, text)
+        hidden = not main or self.args.max_steps == 0
+        total = self.args.max_steps if self.args.max_steps > 0 else None
+        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
+        Process.step, Process.bar, Process.training, Process.signal = self.step, self.bar, self.first_eval is not None, 0
+
+    def log(self, metrics, samples=()):
+        """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl."""
+        if self.accelerator.is_main_process:
+            append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
+            append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+        self.accelerator.log(metrics, step=self.step)
+        if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
+            sample = samples[0]
+            reward = f"step {self.step}, reward {sample['reward']:g}"
+            self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
+
+    def log_evaluation(self, result):
+        """Remember an evaluation: the first and the last one make the closing line."""
+        self.first_eval = self.first_eval or result
+        self.last_eval = result
+        Process.training = True
+        self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+
+    def progress(self, metrics):
+        """Advance the progress bar."""
+        shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
+        shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
+        self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
+        self.bar.update()
+        Process.step = self.step
+
+    def due(self, every, at_end):
+        """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
+        return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
+
+    def stop_asked(self):
+        """At the end of a step: whether any process was sent a signal, so that all of them save and stop now."""
+        number = torch.tensor([Process.signal], device=self.accelerator.device)
+        number = int(self.accelerator.gather(number).max())
+        self.interrupted, self.exit_code = number > 0, 128 + number if number else 0
+        return self.interrupted
+
+    def save(self):
+        """Write a checkpoint of this step, unless there is one."""
+        self.checkpoints.save(self.step)
+
+    def finish(self, model, policy, tokenizer):
+        """Write model/ where steps were made, and print the closing line: the score before and after, or how to go on.
+
+        Where model/ cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
+        """
+        self.bar.close()
+        if self.interrupted:
+            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} goes on")
+            return
+        if self.step > 0:
+            try:
+                self.write_model(model, policy, tokenizer)
+            except InputError as error:
+                try:
+                    self.save()
+                except InputError as also:
+                    raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
+                raise InputError(
+                    f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
+                ) from None
+        name = next(
+            (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
+        )
+        scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
+        seconds = time.perf_counter() - self.started
+        self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+
+    def write_model(self, model, policy, tokenizer):
+        temporary, final = self.folder / "model.tmp", self.folder / "model"
+        with agreed(self.accelerator):
+            try:
+                with writing(final):
+                    if self.accelerator.is_main_process:
+                        shutil.rmtree(temporary, ignore_errors=True)
+                    save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
+                    if self.accelerator.is_main_process:
+                        shutil.rmtree(final, ignore_errors=True)  # of a run that a resume made longer
+                        put_in_place(temporary, final)
+            except InputError:
+                shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
+                raise
+
+
+def close(accelerator, exit_code=0):
+    """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator.end_training()
+    unlock_folder()
+    if exit_code:
+        raise SystemExit(exit_code)
+
+
+def unlock_folder():
+    """Let go of the folder of this process's run, if it has one."""
+    if Run.lock:
+        Run.lock.release(force=True)
+        Run.lock = None
+
+
+def new_folder(name):
+    """Make a folder that was not there: `name`, or, where another run was faster, `name`-2, `name`-3, ..."""
+    for number in itertools.count(1):
+        folder = pathlib.Path(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def append(path, rows):
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_rows(path, rows):
+    """A JSONL file of these rows alone."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def samples(prompts, texts, rewards, parts, group_size):
+    """The completions of this process's first prompt, for samples.jsonl."""
+    return [
+        {
+            "prompt": prompts[0].prompt,
+            "completion": texts[i],
+            "answer": prompts[0].answer,
+            "reward": float(rewards[i]),
+            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+        }
+        for i in range(group_size)
+    ]

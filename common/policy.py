@@ -1,0 +1,135 @@
+"""The module that is trained: its forward gives log-probs and entropies of given completions.
+
+To read it, follow `Policy.forward` with `plain_states`; `common/shared_prompts.py` is an exact shortcut for rows that
+share a prompt, and can be skipped at a first reading.
+"""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from common.masked import logprobs_and_entropy, positions
+from common.shared_prompts import shared_states, sharing_is_exact
+
+CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
+
+
+class Backbone(nn.Module):
+    """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share."""
+
+    chunked = True  # whether the states come from the base model; else they are its logits
+
+    def __init__(self, lm):
+        super().__init__()
+        self.lm = lm
+        self.size = sum(parameter.numel() for parameter in lm.parameters())
+        self.shares_prompts = True
+
+    def states(self, batch):
+        """Of each completion token its place in R x T (N,), and the hidden state that predicts it (N, H)."""
+        share = self.shares_prompts and "prompt_index" in batch
+        states = shared_states(self.lm, batch, self.size) if share else self.plain_states(batch)
+        return [torch.cat(parts) for parts in zip(*states, strict=True)]
+
+    def plain_states(self, batch):
+        """[(places, hidden)]: of each completion token its place in R x T, and the hidden state that predicts it."""
+        mask = batch["completion_mask"]
+        attention_mask = torch.cat([batch["prompt_mask"], mask], dim=1)  # (R, P + T)
+        inputs = dict(
+            input_ids=torch.cat([batch["prompts"], batch["completions"]], dim=1),
+            attention_mask=attention_mask.long(),
+            position_ids=positions(attention_mask),
+            use_cache=False,
+        )
+        before = mask.shape[1] + 1  # the state at a position predicts the next token: shift by one
+        if self.chunked:
+            hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
+        else:
+            hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
+        return [(mask.flatten().nonzero()[:, 0], hidden[mask])]
+
+
+class Policy(Backbone):
+    """A causal language model whose forward returns log-probs and entropies of given completions.
+
+    This module is what Accelerate prepares, so that the gradient goes through its wrapper (DDP, FSDP2). The backbone
+    runs on the whole rows; the vocabulary head only on completion tokens, in chunks that are recomputed in the backward
+    pass, so that no (R, T, V) tensor exists.
+    """
+
+    def __init__(self, lm, pad_token, stop_tokens, temperature, entropy_grad):
+        super().__init__(lm)
+        self.pad_token, self.stop_tokens = pad_token, stop_tokens
+        self.temperature = temperature
+        self.entropy_grad = entropy_grad
+        self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
+        self.chunked = head_is_last(lm)
+        self.shares_prompts = self.chunked and sharing_is_exact(self)
+
+    @property
+    def device(self):
+        return self.lm.device
+
+    def notes(self):
+        """What a user should know about this model, a line each."""
+        if not self.chunked:
+            yield "this model changes its logits after the head: log-probs take more memory"
+        if not self.shares_prompts:
+            yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
+
+    def forward(self, batch, with_entropy=True):
+        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+
+        `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
+        prompt_index (R, 1) rows of one index have one prompt, which is computed once.
+        """
+        return self.logprobs(batch, *self.states(batch), with_entropy)
+
+    def logprobs(self, batch, places, hidden, with_entropy):
+        results = self.head(hidden, batch["completions"].flatten()[places], with_entropy)
+        return [None if x is None else place(x, places, batch["completion_mask"]) for x in results]
+
+    def head(self, hidden, tokens, with_entropy):
+        """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
+        size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
+        if len(tokens) <= size:
+            return self.head_chunk(hidden, tokens, with_entropy)
+        chunks = zip(hidden.split(size), tokens.split(size), strict=True)
+        results = [checkpoint(self.head_chunk, h, t, with_entropy, use_reentrant=False) for h, t in chunks]
+        logprobs, entropies = zip(*results, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+    def head_chunk(self, hidden, tokens, with_entropy):
+        logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
+        return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
+
+
+def place(values, places, mask):
+    """Values (N,) at their places in a float32 tensor of the shape (R, T) of `mask`, which is 0 elsewhere."""
+    where = (places // mask.shape[1], places % mask.shape[1])
+    return torch.zeros(mask.shape, device=mask.device).index_put(where, values)
+
+
+@torch.no_grad()
+def head_is_last(lm):
+    """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
+
+    Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
+    the head's output amplified, so that a soft cap shows itself on a model of small logits too.
+    """
+    head, seen = lm.get_output_embeddings(), {}
+
+    def amplify(module, inputs, output):
+        seen.update(hidden=inputs[0], logits=output * 100)
+        return seen["logits"]
+
+    ids = torch.arange(8, device=lm.device)[None] % head.weight.shape[0]
+    hook = head.register_forward_hook(amplify)
+    try:
+        logits = lm(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.equal(logits, seen["logits"]):
+        return False
+    return hidden.shape == seen["hidden"].shape and torch.allclose(hidden, seen["hidden"], rtol=1e-3, atol=1e-5)

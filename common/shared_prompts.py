@@ -1,0 +1,97 @@
+"""The hidden states of rows that share a prompt, with each prompt computed once: an exact shortcut.
+
+Completions of one prompt attend to the keys and values of one pass over it, through which the gradient flows back. What
+comes out is what `Policy.plain_states` returns, to rounding (tests/test_shared_prompts.py).
+"""
+
+import copy
+
+import torch
+
+from common.masked import positions
+
+
+def shared_states(lm, batch, size):
+    """What `Policy.plain_states` returns, from one pass over each distinct prompt and a pass over the completions that
+    attends to its keys and values (through which the gradient reaches the prompt).
+
+    The completions go in runs of similar length, so that they need little padding. `size` counts the weights of `lm`.
+    """
+    from transformers import DynamicCache
+
+    mask, P, T = batch["completion_mask"], batch["prompts"].shape[1], batch["completions"].shape[1]
+    index = batch["prompt_index"][:, 0].tolist()
+    distinct = list(dict.fromkeys(index))
+    first, owner = [index.index(i) for i in distinct], torch.tensor([distinct.index(i) for i in index])
+    prompt_mask, cache = batch["prompt_mask"][first], DynamicCache(config=lm.config)
+    inputs = dict(input_ids=batch["prompts"][first], attention_mask=prompt_mask.long())
+    outputs = lm.base_model(**inputs, position_ids=positions(prompt_mask), past_key_values=cache, use_cache=True)
+    last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
+    states = []
+    # A further pass costs about as much time as this many operations on padding (measured on CPU only).
+    operations = 2e8 if mask.device.type == "cpu" else 1e12
+    most_padding = operations / (6 * size)
+    for rows in runs_of_similar_length(mask.sum(dim=1).tolist(), most_padding):
+        row_mask = mask[rows]
+        width = int(row_mask.sum(dim=1).max())
+        owners, row_mask = owner[rows].to(mask.device), row_mask[:, :width]
+        hidden = last[owners]
+        if width > 1:  # the last token predicts nothing: it stays outside
+            attention_mask = torch.cat([batch["prompt_mask"][rows], row_mask[:, :-1]], dim=1)
+            outputs = lm.base_model(
+                input_ids=batch["completions"][rows, : width - 1],
+                attention_mask=attention_mask.long(),
+                position_ids=positions(attention_mask)[:, P:],
+                past_key_values=select_cache(cache, owners),
+                use_cache=True,
+            )
+            hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
+        places = torch.tensor(rows, device=mask.device)[:, None] * T + torch.arange(width, device=mask.device)
+        states.append((places[row_mask], hidden[row_mask]))
+    return states
+
+
+def select_cache(cache, rows):
+    """A key-value cache that holds the given rows of `cache`; the original stays as it is."""
+    selected = copy.copy(cache)
+    selected.layers = [copy.copy(layer) for layer in cache.layers]
+    selected.batch_select_indices(rows)
+    return selected
+
+
+def runs_of_similar_length(lengths, most_padding):
+    """Row numbers in runs, sorted by length; padded to its longest row, a run has at most `most_padding` pad tokens."""
+    runs, tokens = [], 0
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        tokens += lengths[row]
+        if not runs or lengths[row] * (len(runs[-1]) + 1) - tokens > most_padding:
+            runs.append([])
+            tokens = lengths[row]
+        runs[-1].append(row)
+    return runs
+
+
+@torch.no_grad()
+def sharing_is_exact(policy):
+    """Whether `shared_states` gives the log-probs of `plain_states`, on rows of unequal lengths.
+
+    Only for caches of keys and values, whose rows can be selected with their gradient.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=policy.lm.config).layers):
+        return False
+    device, vocabulary = policy.device, policy.lm.get_output_embeddings().weight.shape[0]
+    counts = torch.arange(6, device=device)
+    batch = {
+        "prompts": (torch.arange(24, device=device) * 7 % vocabulary).view(2, 12).repeat_interleave(3, dim=0),
+        "prompt_mask": (torch.arange(12, device=device) >= torch.tensor([[0], [5]], device=device)).repeat_interleave(
+            3, 0
+        ),
+        "completions": (torch.arange(48, device=device) * 5 % vocabulary).view(6, 8),
+        "completion_mask": torch.arange(8, device=device) <= counts[:, None],
+    }
+    shared = batch | {"prompt_index": (counts // 3)[:, None]}
+    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(shared, with_entropy=False)
+    return torch.allclose(plain, other, atol=1e-4 if policy.lm.dtype == torch.float32 else 0.1)
