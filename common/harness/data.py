@@ -26,7 +26,7 @@ import numpy as np
 from common.answers import extract_answer
 from common.errors import InputError
 
-EMBEDDED = Path(__file__).parent / "tiny"
+EMBEDDED = Path(__file__).parents[1] / "tiny"
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model", "solution")
