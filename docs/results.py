@@ -52,7 +52,7 @@ LOSSES = {
 }
 FOUR_PASSES = "--num_epochs 4 --eval_every 20"
 PASSES = {"dpo-passes": FOUR_PASSES, "dpo-passes_nll": f"{FOUR_PASSES} --nll_coef 1"}
-# What is kept of a row: what the tables and docs/plot.py need
+# What is kept of a row: what the pages and docs/plot.py need
 KEPT = ("step", "eval/", "reward/", "rewards/", "logps/", "pairs/", "policy/", "sampling/", "dcpo/", "value/explained")
 KEPT += ("completion/length", "time/total_s")
 
@@ -179,7 +179,7 @@ def losses_table():
 def passes_table():
     """Many passes over the given pairs; the log-probs of an evaluation are those of the five steps up to it."""
     plain, nll, found = load("dpo-passes").get(0, []), load("dpo-passes_nll").get(0, []), []
-    for row, other in zip(evaluations(plain), evaluations(nll), strict=True):
+    for row, other in zip(evaluations(plain), evaluations(nll), strict=False):  # none where one has no file
         step, cells = row["step"], []
         for rows, scores in ((plain, row), (nll, other)):
             cells.append(scores["eval/pass@1"])
