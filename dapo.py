@@ -15,9 +15,9 @@ be 0; `token_weights` gives every token of the batch one weight, so that a long 
 out of the loss; accuracy is coded +1/-1; no KL; evaluation samples with top-p 0.7. Several updates a rollout: with one
 the ratio is 1 and no clip acts.
 
-Deviations from the paper: the token mean is that of the optimizer step, as in the released code (--token_mean group is
-Eq. 8 as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch
-is discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
+Deviations from the paper: the token mean is that of the optimizer step, as in verl 0.9.0 (--token_mean group is Eq. 8
+as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch is
+discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
 Standard deviation and log-ratios as in grpo.py. Sizes, rates and overlong_cache are presets for the small model,
 warm-up (paper: 20 steps) is off.
 Left out: nothing of the algorithm.

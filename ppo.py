@@ -21,7 +21,7 @@ Accelerate prepares, the mean over tokens, several minibatches. By default gamma
 Deviations from the paper: whitening, value clipping, a KL to a reference and the missing-EOS penalty are RLHF's; the
 critic starts from the policy's weights with a head of zeros (InstructGPT: from the reward model, --critic_path); a
 truncated completion ends an episode like a finished one; the KL of Eq. 8 is estimated from the samples. Left out:
-PPO-ptx (the mix with pretraining gradients).
+PPO-ptx (the mix with pretraining gradients) and InstructGPT's normalisation of the reward by a bias.
 
     accelerate launch ppo.py                               a small embedded model learns to think; nothing is downloaded
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95

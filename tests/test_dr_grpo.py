@@ -52,7 +52,7 @@ def test_normalize_std_changes_the_loss():
 
 
 def test_weights_equal_a_literal_loop():
-    # verl's seq-mean-token-sum-norm has no 1/B: there the loss doubles with the micro-batch.
+    # verl's seq-mean-token-sum-norm had no 1/B up to 0.7.0: there the loss doubled with the micro-batch.
     _, losses, _, mask = loss_of(args_of())
     expected = 0.0
     for row in range(4):
@@ -109,7 +109,7 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
 
 
 def test_mask_truncated_leaves_the_row_in_the_mean(tmp_path, monkeypatch):
-    # The official ignore_no_eos: the row's tokens leave the loss, the other rows keep their weight (verl re-weights).
+    # The official ignore_no_eos: the row's tokens leave the loss, the other rows keep their weight.
     seen = {}
     for masked in (False, True):
         args = ["--max_steps", "1", "--prompts_per_step", "4", "--group_size", "4", "--max_new_tokens", "20"]

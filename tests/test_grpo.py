@@ -275,7 +275,7 @@ def test_weights_are_the_mean_over_rows_of_the_mean_over_tokens():
 
 
 def test_an_empty_row_has_weight_zero_and_still_counts():
-    # verl leaves it out of B, TRL counts it (algorithms 1.6): a masked row must not re-weight the others.
+    # verl left it out of B before its denominators were global, TRL counts it: it must not re-weight the others.
     mask = torch.tensor([[True, True], [False, False]])
     weights = grpo.token_weights(mask, totals_of(mask, 2), args_of(group_size=2))
     assert weights.tolist() == [[0.25, 0.25], [0.0, 0.0]]

@@ -1,0 +1,107 @@
+"""The tables of results in docs/*.md and the figures of the chain are what docs/results.py makes of docs/results."""
+
+import json
+import pathlib
+import queue
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+import results  # noqa: E402
+
+# Pages with tables whose runs are not all in docs/results yet: `python docs/results.py PAGE` makes and prints them
+PENDING = ("dapo", "ppo")
+no_files = pytest.mark.xfail(strict=True, reason="no files in docs/results yet")
+
+
+def tables_of(page):
+    """The tables of a page's section of results, as lists of lines."""
+    section = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
+    return [found.splitlines() for found in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=no_files) if page in PENDING else page for page in results.COMMANDS]
+)
+def test_every_table_of_results_comes_from_files(page):
+    """A number without a file, or one that differs from its file, fails; so does a row that a page left out."""
+    assert tables_of(page) == results.tables(page), f"python docs/results.py {page} --seeds 0 prints other tables"
+
+
+def chain_section():
+    return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## The RLHF chain")[1].split("\n## ")[0]
+
+
+def test_the_readme_prints_the_commands_of_the_chain():
+    section = chain_section()
+    printed = [line.split("#")[0].strip() for line in section.split("```")[1].splitlines()[1:]]
+    commands = {name: command for page in results.COMMANDS.values() for name, command in page.items()}
+    with_model = commands["ppo-kl"].replace(f"{results.RUNS}/reward_model-seed{{seed}}", "runs/rm")
+    chain = [commands["reward_model"], with_model, commands["dpo-nll"], commands["dpo"], commands["ppo"]]
+    assert printed == [f"python {command}" for command in [f"{chain[0]} --output_dir runs/rm", *chain[1:]]]
+
+
+@no_files
+def test_the_readme_has_the_medians_of_the_chain():
+    def median(name, metric="eval/pass@1", which=-1):
+        runs = results.load(name).values()
+        return f"{statistics.median(results.evaluations(rows, metric)[which][metric] for rows in runs):.2f}"
+
+    text = " ".join(chain_section().split())
+    assert f"tells {median('reward_model', 'eval/accuracy')} of the held-out pairs right" in text
+    assert f"takes pass@1 from {median('ppo-kl', which=0)} to {median('ppo-kl')}, and to {median('ppo-no_kl')}" in text
+    assert f"fixed pairs reaches {median('dpo-nll')}, and {median('dpo-pairs')} without `--nll_coef 1`" in text
+    assert f"in rounds {median('dpo')}; PPO with the rule reward {median('ppo')}." in text
+
+
+def test_a_table_from_made_up_runs(monkeypatch, tmp_path):
+    """Worked by hand: which evaluation a column shows, means over the last steps, and no table without files."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert results.tables("gspo") == []
+
+    def scores(step, value):
+        return {"step": step, "eval/pass@1": value, "eval/pass@4": value / 2, "eval/length": 10 + step}
+
+    rows = [scores(0, 0.25), {"step": 1, "reward/mean": 0.5}, scores(2, 0.5), scores(4, 0.75) | {"time/total_s": 3.14}]
+    (tmp_path / "gspo-seed3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert results.tables("gspo") == [
+        [
+            "| seed | pass@1 before | after 2 steps | after 4 | pass@4 after | tokens before | after | seconds |",
+            "|---|---|---|---|---|---|---|---|",
+            "| 3 | 0.250 | 0.500 | 0.750 | 0.375 | 10.0 | 14.0 | 3.1 |",
+        ]
+    ]
+    steps = [{"step": step, "logps/chosen": -float(step)} for step in range(1, 8)]
+    assert results.last_steps(steps, "logps/chosen", 5) == -5
+    assert results.last_steps(steps, "logps/chosen", 5, until=3) == -2
+
+
+def test_a_run_is_kept_trimmed_and_is_not_made_again(monkeypatch, tmp_path):
+    """The documented command with seed and folder, on one core; its rows without what no table needs."""
+    started = []
+
+    def run(command, **options):
+        started.append(command)
+        folder = tmp_path / command[-1]
+        (folder / "model").mkdir(parents=True)
+        rows = [{"step": 0, "eval/pass@1": 0.5}, {"step": 1, "reward/mean": 1.0, "time/update_s": 2.0, "optim/lr": 0.1}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return subprocess.CompletedProcess(command, 0, f"1 steps, 12.5 s, in {folder}\n")
+
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", run)
+    cores = queue.Queue()
+    cores.put(5)
+    for _ in range(2):
+        results.run_seed("gspo", 3, cores)
+    command = f"taskset -c 5 {sys.executable} gspo.py --seed 3 --output_dir runs/results/gspo-seed3"
+    assert started == [command.split()] and cores.get() == 5
+    kept = [json.loads(line) for line in (tmp_path / "gspo-seed3.jsonl").read_text().splitlines()]
+    assert kept == [{"step": 0, "eval/pass@1": 0.5}, {"step": 1, "reward/mean": 1.0, "time/total_s": 12.5}]
