@@ -29,10 +29,7 @@ def take_rows(batch, rows):
 
 
 def trim_group(batch, rows):
-    """What to send of the n rows (a slice) of one prompt, as arrays: `unite_groups` derives the rest from the prompt.
-
-    Completions stand one after the other, without padding and in int32, and so do their log-probs.
-    """
+    """What to send of the n rows (a slice) of one prompt, unpadded and in int32; `unite_groups` derives the rest."""
     mask = batch["completion_mask"][rows]
     group = {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
     group["completions"] = batch["completions"][rows][mask].int()
@@ -44,22 +41,18 @@ def trim_group(batch, rows):
 def unite_groups(groups, model):
     """The batch, with the columns of `rollout` and `rewards` (R,), of a list of (prompt, what was sent of its rows)."""
     prompts, sent = zip(*groups, strict=True)
-    columns = {name: torch.cat([torch.from_numpy(group[name]) for group in sent]) for name in sent[0]}
-    n, device = len(sent[0]["rewards"]), model.lm.device
-
-    def padded(name, fill):  # (R, T)
-        rows = columns[name].split(columns["lengths"].tolist())
-        return pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
-
+    n, device, batch = len(sent[0]["rewards"]), model.lm.device, {}
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
-    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = padded("completions", model.pad_token).long()
+    batch["prompts"], batch["prompt_mask"] = ids.repeat_interleave(n, dim=0), mask.repeat_interleave(n, dim=0)
+    for name, fill in (("completions", model.pad_token), ("rollout_logprobs", 0)):
+        if name in sent[0]:
+            rows = [row for group in sent for row in torch.from_numpy(group[name]).split(group["lengths"].tolist())]
+            batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
+    batch["completions"] = batch["completions"].long()
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=device).repeat_interleave(n)[:, None]
-    if "rollout_logprobs" in columns:
-        batch["rollout_logprobs"] = padded("rollout_logprobs", 0)
-    return batch | {"rewards": columns["rewards"].to(device)}
+    return batch | {"rewards": torch.cat([torch.from_numpy(group["rewards"]) for group in sent]).to(device)}
 
 
 def micro_batches(lengths, args, keep_order=False):

@@ -91,10 +91,8 @@ def _math_verify(predicted: str, gold: str) -> float:
 
 
 def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int) -> torch.Tensor:
-    """DAPO Eq. 13: 0 up to `max_length - cache` tokens, then linearly down to -1 at `max_length`, and -1 beyond.
-
-    `lengths` (R,) counts the tokens of each completion, EOS included. Returns (R,) float64, to be added to the reward.
-    """
+    """DAPO Eq. 13 of `lengths` (R,) in tokens, EOS included: 0 up to `max_length - cache`, then linearly down to -1 at
+    `max_length`, and -1 beyond. Returns (R,) float64, to be added to the reward."""
     if not 0 < cache <= max_length:
         raise InputError(f"overlong cache of {cache} tokens: it must be between 1 and the maximum length, {max_length}")
     return ((max_length - cache - lengths.double()) / cache).clamp(-1.0, 0.0)  # (R,)

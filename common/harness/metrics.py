@@ -62,10 +62,7 @@ class Metrics:
         self.add_ratio(name, values.square().sum(), len(values), kind="square")
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
-        """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn.
-
-        With `rewards` None without those of `add_rewards`, for a script that trains on some of it only.
-        """
+        """What was drawn: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
         if rewards is not None:
             self.add_rewards(rewards, group_size)
         lengths = batch["completion_mask"].sum(dim=1).cpu()
@@ -79,9 +76,8 @@ class Metrics:
         self.add("completion/truncated", batch["truncated"].cpu())
         if group_size == 1:
             return
-        rows = [
-            tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)
-        ]
+        ids, sizes = batch["completions"].tolist(), lengths.tolist()
+        rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
         for start in range(0, len(rows), group_size):
             self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
 
