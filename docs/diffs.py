@@ -55,11 +55,11 @@ SENTENCES = {
             "nearly never solved would weigh more than the others."
         ),
         "Args 185cd9": "The released code's `ignore_no_eos`, an option that is off.",
-        "compute_rewards dc3810": (
+        "compute_rewards db5fc4": (
             "A truncated completion scores 0, as in the released code: its whole sum does, so that no part of a reward "
             "is earned by running into the cap."
         ),
-        "token_weights 0b55c8": (
+        "token_weights 7405ce": (
             "A constant of the run takes the place of the row's length (Listing 1), under which a long wrong "
             "completion is pushed down less per token than a short one, and wrong answers grow longer."
         ),
@@ -71,7 +71,10 @@ SENTENCES = {
     },
     "dapo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
-        "Args 367232": "After 20 steps most groups are all right, and what more steps do is sampling.",
+        "Args da5bdb": (
+            "After 20 steps most groups are all right, and what more steps do is sampling. The paper evaluates with top-p "
+            "0.7; training samples with 1."
+        ),
         "Args 06f30f": (
             "Clip-higher: more room above than below, so that unlikely tokens can grow and entropy lasts (Section 3.1)."
         ),
@@ -80,7 +83,6 @@ SENTENCES = {
             "2.3)."
         ),
         "Args c0058a": "The options of overlong reward shaping, of dynamic sampling, and of the token mean.",
-        "Args 86ec77": "The paper evaluates with top-p 0.7; training samples with 1.",
         "compute_rewards 40c581": (
             "What decides correctness is +1 or -1 (Eq. 7), the scale on which the overlong punishment of at most 1 is "
             "meant; `correct` stays 1 or 0."
@@ -89,25 +91,25 @@ SENTENCES = {
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before a cut would teach it (Eq. 13)."
         ),
-        "dynamic_batch fd1698": (
+        "dynamic_batch fce0c6": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
             "learns."
         ),
-        "token_weights d44c10": (
+        "token_weights 7200f9": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
         ),
-        "main 9b7d8f": (
+        "main 72d2a3": (
             "Options that cannot work are refused before a model is loaded; and gold answers are needed whatever the "
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main f1c4d5": (
+        "main 613e4e": (
             "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
             "none at all, the end of the run, with exit code 1 where it never found a group to train on."
         ),
-        "imports c047fe": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
+        "imports 0c4d55": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
     },
     "gspo.py": {
         "Args 99ff2c": "Four updates a rollout, as in the paper: with one every s is 1, and GSPO is GRPO.",
@@ -119,13 +121,12 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss dceef6": (
+        "policy_loss 93944f": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
         ),
         "main 1a7cc4": "The name of the run.",
-        "imports 4f1095": "`log_ratio` would clamp each token; here their mean is clamped.",
     },
     "dcpo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
@@ -154,18 +155,18 @@ SENTENCES = {
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages af2d97": (
+        "compute_advantages c8b3fe": (
             "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
         ),
         "clip_bounds 710022": (
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss 43b267": (
+        "policy_loss 408a39": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
-        "token_weights 20bf4e": (
+        "token_weights 1196a8": (
             "The sum over a group of its rows' token means, G times GRPO's loss, as Eq. 8 has it; the mean over "
             "prompts is ours."
         ),
@@ -175,7 +176,7 @@ SENTENCES = {
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."
         ),
-        "imports 22c204": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
+        "imports 367808": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
 }
 
