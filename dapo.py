@@ -26,6 +26,8 @@ Left out: nothing of the algorithm.
     accelerate launch dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
         --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 --rollout_batch_size 256 \\
         --eval_prompts 200
+
+docs/dapo.md has usage, results, and the details of the implementation one by one.
 """
 
 import time
@@ -38,92 +40,71 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import completion_texts, left_pad, split_rollout, trim_group, unite_groups
 from common.errors import InputError, clean_exit
-from common.generation import decode, sampling_config, seeded, stream_seed
-from common.harness.args import batch_equation, check_args, learning_rate, option, parse_args
+from common.generation import decode, sampling_config, seeded
+from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
-from common.harness.metrics import Metrics, reward_metrics, rollout_metrics, time_metrics
-from common.harness.run import Run, close, samples
-from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, pass_at_k
-from common.rewards import correctness, deciding_part, load_rewards, score, soft_overlong_punishment, weighted_sum
+from common.harness.metrics import Metrics
+from common.harness.run import Run
+from common.masked import agree, completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.rewards import deciding_part, load_rewards, score_rewards, soft_overlong_punishment, weighted_sum
 
 
 @dataclass
-class Args:
-    # model
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+    max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", least=0)
+    eval_top_p: float = option(0.7, "nucleus of the evaluation's sampling (DAPO: 0.7)", "evaluation", above=0, most=1)
+
+    prompts_per_step: int = option(
+        32, "prompts of a sampling round, and of the batch to train on (DAPO: 512)", "batch", above=0
     )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
+    group_size: int = option(8, "completions of a prompt, G (DAPO: 16)", "batch", above=0)
+    num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps of a pass (DAPO: 16)", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
     )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
-    # data
-    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
-    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
-    dataset_split: str = option("train", "split to train on")
-    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
-    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
-    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
-    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
-    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
-    # reward
-    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
-    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
-    # run
-    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
-    seed: int = option(0, "of data order, sampling and evaluation")
-    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(20, "rollouts with their updates; 0 only evaluates")
-    save_every: int = option(0, "steps between checkpoints (0: none)")
-    keep_checkpoints: int = option(2, "how many checkpoints to keep")
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
-    # batch (sizes are global: over all processes)
-    prompts_per_step: int = option(32, "prompts of a sampling round, and of the batch to train on (DAPO: 512)")
-    group_size: int = option(8, "completions of a prompt, G (DAPO: 16)")
-    num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)")
-    num_minibatches: int = option(4, "optimizer steps of a pass (DAPO: 16)")
-    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
     )
-    # sampling
-    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
-    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
-    # optimizer (AdamW)
-    learning_rate: float = option(1e-4, "peak step size (DAPO 32B: 1e-6)")
+
+    rollout: Literal["shared", "stock"] = option(
+        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+    )
+    rollout_batch_size: int = option(
+        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+    )
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+
+    learning_rate: float = option(1e-4, "peak step size (DAPO 32B: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up"
+        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)")
-    weight_decay: float = option(0.0, "decoupled weight decay")
-    adam_beta1: float = option(0.9, "decay of the first moment")
-    adam_beta2: float = option(0.999, "decay of the second moment")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
-    # algorithm
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (DAPO: 0.2)")
-    clip_high: float = option(0.28, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)")
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl's recipe: 10)")
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)")
+    warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+
+    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (DAPO: 0.2)", above=0, most=1)
+    clip_high: float = option(0.28, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl's recipe: 10)", least=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
     std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)")
+    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
     overlong: Literal["none", "filter", "soft"] = option(
         "soft", "filter: truncated completions leave the loss; soft: near the cap the reward falls (Eq. 13)"
     )
     overlong_cache: int = option(16, "tokens before --max_new_tokens over which it falls by 1 (DAPO: 4096 of 20480)")
     max_sampling_rounds: int = option(
-        10, "rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)"
+        10, "rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)", above=0
     )
     on_reject: Literal["drop", "resample"] = option(
         "drop", "prompts all right or all wrong: drop, or resample them first in the step's next round"
@@ -135,21 +116,16 @@ class Args:
         "step",
         "mean over the tokens of the optimizer step (verl), or of each group, then over groups (Eq. 8 as printed)",
     )
-    # evaluation
-    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
-    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
-    eval_samples: int = option(8, "completions of each")
-    eval_k: int = option(4, "k of pass@k")
-    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
-    eval_top_p: float = option(0.7, "nucleus of the evaluation's sampling (DAPO: 0.7)")
 
 
 @torch.no_grad()
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
-    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
+    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
+    `--rollout stock` rollout_logprobs (R, T).
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -181,13 +157,12 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
-    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
     {name: (R,)}; NaN where there is no answer or a function does not apply.
     """
-    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
-    correct = correctness(parts, prompts, texts, truncated)
+    parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):
         parts[name] = 2 * parts[name] - 1  # +1/-1, Eq. 7
     rewards = weighted_sum(reward_functions, parts)
@@ -201,7 +176,7 @@ def overlong_penalty(lengths, args):
     return torch.zeros(len(lengths), dtype=torch.float64)
 
 
-def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, args, metrics):
+def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
     Accuracy decides, whatever the rewards are, or with `--filter_by reward` the rewards before the punishment: a group
@@ -217,10 +192,10 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     for sampling_round in range(args.max_sampling_rounds):
         drawn = rejected + sampler.draw(args.prompts_per_step - len(rejected))
         prompts = [train_prompts[i] for i in drawn[rank::processes]]
-        seed = stream_seed(args.seed, rank, metrics.step, sampling_round)
+        seed = (args.seed, rank, step, sampling_round)
         batch = rollout(model, prompts, G, args.temperature, 1.0, seed, args)
-        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(G)]
-        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        texts = completion_texts(tokenizer, batch)
+        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
         right = torch.full_like(rewards, torch.nan) if correct is None else correct
         right = right.view(-1, G).sum(dim=1)  # (prompts,)
         informative = (0 < right) & (right < G)  # Eq. 11
@@ -239,7 +214,7 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
         if args.on_reject == "resample":
             rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
 
-        rollout_metrics(metrics, batch, None, correct, parts, G)
+        metrics.add_rollout(batch, None, correct, parts, G)
         metrics.add("sampling/keep_rate", informative)
         metrics.add("sampling/dropped_right", ~informative & (right == G), ~right.isnan())
         metrics.add("sampling/dropped_wrong", ~informative & (right == 0), ~right.isnan())
@@ -255,11 +230,11 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     metrics.add("sampling/short", 0 < used < args.prompts_per_step)
     metrics.add("sampling/skipped", used == 0)
     batch = unite_groups(kept[:used][rank::processes], model) if used else None
-    return batch, len(kept), tokens, samples(prompts, texts, rewards, parts, G)
+    return batch, len(kept), tokens, (prompts, texts, rewards, parts)
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), R = groups x group_size (4.1.2); 0 where a group agrees."""
+    """Group-relative advantages (R, 1) of rewards (R,), 0 where a group agrees (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
@@ -269,7 +244,7 @@ def compute_advantages(rewards, args):
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
-    """The loss of each token (R, T), -J of Eq. 3 without its averages, and diagnostics {name: (R, T)}.
+    """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
     that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
@@ -286,13 +261,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
-        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
+        "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # DeepSeekMath Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -308,20 +283,20 @@ def token_weights(loss_mask, totals, args):
     return loss_mask.double() / max(totals["tokens"], 1)
 
 
-def update(accelerator, model, reference, optimizer, batch, args, metrics):
-    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
+def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+    """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
     minibatches = split_rollout(accelerator, batch, args)
     several = args.num_epochs * args.num_minibatches > 1
-    for micro_batches, _ in minibatches:
+    for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
                 if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():
+                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
-        for micro_batches, totals in minibatches:
+        for micro_batches in minibatches:
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
@@ -331,7 +306,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
                     accelerator.backward(loss * accelerator.num_processes)
@@ -341,14 +316,12 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
             norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
             if not torch.isfinite(norm + step_loss):
-                raise InputError(
-                    f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
-                )
+                raise InputError(f"step {step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
             optimizer.step()
             optimizer.zero_grad()
             metrics.add("optim/loss", step_loss * accelerator.num_processes)
             metrics.add("optim/grad_norm", norm)
-            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+            metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
@@ -359,10 +332,10 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
-        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
-    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    texts = completion_texts(tokenizer, batch)
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -374,37 +347,30 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    check_args(args)
+    # Set up: everything that can be refused is refused before the model is loaded.
+    args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
     if args.overlong == "soft" and not 0 < args.overlong_cache <= args.max_new_tokens:
         sizes = f"--overlong_cache {args.overlong_cache}, --max_new_tokens {args.max_new_tokens}"
         raise InputError(f"{sizes}: the cache must be between 1 and the longest completion")
-    if args.max_sampling_rounds < 1:
-        raise InputError(f"--max_sampling_rounds {args.max_sampling_rounds}: must be above 0")
     reward_functions = load_rewards(args)
     accelerator = launch(args)
     run = Run(accelerator, args, "dapo")
     tokenizer = load_tokenizer(args)
-    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
-    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
     if args.filter_by == "accuracy" and any(prompt.answer is None for prompt in train_prompts):
         where = f"--filter_by accuracy: {args.dataset} has prompts without an answer"
         raise InputError(f"{where}; name the column with --answer_column, or take --filter_by reward")
     policy = load_policy(args, tokenizer, accelerator)
-    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
+    reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)
-    run.restore()
-    run.print(data_summary)
-    run.print(batch_equation(args, accelerator))
-    for note in policy.notes():
-        run.print(note)
-    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    run.start(data_summary, *policy.notes(tokenizer))
 
     if run.first_eval is None:
         with gathered(accelerator, model):
@@ -412,10 +378,11 @@ def main(argv=None):
         run.log_evaluation(result)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
-        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        # Roll out: completions of this process's prompts, their rewards and advantages.
+        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         with accelerator.autocast(), gathered(accelerator, model):
             batch, kept, drawn_tokens, shown = dynamic_batch(
-                accelerator, policy, tokenizer, reward_functions, train_prompts, sampler, args, metrics
+                accelerator, policy, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics
             )
         rollout_end = time.perf_counter()
         if batch is not None:
@@ -425,12 +392,12 @@ def main(argv=None):
                 batch["loss_mask"] = batch["completion_mask"] & ~batch["truncated"][:, None]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, args)
-            update(accelerator, model, reference, optimizer, batch, args, metrics)
-            time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens)
-            reward_metrics(metrics, batch["rewards"], args.group_size)
-        run.step += 1
+            update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+            metrics.add_times(batch, start, rollout_end, args, drawn_tokens)
+            metrics.add_rewards(batch["rewards"], args.group_size)
+        run.step = step
         none_kept = kept == 0
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True) or none_kept:
             with gathered(accelerator, model):
@@ -451,7 +418,7 @@ def main(argv=None):
 
     run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
-    close(accelerator, run.exit_code)
+    run.close()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ Left out: the official script's settings, which switch SAS off (docs/dcpo.md has
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
         --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+
+docs/dcpo.md has usage, results, and the details of the implementation one by one.
 """
 
 import time
@@ -36,105 +38,80 @@ from torch.nn.utils.rnn import pad_sequence
 from common.answers import extract_answer
 from common.batches import completion_texts, left_pad, split_rollout
 from common.errors import InputError, clean_exit
-from common.generation import decode, sampling_config, seeded, stream_seed
-from common.harness.args import batch_equation, check_args, learning_rate, option, parse_args
+from common.generation import decode, sampling_config, seeded
+from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
-from common.harness.metrics import Metrics, rollout_metrics, time_metrics
-from common.harness.run import Run, close, samples
-from common.masked import agree, beyond_clamp, completion_mask, kl_estimate, log_ratio, pass_at_k
-from common.rewards import correctness, deciding_part, load_rewards, score, weighted_sum
+from common.harness.metrics import Metrics
+from common.harness.run import Run
+from common.masked import agree, completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args:
-    # model
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+    prompts_per_step: int = option(32, "prompts of a rollout", "batch", above=0)
+    group_size: int = option(8, "completions of a prompt, G (DCPO: 16)", "batch", above=0)
+    num_epochs: int = option(1, "passes over a rollout (DCPO: 1)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps of a pass (DCPO: 16)", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
     )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
-    )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
-    # data
-    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
-    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
-    dataset_split: str = option("train", "split to train on")
-    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
-    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
-    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
-    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
-    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
-    # reward
-    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
-    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
-    # run
-    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
-    seed: int = option(0, "of data order, sampling and evaluation")
-    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
-    save_every: int = option(0, "steps between checkpoints (0: none)")
-    keep_checkpoints: int = option(2, "how many checkpoints to keep")
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
-    # batch (sizes are global: over all processes)
-    prompts_per_step: int = option(32, "prompts of a rollout")
-    group_size: int = option(8, "completions of a prompt, G (DCPO: 16)")
-    num_epochs: int = option(1, "passes over a rollout (DCPO: 1)")
-    num_minibatches: int = option(4, "optimizer steps of a pass (DCPO: 16)")
-    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
     )
-    # sampling
-    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
-    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
-    # optimizer (AdamW)
-    learning_rate: float = option(1e-4, "peak step size (DCPO: 1e-6)")
+
+    rollout: Literal["shared", "stock"] = option(
+        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+    )
+    rollout_batch_size: int = option(
+        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+    )
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+
+    learning_rate: float = option(1e-4, "peak step size (DCPO: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up"
+        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up")
-    weight_decay: float = option(0.0, "decoupled weight decay")
-    adam_beta1: float = option(0.9, "decay of the first moment")
-    adam_beta2: float = option(0.999, "decay of the second moment")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
-    # algorithm
-    clip_low: float = option(0.16, "eps_low of the lower bound; --no_dynamic_clip: ratio clip below 1, for A < 0")
-    clip_high: float = option(0.2, "eps_high of the upper bound; --no_dynamic_clip: ratio clip above 1, for A > 0")
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0, only with --no_dynamic_clip (0: off; verl: 3)")
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)")
+    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+
+    clip_low: float = option(
+        0.16, "eps_low of the lower bound; --no_dynamic_clip: ratio clip below 1, for A < 0", above=0, most=1
+    )
+    clip_high: float = option(
+        0.2, "eps_high of the upper bound; --no_dynamic_clip: ratio clip above 1, for A > 0", above=0
+    )
+    dual_clip: float = option(
+        0.0, "cap c > 1 of the ratio for A < 0, only with --no_dynamic_clip (0: off; verl: 3)", least=0
+    )
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the standard deviation (no: needs --no_smooth_advantage)")
     std_ddof: Literal[0, 1] = option(0, "degrees of freedom of that deviation (DCPO's code: 1)")
-    std_eps: float = option(0.0, "added to that deviation (verl: 1e-6, TRL: 1e-4)")
+    std_eps: float = option(0.0, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
     dynamic_clip: bool = option(True, "ratio bounds by each token's old probability (no: 1 - clip_low, 1 + clip_high)")
-    max_ratio: float = option(10.0, "with --dynamic_clip: cap of the upper bound, and of the ratio for A < 0")
+    max_ratio: float = option(10.0, "with --dynamic_clip: cap of the upper bound, and of the ratio for A < 0", above=1)
     smooth_advantage: bool = option(True, "mix in the statistics of a prompt's earlier visits (no: of its group alone)")
     only_token_mean: bool = option(True, "sum over the group, mean over prompts (no: mean over rows, GRPO's)")
-    # evaluation
-    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
-    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
-    eval_samples: int = option(8, "completions of each")
-    eval_k: int = option(4, "k of pass@k")
-    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
-    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
 
 
 @torch.no_grad()
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
-    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
+    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
+    `--rollout stock` rollout_logprobs (R, T).
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -166,13 +143,12 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
-    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
     {name: (R,)}; NaN where there is no answer or a function does not apply.
     """
-    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
-    correct = correctness(parts, prompts, texts, truncated)
+    parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
         missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated, strict=True)]
         parts[name] = parts[name] - torch.tensor(missing).double()
@@ -272,13 +248,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "bound_low": low,
         "bound_high": high,
         "ratio_max": ratio,
-        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
+        "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # DeepSeekMath Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -293,20 +269,20 @@ def token_weights(loss_mask, totals, args):
     return loss_mask.double() / lengths / totals["prompts" if args.only_token_mean else "rows"]
 
 
-def update(accelerator, model, reference, optimizer, batch, args, metrics):
-    """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps (Algorithm 1, line 10)."""
+def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+    """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
     minibatches = split_rollout(accelerator, batch, args)
     several = args.num_epochs * args.num_minibatches > 1
-    for micro_batches, _ in minibatches:
+    for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
                 if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():
+                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
-        for micro_batches, totals in minibatches:
+        for micro_batches in minibatches:
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
@@ -316,7 +292,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
                     accelerator.backward(loss * accelerator.num_processes)
@@ -326,14 +302,12 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
             norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
             if not torch.isfinite(norm + step_loss):
-                raise InputError(
-                    f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite"
-                )
+                raise InputError(f"step {step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
             optimizer.step()
             optimizer.zero_grad()
             metrics.add("optim/loss", step_loss * accelerator.num_processes)
             metrics.add("optim/grad_norm", norm)
-            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+            metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
@@ -344,10 +318,10 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
-        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
-    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    texts = completion_texts(tokenizer, batch)
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -359,8 +333,8 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    check_args(args)
+    # Set up: everything that can be refused is refused before the model is loaded.
+    args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
     if not 1 < args.max_ratio < float("inf"):
@@ -371,22 +345,17 @@ def main(argv=None):
     accelerator = launch(args)
     run = Run(accelerator, args, "dcpo")
     tokenizer = load_tokenizer(args)
-    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
-    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer, accelerator)
-    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
+    reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     history = History(len(train_prompts))
     run.keep(sampler=sampler, history=history)
-    run.restore()
-    run.print(data_summary)
-    run.print(batch_equation(args, accelerator))
-    for note in policy.notes():
-        run.print(note)
-    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -395,14 +364,15 @@ def main(argv=None):
         run.log_evaluation(result)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
-        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        # Roll out: completions of this process's prompts, their rewards and advantages.
+        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         draw = sampler.draw(args.prompts_per_step)
         prompts = [train_prompts[i] for i in draw[rank::processes]]
         with accelerator.autocast(), gathered(accelerator, model):
-            seed = stream_seed(args.seed, rank, run.step + 1, 0)
+            seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
-        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
-        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        texts = completion_texts(tokenizer, batch)
+        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
         before = history.table[draw[rank::processes]]
         advantages, after = compute_advantages(rewards, args, before)
         history.write(accelerator, draw, after)
@@ -413,26 +383,28 @@ def main(argv=None):
         batch["advantages"] = advantages.to(accelerator.device, torch.float32)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
+
+        # Update, and write down how it went.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
-        update(accelerator, model, reference, optimizer, batch, args, metrics)
-        run.step += 1
-        time_metrics(metrics, batch, start, rollout_end, args)
-        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args)}
+        update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+        run.step = step
+        metrics.add_times(batch, start, rollout_end, args)
+        metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):
                 evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation)
             result |= evaluation
-        run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
+        run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
     run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer
-    close(accelerator, run.exit_code)
+    run.close()
 
 
 if __name__ == "__main__":

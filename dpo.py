@@ -28,6 +28,8 @@ Left out: SimPO, KTO, hinge and other relatives; a reference other than the star
     accelerate launch dpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
         --dataset trl-lib/ultrafeedback_binarized --learning_rate 5e-7 --warmup_steps 150 --pairs_per_step 64 \\
         --micro_batch_size 8
+
+docs/dpo.md has usage, results, and the details of the implementation one by one.
 """
 
 import dataclasses
@@ -42,100 +44,92 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import completion_texts, left_pad
 from common.errors import InputError, clean_exit
-from common.generation import decode, sampling_config, seeded, stream_seed
-from common.harness.args import check_args, last_step, learning_rate, option, pair_equation, parse_args
+from common.generation import decode, sampling_config, seeded
+from common.harness.args import RolloutArgs, last_step, learning_rate, option
 from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
-from common.harness.run import Run, close, write_rows
+from common.harness.run import Run, write_rows
 from common.masked import agree, completion_mask, pass_at_k
-from common.rewards import correctness, load_rewards, score, weighted_sum
+from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args:
-    # model
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
-    )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
-    )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
-    # data
-    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
-    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
-    dataset_split: str = option("train", "split to train on")
+class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
     eval_dataset: str | None = option(
         None,
         "as --dataset [its test split, a sibling test file, or 5 % of the rows]; prompts are evaluated by sampling",
+        "data",
     )
-    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
-    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
-    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
-    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped; those of given pairs: see --max_length")
-    max_length: int = option(1024, "tokens of prompt and completion of a given pair; the prompt's first ones go first")
-    # reward
-    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
-    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
-    # run
-    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
-    seed: int = option(0, "of data order, sampling and evaluation")
-    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(-1, "most optimizer steps over all rounds (-1: no cap); 0 only makes pairs and evaluates")
-    save_every: int = option(0, "steps between checkpoints (0: none)")
-    keep_checkpoints: int = option(2, "how many checkpoints to keep")
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
-    # batch (sizes are global: over all processes)
-    pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)")
-    num_epochs: int = option(1, "passes over the pairs of a round")
-    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
-    # pairs of its own, where --dataset holds prompts
-    rounds: int = option(1, "how often pairs are made, each time with the current policy, and trained on")
-    pair_prompts: int = option(512, "prompts of a round")
-    pair_samples: int = option(8, "completions of each; one pair of the best and the worst, where they differ")
-    # sampling
-    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
-    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
-    temperature: float = option(1.0, "of sampling pairs; the log-probs in the loss are at 1")
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
-    # optimizer (AdamW)
-    learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)")
+    max_prompt_tokens: int = option(
+        512, "prompts of more tokens are dropped; those of given pairs: see --max_length", "data", above=0
+    )
+    max_steps: int = option(
+        -1, "most optimizer steps over all rounds (-1: no cap); 0 only makes pairs and evaluates", "run", least=-1
+    )
+    eval_every: int = option(
+        0, "steps between evaluations; before training and after a round it is always done", "evaluation", least=0
+    )
+    eval_prompts: int = option(0, "prompts, or given pairs, of an evaluation (0: all)", "evaluation", least=0)
+
+    max_length: int = option(
+        1024, "tokens of prompt and completion of a given pair; the prompt's first ones go first", "data", least=3
+    )
+
+    pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)", "batch", above=0)
+    num_epochs: int = option(1, "passes over the pairs of a round", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+    )
+    rounds: int = option(
+        1, "how often pairs are made, each time with the current policy, and trained on", "batch", above=0
+    )
+    pair_prompts: int = option(512, "prompts of a round", "batch", above=0)
+    pair_samples: int = option(
+        8, "completions of each; one pair of the best and the worst, where they differ", "batch", above=0
+    )
+
+    rollout: Literal["shared", "stock"] = option(
+        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+    )
+    rollout_batch_size: int = option(
+        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+    )
+    temperature: float = option(1.0, "of sampling pairs; the log-probs in the loss are at 1", "sampling", above=0)
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+
+    learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over the run, times the warm-up (own pairs: needs --max_steps)"
+        "constant",
+        "factor on the step size over the run, times the warm-up (own pairs: needs --max_steps)",
+        "optimizer",
     )
-    warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)")
-    weight_decay: float = option(0.0, "decoupled weight decay")
-    adam_beta1: float = option(0.9, "decay of the first moment")
-    adam_beta2: float = option(0.999, "decay of the second moment")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
-    # algorithm
-    beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau")
+    warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+
+    beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", above=0)
     loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, with --label_smoothing cDPO")
-    label_smoothing: float = option(0.0, "share of pairs taken to be labelled the wrong way round, below 0.5")
+    label_smoothing: float = option(
+        0.0, "share of pairs taken to be labelled the wrong way round, below 0.5", least=0, below=0.5
+    )
     reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
     ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
-    nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs")
-    # evaluation
-    eval_every: int = option(0, "steps between evaluations; before training and after a round it is always done")
-    eval_prompts: int = option(0, "prompts, or given pairs, of an evaluation (0: all)")
-    eval_samples: int = option(8, "completions of each")
-    eval_k: int = option(4, "k of pass@k")
-    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
-    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
+    nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", least=0)
 
 
 @torch.no_grad()
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
-    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
+    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
+    `--rollout stock` rollout_logprobs (R, T).
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -167,13 +161,12 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
-    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
     {name: (R,)}; NaN where there is no answer or a function does not apply.
     """
-    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
-    correct = correctness(parts, prompts, texts, truncated)
+    parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts
 
@@ -215,15 +208,14 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
     mine = [prompts[i % len(prompts)] for i in indices]  # fillers keep the processes in step
     with accelerator.autocast():
-        seed = stream_seed(args.seed, rank, number, 1)
+        seed = (args.seed, rank, number, 1)
         batch = rollout(model, mine, n, args.temperature, 1.0, seed, args)
-    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
-    truncated = batch["truncated"].tolist()
-    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, truncated, args)
+    texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     lengths = batch["completion_mask"].sum(dim=1).tolist()
     completions = [ids[:length] for ids, length in zip(batch["completions"].tolist(), lengths, strict=True)]
     found = []
-    for i, prompt, start in zip(indices, mine, range(0, len(rows), n), strict=True):
+    for i, prompt, start in zip(indices, mine, range(0, len(texts), n), strict=True):
         if i >= len(prompts):
             continue
         ended = [row for row in range(start, start + n) if not truncated[row]]
@@ -302,7 +294,7 @@ def pair_losses(model, batch, args):
     return losses, stats
 
 
-def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
+def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
     pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
     size, step_loss = args.micro_batch_size // 2, 0.0
@@ -318,7 +310,7 @@ def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
             metrics.add(name, values)
     norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
     if not torch.isfinite(norm + step_loss):
-        raise InputError(f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
+        raise InputError(f"step {step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
     optimizer.step()
     optimizer.zero_grad()
     metrics.add("optim/loss", step_loss * accelerator.num_processes)
@@ -345,10 +337,10 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
-        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
-    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    texts = completion_texts(tokenizer, batch)
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -373,10 +365,9 @@ def load_data(args, tokenizer):
 
     Given pairs are evaluated on held-out pairs, and by sampling too where --eval_dataset has prompts.
     """
-    needs_answers = "accuracy" in args.reward or "math_verify" in args.reward
     splits = find_splits(args.dataset, args.dataset_config, siblings=False)
     if not holds_pairs(get_split(splits, args.dataset_split, args.dataset, "--dataset_split")):
-        prompts, eval_prompts, summary = load_prompts(args, tokenizer, needs_answers)
+        prompts, eval_prompts, summary = load_prompts(args, tokenizer, args.needs_answers)
         return prompts, [], eval_prompts, [], summary
     if args.rounds > 1:
         raise InputError(f"--rounds {args.rounds}: {args.dataset} holds pairs, and rounds make their own from prompts")
@@ -385,14 +376,12 @@ def load_data(args, tokenizer):
         return [], pairs, [], eval_pairs, summary
     own = dataclasses.replace(args, eval_dataset=None, eval_split=None)
     pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts)
-    eval_prompts, note = load_eval_prompts(args, tokenizer, needs_answers)
+    eval_prompts, note = load_eval_prompts(args, tokenizer, args.needs_answers)
     return [], pairs, eval_prompts, eval_pairs, f"{summary}; {note}"
 
 
 def check_loss(args):
     """Refuse options of the loss that would do nothing, or nothing sensible."""
-    if not 0 <= args.label_smoothing < 0.5:
-        raise InputError(f"--label_smoothing {args.label_smoothing}: must lie in [0, 0.5)")
     if args.label_smoothing and args.loss == "ipo":
         raise InputError(f"--label_smoothing {args.label_smoothing}: the ipo loss has none")
     if args.ipo_per_token and args.loss != "ipo":
@@ -402,8 +391,8 @@ def check_loss(args):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    check_args(args)
+    # Set up: everything that can be refused is refused before the model is loaded.
+    args = Args.parse(argv)
     check_loss(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)
@@ -415,19 +404,16 @@ def main(argv=None):
     policy.temperature = 1.0  # log-probs of the model itself, at whatever temperature the pairs are sampled
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
     run.keep(round=current, sampler=sampler)
-    run.restore()
-    run.print(data_summary)
-    run.print(pair_equation(args, accelerator))
-    for note in policy.notes():
-        run.print(note)
-    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     for number in range(max(1, current.number), args.rounds + 1):
         round_metrics = {}
+        # Make pairs with the current policy, or take the given ones, and ask the reference.
         if number > current.number:  # a resumed run has its round
             metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
             if train_prompts:
@@ -459,15 +445,16 @@ def main(argv=None):
             run.log_evaluation(result)
             run.log(round_metrics | result)
             round_metrics = {}
+        # Update, and write down how it went.
         while current.steps_left() > 0 and run.step != args.max_steps and not run.interrupted:
-            metrics, start = Metrics(run.step + 1), time.perf_counter()
+            step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, args, end)
-            update_pairs(accelerator, model, optimizer, pairs, args, metrics)
-            run.step += 1
+            update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
+            run.step = step
             pair_metrics(metrics, pairs, start, accelerator.device)
-            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args, end)}
+            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args, end)}
             round_metrics = {}
             run.progress(result)
             last = current.steps_left() == 0 or run.step == args.max_steps  # of the round
@@ -485,7 +472,7 @@ def main(argv=None):
 
     run.finish(model, policy, tokenizer)
     del policy, model, optimizer
-    close(accelerator, run.exit_code)
+    run.close()
 
 
 if __name__ == "__main__":

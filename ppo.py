@@ -25,6 +25,8 @@ PPO-ptx (the mix with pretraining gradients) and InstructGPT's normalisation of 
 
     accelerate launch ppo.py                               a small embedded model learns to think; nothing is downloaded
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95
+
+docs/ppo.md has usage, results, and the details of the implementation one by one.
 """
 
 import copy
@@ -38,8 +40,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import completion_texts, left_pad, split_rollout
 from common.errors import InputError, clean_exit
-from common.generation import decode, sampling_config, seeded, stream_seed
-from common.harness.args import batch_equation, check_args, learning_rate, option, parse_args
+from common.generation import decode, sampling_config, seeded
+from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.learned_reward import learned_reward
@@ -54,118 +56,95 @@ from common.harness.loading import (
     refuse,
     some,
 )
-from common.harness.metrics import Metrics, rollout_metrics, time_metrics
-from common.harness.run import Run, close, samples
-from common.masked import beyond_clamp, completion_mask, kl_estimate, log_ratio, moments, pass_at_k
+from common.harness.metrics import Metrics
+from common.harness.run import Run
+from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k
 from common.policy import Backbone, place
-from common.rewards import correctness, load_rewards, score, weighted_sum
+from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args:
-    # model
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
+class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+    prompts_per_step: int = option(256, "prompts of a rollout (InstructGPT: 512)", "batch", above=0)
+    group_size: int = option(1, "completions of a prompt; the critic needs no group", "batch", above=0)
+    num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps of a pass (InstructGPT: 8)", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
     )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
-    )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
-    # data
-    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny")
-    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k")
-    dataset_split: str = option("train", "split to train on")
-    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
-    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
-    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]")
-    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
-    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped")
-    # reward
-    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:function or module:function")
-    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]")
-    # run
-    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
-    seed: int = option(0, "of data order, sampling and evaluation")
-    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates")
-    save_every: int = option(0, "steps between checkpoints (0: none)")
-    keep_checkpoints: int = option(2, "how many checkpoints to keep")
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
-    # batch (sizes are global: over all processes)
-    prompts_per_step: int = option(256, "prompts of a rollout (InstructGPT: 512)")
-    group_size: int = option(1, "completions of a prompt; the critic needs no group")
-    num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)")
-    num_minibatches: int = option(4, "optimizer steps of a pass (InstructGPT: 8)")
-    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)"
+        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
     )
-    # sampling
-    rollout: Literal["shared", "stock"] = option("shared", "shared: prompts computed once, finished rows dropped")
-    rollout_batch_size: int = option(0, "most completions in one generate call of one process (0: all)")
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss")
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included")
-    # optimizer (AdamW)
-    learning_rate: float = option(1e-4, "peak step size of the policy (verl: 1e-6)")
+
+    rollout: Literal["shared", "stock"] = option(
+        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+    )
+    rollout_batch_size: int = option(
+        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+    )
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+
+    learning_rate: float = option(1e-4, "peak step size of the policy (verl: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up"
+        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up")
-    weight_decay: float = option(0.0, "decoupled weight decay")
-    adam_beta1: float = option(0.9, "decay of the first moment")
-    adam_beta2: float = option(0.999, "decay of the second moment")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
-    # algorithm
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (the paper's eps)")
-    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)")
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)")
-    kl_coef: float = option(0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)")
+    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+
+    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (the paper's eps)", above=0, most=1)
+    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)", least=0)
+    kl_coef: float = option(
+        0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", least=0
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus")
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by their deviation over the tokens; they are always centred")
     std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; OpenAI's code: 0)")
-    std_eps: float = option(1e-8, "added to its square, the variance")
+    std_eps: float = option(1e-8, "added to its square, the variance", least=0)
     critic: Literal["separate", "shared"] = option(
         "separate", "a backbone of its own (verl), or a head on the policy's and the joint loss"
     )
     critic_path: str | None = option(
         None, "reward model that a separate critic starts from (InstructGPT) [the policy, a head of zeros]"
     )
-    critic_learning_rate: float = option(1e-3, "peak step size of the critic (verl: 1e-5)")
-    critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)")
-    value_coef: float = option(1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own step size)")
-    value_clip: float = option(0.2, "values move at most so far from the old ones in the loss (0: off; verl: 0.5)")
-    gamma: float = option(1.0, "discount per token")
-    gae_lambda: float = option(1.0, "lambda of the advantages (RLHF: 0.95; 1: the return less the value)")
-    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)")
+    critic_learning_rate: float = option(0.001, "peak step size of the critic (verl: 1e-5)", above=0)
+    critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)", least=0)
+    value_coef: float = option(
+        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own step size)", above=0
+    )
+    value_clip: float = option(
+        0.2, "values move at most so far from the old ones in the loss (0: off; verl: 0.5)", least=0
+    )
+    gamma: float = option(1.0, "discount per token", least=0, most=1)
+    gae_lambda: float = option(
+        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return less the value)", least=0, most=1
+    )
+    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", least=0, most=1)
     length_adaptive_alpha: float = option(
-        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)"
+        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)", least=0
     )
     kl_in: Literal["reward", "loss"] = option(
         "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
     )
-    kl_target: float = option(0.0, "KL per token to which --kl_coef is steered (0: it stays)")
-    kl_horizon: float = option(10000.0, "completions over which it is steered (verl: 10000)")
+    kl_target: float = option(0.0, "KL per token to which --kl_coef is steered (0: it stays)", least=0)
+    kl_horizon: float = option(10000.0, "completions over which it is steered (verl: 10000)", above=0)
     objective: Literal["clip", "penalty"] = option("clip", "Eq. 7, or Eq. 8: a penalty on KL(old, new)")
-    penalty_coef: float = option(1.0, "first coefficient of that penalty; doubled or halved after each rollout")
-    penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to")
-    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)")
-    missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion")
+    penalty_coef: float = option(
+        1.0, "first coefficient of that penalty; doubled or halved after each rollout", above=0
+    )
+    penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to", above=0)
+    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)", least=0)
+    missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion", least=0)
     reward_model_path: str | None = option(
         None, "folder or hub id of a reward model (reward_model.py), in place of --reward"
     )
-    # evaluation
-    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
-    eval_prompts: int = option(0, "prompts of an evaluation (0: all)")
-    eval_samples: int = option(8, "completions of each")
-    eval_k: int = option(4, "k of pass@k")
-    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k")
-    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling")
 
 
 class ValueHead(nn.Linear):
@@ -256,8 +235,10 @@ def load_reward_critic(args, policy):
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    Returns a batch of R = n x len(prompts) rows: prompts (R, P) padded on the left, prompt_mask (R, P), completions
-    (R, T), completion_mask (R, T), truncated (R,), and unless `--rollout stock` rollout_logprobs (R, T).
+    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
+    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
+    `--rollout stock` rollout_logprobs (R, T).
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -289,13 +270,12 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
-    """Score R completions of R prompts; rewards are the weighted sum of the parts.
+    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
     {name: (R,)}; NaN where there is no answer or a function does not apply.
     """
-    parts = {reward.name: score(reward, prompts, texts, truncated) for reward in reward_functions}
-    correct = correctness(parts, prompts, texts, truncated)
+    parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts
 
@@ -358,7 +338,7 @@ def policy_loss(
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
         "ratio_max": ratio,
-        "clamped": beyond_clamp(logprobs, old_logprobs, loss_mask),
+        "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
     }
     if args.objective == "clip":
         clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
@@ -374,7 +354,7 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)
         losses = losses + (args.kl_coef if kl_coef is None else kl_coef) * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = beyond_clamp(logprobs, ref_logprobs, loss_mask)
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -474,15 +454,15 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
         metrics.add("value/explained_variance", 1 - unexplained / variance)
 
 
-def update(accelerator, model, reference, optimizer, batch, args, metrics, coefficients):
+def update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
     minibatches = split_rollout(accelerator, batch, args)
-    everything = [micro for micro_batches, _ in minibatches for micro in micro_batches]
+    everything = [micro for micro_batches in minibatches for micro in micro_batches]
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
-    policy_coef = 0.0 if metrics.step <= args.critic_warmup_steps else 1.0
-    in_loss, too_far = args.kl_in == "loss", False
+    policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
+    in_loss, too_far, moved = args.kl_in == "loss", False, (coefficients.kl, coefficients.penalty)
     for epoch in range(args.num_epochs):
-        for micro_batches, totals in minibatches:
+        for micro_batches in minibatches:
             if too_far:
                 metrics.add("optim/skipped_steps", 1.0)
                 continue
@@ -491,19 +471,12 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy, values = model(micro)
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
+                    ref_logprobs = micro.get("ref_logprobs") if in_loss else None
                     losses, stats = policy_loss(
-                        logprobs,
-                        old_logprobs,
-                        micro["advantages"],
-                        mask,
-                        args,
-                        micro.get("ref_logprobs") if in_loss else None,
-                        entropy,
-                        coefficients.kl,
-                        coefficients.penalty,
+                        logprobs, old_logprobs, micro["advantages"], mask, args, ref_logprobs, entropy, *moved
                     )
                     value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
-                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
+                    weights = token_weights(mask, micro["totals"], args)
                     loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()
                     # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
                     accelerator.backward(loss * accelerator.num_processes)
@@ -514,7 +487,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
                 if epoch == 0 and "rollout_logprobs" in micro:
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
             if args.target_kl:
-                too_far = bool(accelerator.reduce(step_kl, "sum") > args.target_kl * totals["tokens"])
+                too_far = bool(accelerator.reduce(step_kl, "sum") > args.target_kl * micro["totals"]["tokens"])
             metrics.add("optim/skipped_steps", float(too_far))
             if too_far:
                 optimizer.zero_grad()
@@ -525,8 +498,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
                     parameter.grad = None
             if not torch.isfinite(sum(norms) + step_loss):
                 raise InputError(
-                    f"step {metrics.step}: loss {float(step_loss)}, gradient norms {[float(x) for x in norms]}: "
-                    "not finite"
+                    f"step {step}: loss {float(step_loss)}, gradient norms {[float(x) for x in norms]}: not finite"
                 )
             optimizer.step()
             optimizer.zero_grad()
@@ -534,7 +506,7 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics, coeff
             metrics.add("optim/grad_norm", norms[0])
             if args.critic == "separate":
                 metrics.add("optim/critic_grad_norm", norms[1])
-            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
+            metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
     if args.objective == "penalty":
         add_policy_change(accelerator, model, everything, metrics)
 
@@ -563,10 +535,10 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
-        seed = stream_seed(args.seed, rank, 0, 0)  # training uses (seed, rank, step + 1, round)
+        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in mine for _ in range(n)]
-    rewards, correct, _ = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+    texts = completion_texts(tokenizer, batch)
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -578,16 +550,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def check_own_args(args):
-    for name in ("critic_learning_rate", "value_coef", "kl_horizon", "penalty_coef", "penalty_target"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
-    not_negative = ("critic_warmup_steps", "value_clip", "length_adaptive_alpha", "kl_target", "target_kl")
-    for name in (*not_negative, "missing_eos_penalty"):
-        if not 0 <= getattr(args, name) < float("inf"):
-            raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
-    for name in ("gamma", "gae_lambda", "gae_lambda_critic"):
-        if not 0 <= (getattr(args, name) or 0) <= 1:
-            raise InputError(f"--{name} {getattr(args, name)}: must lie in [0, 1]")
+    """Refuse options that exclude each other."""
     if args.normalize_std and args.std_eps == 0:
         raise InputError("--std_eps 0: advantages that all agree would be divided by 0")
     if args.kl_target and not args.kl_coef:
@@ -603,8 +566,8 @@ def check_own_args(args):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    check_args(args)
+    # Set up: everything that can be refused is refused before the model is loaded.
+    args = Args.parse(argv)
     check_own_args(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)
@@ -612,25 +575,21 @@ def main(argv=None):
         raise InputError("--target_kl: DeepSpeed steps within the last backward pass, before the KL is known")
     run = Run(accelerator, args, "ppo")
     tokenizer = load_tokenizer(args)
-    needs_answers = args.reward_model_path is None and ("accuracy" in args.reward or "math_verify" in args.reward)
+    needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
     if args.reward_model_path:
         reward_functions = [learned_reward(args, train_prompts, accelerator.device)]
     policy = load_policy(args, tokenizer, accelerator)
-    reference = load_reference(args, tokenizer, accelerator) if args.kl_coef else None
+    reference = load_reference(policy, args, accelerator)
     critic = load_critic(args, policy)
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
     optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
+    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
     run.keep(sampler=sampler, coefficients=coefficients)
-    run.restore()
-    run.print(data_summary)
-    run.print(batch_equation(args, accelerator))
-    for note in policy.notes():
-        run.print(note)
-    run.print(f"stop tokens: {tokenizer.convert_ids_to_tokens(policy.stop_tokens)}")
+    run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -639,16 +598,19 @@ def main(argv=None):
         run.log_evaluation(result)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
-        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        # Roll out: completions of this process's prompts, their rewards and advantages.
+        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
         with accelerator.autocast(), gathered(accelerator, model):
-            seed = stream_seed(args.seed, rank, run.step + 1, 0)
+            seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
-        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(args.group_size)]
-        rewards, correct, parts = compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        texts = completion_texts(tokenizer, batch)
+        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
         batch["rewards"] = rewards.to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
+
+        # Update, and write down how it went.
         rate = learning_rate(run.step, args)
         rates = {
             "optim/lr": 0.0 if run.step < args.critic_warmup_steps else rate,
@@ -656,10 +618,10 @@ def main(argv=None):
         }
         for group, group_rate in zip(optimizer.param_groups, rates.values(), strict=True):
             group["lr"] = group_rate
-        update(accelerator, model, reference, optimizer, batch, args, metrics, coefficients)
-        run.step += 1
-        time_metrics(metrics, batch, start, rollout_end, args)
-        rollout_metrics(metrics, batch, rewards, correct, parts, args.group_size)
+        update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
+        run.step = step
+        metrics.add_times(batch, start, rollout_end, args)
+        metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
         if run.step > args.critic_warmup_steps:  # before, the policy does not move
@@ -670,13 +632,13 @@ def main(argv=None):
                 evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation)
             result |= evaluation
-        run.log(result, samples(prompts, texts, rewards, parts, args.group_size))
+        run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
 
     run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups
-    close(accelerator, run.exit_code)
+    run.close()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ Left out: process rewards, generative judges, ensembles.
     accelerate launch reward_model.py --dataset runs/X/pairs-round-1.jsonl        on the pairs that dpo.py made
     accelerate launch reward_model.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
         --dataset trl-lib/ultrafeedback_binarized --learning_rate 1e-5 --num_epochs 1 --micro_batch_size 8
+
+docs/reward_model.md has usage, results, and the details of the implementation one by one.
 """
 
 import time
@@ -28,67 +30,58 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from common.errors import InputError, clean_exit
-from common.harness.args import check_args, last_step, learning_rate, option, pair_equation, parse_args
+from common.harness.args import RunArgs, last_step, learning_rate, option
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
 from common.harness.loading import check_positions, enable_checkpointing, load_classifier, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import load_pairs, pair_batch, pair_tokens, spread_pairs
-from common.harness.run import Run, close
+from common.harness.run import Run
 from common.masked import positions
 
 
 @dataclass
-class Args:
-    # model
+class Args(RunArgs):  # model, data and run are declared there, and the same in every script
     model_name_or_path: str = option(
-        "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny"
+        "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny", "model"
     )
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16"
-    )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)"
-    )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
-    # data
     dataset: str = option(
-        "embedded", "hub id, folder, or .jsonl .json .csv .parquet file of pairs; `embedded` is common/tiny/pairs"
+        "embedded",
+        "hub id, folder, or .jsonl .json .csv .parquet file of pairs; `embedded` is common/tiny/pairs",
+        "data",
     )
-    dataset_config: str | None = option(None, "configuration of a hub dataset")
-    dataset_split: str = option("train", "split to train on")
-    eval_dataset: str | None = option(None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]")
-    eval_split: str | None = option(None, "split to evaluate on [test, then validation]")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]")
-    system_prompt: str | None = option(None, "a system message, or a text before the prompt without a chat template")
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}")
-    max_length: int = option(1024, "tokens of prompt and completion; the prompt's first ones go first")
-    # run
-    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]")
-    seed: int = option(0, "of the data order and of what is held out")
-    resume: bool = option(False, "go on from the last checkpoint in --output_dir")
-    max_steps: int = option(-1, "most optimizer steps (-1: no cap); 0 only evaluates")
-    save_every: int = option(0, "steps between checkpoints (0: none)")
-    keep_checkpoints: int = option(2, "how many checkpoints to keep")
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio")
-    # batch (sizes are global: over all processes)
-    pairs_per_step: int = option(32, "pairs of an optimizer step")
-    num_epochs: int = option(3, "passes over the pairs")
-    micro_batch_size: int = option(64, "completions in one forward of one process; does not change the gradient")
-    # optimizer (AdamW)
-    learning_rate: float = option(1e-3, "peak step size (InstructGPT 6B: 9e-6)")
+    dataset_config: str | None = option(None, "configuration of a hub dataset", "data")
+    seed: int = option(0, "of the data order and of what is held out", "run", least=0, below=2**32)
+    max_steps: int = option(-1, "most optimizer steps (-1: no cap); 0 only evaluates", "run", least=-1)
+
+    max_length: int = option(1024, "tokens of prompt and completion; the prompt's first ones go first", "data", least=3)
+
+    pairs_per_step: int = option(32, "pairs of an optimizer step", "batch", above=0)
+    num_epochs: int = option(3, "passes over the pairs", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+    )
+
+    learning_rate: float = option(1e-3, "peak step size (InstructGPT 6B: 9e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over the run, times the warm-up"
+        "constant", "factor on the step size over the run, times the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up")
-    weight_decay: float = option(0.0, "decoupled weight decay")
-    adam_beta1: float = option(0.9, "decay of the first moment")
-    adam_beta2: float = option(0.999, "decay of the second moment")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)")
-    # algorithm
-    center_coef: float = option(0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)")
-    # evaluation
-    eval_every: int = option(25, "steps between evaluations; one before and one after are always done (0: only these)")
+    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+
+    center_coef: float = option(
+        0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)", least=0
+    )
+
+    eval_every: int = option(
+        25,
+        "steps between evaluations; one before and one after are always done (0: only these)",
+        "evaluation",
+        least=0,
+    )
 
 
 class RewardModel(nn.Module):
@@ -150,7 +143,7 @@ def pair_losses(model, batch, args):
     return losses, stats
 
 
-def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
+def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
     pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
     size, step_loss = args.micro_batch_size // 2, 0.0
@@ -166,7 +159,7 @@ def update_pairs(accelerator, model, optimizer, pairs, args, metrics):
             metrics.add(name, values)
     norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
     if not torch.isfinite(norm + step_loss):
-        raise InputError(f"step {metrics.step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
+        raise InputError(f"step {step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
     optimizer.step()
     optimizer.zero_grad()
     metrics.add("optim/loss", step_loss * accelerator.num_processes)
@@ -186,8 +179,8 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    check_args(args)
+    # Set up: everything that can be refused is refused before the model is loaded.
+    args = Args.parse(argv)
     accelerator = launch(args)
     run = Run(accelerator, args, "reward_model")
     tokenizer = load_tokenizer(args)
@@ -203,9 +196,7 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
     run.keep(sampler=sampler)
-    run.restore()
-    run.print(data_summary)
-    run.print(f"{pair_equation(args, accelerator)}: {steps} steps")
+    run.start(data_summary, f"steps: {steps}")
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -213,14 +204,14 @@ def main(argv=None):
         run.log_evaluation(result)
         run.log(result)
     while run.step < steps and not run.interrupted:
-        metrics, start = Metrics(run.step + 1), time.perf_counter()
+        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args, steps)
-        update_pairs(accelerator, model, optimizer, pairs, args, metrics)
-        run.step += 1
+        update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
+        run.step = step
         pair_metrics(metrics, pairs, start, accelerator.device)
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(run.step - 1, args, steps)}
+        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args, steps)}
         run.progress(result)
         last = run.step == steps
         if last or run.due(args.eval_every, at_end=False):
@@ -233,7 +224,7 @@ def main(argv=None):
 
     run.finish(model, reward_model, tokenizer)
     del reward_model, model, optimizer
-    close(accelerator, run.exit_code)
+    run.close()
 
 
 if __name__ == "__main__":

@@ -87,12 +87,14 @@ def micro_batches(lengths, args, keep_order=False):
 def split_rollout(accelerator, batch, args):
     """Cut this process's rows into optimizer steps, and each of these into the micro-batches of single forwards.
 
-    Minibatches are equal runs of whole groups in draw order. Returns a list of (micro_batches, totals), where the
-    totals count the whole optimizer step: all micro-batches of all processes. All processes get equally many
-    micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose loss mask is
-    empty.
+    Minibatches are equal runs of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
+    columns of some rows, and the `totals` that token weights are made of: tokens, rows and prompts of the whole
+    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows. All processes get
+    equally many micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose
+    loss mask is empty.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
+    step_rows = rows * accelerator.num_processes
     group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
     batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
@@ -109,9 +111,8 @@ def split_rollout(accelerator, batch, args):
         for _ in range(number - len(parts)):
             filler = take_rows(batch, [start])
             parts.append(filler | {"loss_mask": torch.zeros_like(filler["loss_mask"])})
-        step_rows = rows * accelerator.num_processes
         totals = {"tokens": step_tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
-        minibatches.append((parts, totals))
+        minibatches.append([part | {"totals": totals | {"group_tokens": part.pop("group_tokens")}} for part in parts])
     return minibatches
 
 

@@ -70,8 +70,9 @@ class Policy(Backbone):
     def device(self):
         return self.lm.device
 
-    def notes(self):
+    def notes(self, tokenizer):
         """What a user should know about this model, a line each."""
+        yield f"stop tokens: {tokenizer.convert_ids_to_tokens(self.stop_tokens)}"
         if not self.chunked:
             yield "this model changes its logits after the head: log-probs take more memory"
         if not self.shares_prompts:
@@ -79,6 +80,12 @@ class Policy(Backbone):
 
     def forward(self, batch, with_entropy=True):
         """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+
+        It equals, without the (R, T, V) logits (tests/test_policy.py::test_forward_equals_full_logits_without_padding):
+
+            logits = lm(prompts and completions).logits[:, P - 1 : -1] / temperature
+            logprobs = logits.log_softmax(-1).gather(-1, completions)
+            entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
         `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
         prompt_index (R, 1) rows of one index have one prompt, which is computed once.

@@ -102,7 +102,24 @@ def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int)
 
 # ------------------------------------------------------------------------------------------- choosing and scoring
 
-BUILT_IN = {"accuracy": accuracy_reward, "format": format_reward, "math_verify": math_verify_reward}
+
+def as_reward(rule: Callable, compares: bool = True) -> Callable:
+    """A rule for one completion with the signature of TRL's reward functions; None where a gold answer is missing."""
+
+    def reward(completions, answer, truncated, **columns):
+        rows = zip(completions, answer, truncated, strict=True)
+        if not compares:
+            return [rule(text, cut) for text, _, cut in rows]
+        return [None if gold is None else rule(text, gold, cut) for text, gold, cut in rows]
+
+    return reward
+
+
+BUILT_IN = {
+    "accuracy": as_reward(accuracy_reward),
+    "format": as_reward(format_reward, compares=False),
+    "math_verify": as_reward(math_verify_reward),
+}
 
 
 class Reward(NamedTuple):
@@ -172,27 +189,19 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     exception or `sys.exit` in it, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and too few
     or too many values raise InputError with function and row.
     """
-    if reward.function in BUILT_IN.values():
-        triples = enumerate(zip(rows, texts, truncated, strict=True))
-        values = [_call(reward, f"row {i}", _score_row, reward.function, *triple) for i, triple in triples]
-    else:
-        values = _score_together(reward, rows, texts, truncated)
+    values = _score_together(reward, rows, texts, truncated)
     return torch.tensor([_number(reward, i, value) for i, value in enumerate(values)], dtype=torch.float64)  # (R,)
-
-
-def _score_row(function: Callable, row, text: str, truncated: bool) -> float | None:
-    if function is format_reward:
-        return format_reward(text, truncated)
-    return None if row.answer is None else function(text, row.answer, truncated)
 
 
 def _score_together(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> list:
     try:
-        values = _call(reward, "all rows together", _call_user, reward.function, _keywords(rows, texts, truncated))
+        values = _call(
+            reward, "all rows together", _call_user, reward.function, _keywords(reward, rows, texts, truncated)
+        )
     except InputError:
         for i in range(len(rows)):  # the run stops anyway: find the row
             one = slice(i, i + 1)
-            keywords = _keywords(rows[one], texts[one], truncated[one])
+            keywords = _keywords(reward, rows[one], texts[one], truncated[one])
             _call(reward, f"row {i}", _call_user, reward.function, keywords)
         raise
     values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
@@ -219,11 +228,14 @@ def _call(reward: Reward, where: str, function: Callable, *arguments):
         raise InputError(message) from error
 
 
-def _keywords(rows: list, texts: list[str], truncated: list[bool]) -> dict[str, list]:
+def _keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict[str, list]:
     """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns.
 
-    Messages and columns are copies, one for each row: the prompts of later steps are the originals.
+    Messages and columns are copies, one for each row: the prompts of later steps are the originals. The built-in rules
+    get the texts and the gold answers.
     """
+    if reward.function in BUILT_IN.values():
+        return {"completions": texts, "answer": [row.answer for row in rows], "truncated": truncated}
     names = dict.fromkeys(name for row in rows for name in row.columns)
     columns = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
     if any(row.answer is not None for row in rows):
@@ -261,6 +273,18 @@ def _number(reward: Reward, row: int, value) -> float:
     raise InputError(f"{message}; return a finite number, or None where it does not apply")
 
 
+def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
+    """The parts {name: (R,)} of the rewards of R completions, adjacent rows of one prompt, and what is correct.
+
+    `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if there is
+    none. Values of a part are those of `score`.
+    """
+    rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
+    truncated = torch.as_tensor(truncated).tolist()
+    parts = {reward.name: score(reward, rows, texts, truncated) for reward in reward_functions}
+    return parts, correctness(parts, rows, texts, truncated)
+
+
 def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], truncated: list[bool]):
     """Whether each answer is right, 1.0 or 0.0 (R,), whatever the rewards are; NaN for a row without an answer.
 
@@ -272,7 +296,7 @@ def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], tr
         return None
     if name := deciding_part(parts):
         return parts[name]
-    return score(Reward("accuracy", 1.0, accuracy_reward), rows, texts, truncated)
+    return score(Reward("accuracy", 1.0, BUILT_IN["accuracy"]), rows, texts, truncated)
 
 
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:

@@ -8,6 +8,7 @@ import ast
 import difflib
 import itertools
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -135,13 +136,14 @@ def problems(sources, differs=DIFFERS, budgets=BUDGETS):
             f"{two}: {n} is imported otherwise than in {one}" for n in names if names[n] != others.get(n, names[n])
         ]
     options = arguments(sources["grpo.py"])[1]
+    inherited = re.findall(r"^    (\w+): .*? = option\(", (ROOT / "common/harness/args.py").read_text(), re.MULTILINE)
     for script, source in sources.items():
         own = arguments(source)[1]
         kept = {name: kind for name, kind in own.items() if name in options}
         expected = {name: kind for name, kind in options.items() if script not in OWN_OPTIONS or name in own}
         if list(kept.items()) != list(expected.items()):
             found.append(f"{script}: the options of grpo.py are not all there with their types and in their order")
-        names, new = list(own), [name for name in own if name not in options]
+        names, new = list(own), [name for name in own if name not in [*options, *inherited]]
         if script not in OWN_OPTIONS and names[(start := names.index("std_eps") + 1) : start + len(new)] != new:
             found.append(f"{script}: its own options ({', '.join(new)}) must follow std_eps")
     return found

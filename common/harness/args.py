@@ -1,33 +1,133 @@
 """Options: their declaration with bounds, the command line and its YAML file, and what sizes a step has."""
 
 import argparse
+import copy
 import dataclasses
 import math
 import sys
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import yaml
 
 from common.errors import InputError, one_line, world_size
 from common.harness.distributed import device_and_threads, strategy
 
+GROUPS = {  # of --help, in this order
+    "model": "model",
+    "data": "data",
+    "reward": "reward",
+    "run": "run",
+    "batch": "batch (sizes are global: over all processes)",
+    "sampling": "sampling",
+    "optimizer": "optimizer (AdamW)",
+    "algorithm": "algorithm",
+    "evaluation": "evaluation",
+}
 
-def option(default, help):
-    """A field of `Args` with its help text."""
+
+def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None):
+    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` holds it to."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
-    return dataclasses.field(**default, metadata={"help": help.replace("%", "%%")})
+    bounds = dict(above=above, least=least, most=most, below=below)
+    return dataclasses.field(**default, metadata={"help": help.replace("%", "%%"), "group": group, "bounds": bounds})
+
+
+@dataclass
+class RunArgs:
+    """The options of every script: model, data, run."""
+
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny", "model")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32",
+        "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16",
+        "model",
+    )
+    attn_implementation: str = option(
+        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)", "model"
+    )
+    gradient_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, slower", "model"
+    )
+
+    dataset: str = option(
+        "embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny", "data"
+    )
+    dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
+    dataset_split: str = option("train", "split to train on", "data")
+    eval_dataset: str | None = option(
+        None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]", "data"
+    )
+    eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
+    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]", "data")
+    system_prompt: str | None = option(
+        None, "a system message, or a text before the prompt without a chat template", "data"
+    )
+    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}", "data")
+
+    output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]", "run")
+    seed: int = option(0, "of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
+    resume: bool = option(False, "continue from the last checkpoint in --output_dir", "run")
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", least=0)
+    save_every: int = option(0, "steps between checkpoints (0: none)", "run", least=0)
+    keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", above=0)
+    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio", "run")
+
+    @classmethod
+    def parse(cls, argv=None):
+        """The options of the command line (`parse_args`)."""
+        return parse_args(cls, argv)
+
+
+@dataclass
+class RolloutArgs(RunArgs):
+    """The options of every script that samples: those of `RunArgs`, reward and evaluation."""
+
+    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]", "data")
+    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped", "data", above=0)
+
+    reward: list[str] = option(
+        ["accuracy"], "accuracy, format, math_verify, file.py:function or module:function", "reward"
+    )
+    reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]", "reward")
+
+    eval_every: int = option(
+        25,
+        "steps between evaluations; one before and one after are always done (0: only these)",
+        "evaluation",
+        least=0,
+    )
+    eval_prompts: int = option(0, "prompts of an evaluation (0: all)", "evaluation", least=0)
+    eval_samples: int = option(8, "completions of each", "evaluation", above=0)
+    eval_k: int = option(4, "k of pass@k", "evaluation", above=0)
+    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k", "evaluation", least=0)
+    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling", "evaluation", above=0, most=1)
+
+    @property
+    def needs_answers(self):
+        """Whether a reward compares with gold answers."""
+        return "accuracy" in self.reward or "math_verify" in self.reward
 
 
 def parse_args(cls, argv=None):
-    """`cls` from the command line; `--config FILE.yaml` gives defaults that the command line overrides.
+    """`cls` from the command line, checked; `--config FILE.yaml` gives defaults that the command line overrides.
 
     Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
     refused.
     """
     from transformers import HfArgumentParser
 
+    used, groups = {field.metadata["group"] for field in dataclasses.fields(cls)}, {}
+
     class Parser(HfArgumentParser):
+        def _parse_dataclass_field(self, parser, field):  # called for each field
+            if not groups:
+                groups.update({name: self.add_argument_group(title) for name, title in GROUPS.items() if name in used})
+            field = copy.copy(field)
+            group, field.metadata = groups[field.metadata["group"]], {"help": field.metadata["help"]}
+            super()._parse_dataclass_field(group, field)
+
         def error(self, message):
             raise InputError(f"{message} (--help lists the options)")
 
@@ -40,8 +140,9 @@ def parse_args(cls, argv=None):
         namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
     if unknown:
         raise InputError(f"unknown option {unknown[0]} (--help lists the options)")
-    values = {name: value for name, value in vars(namespace).items() if name != "config"}
-    return cls(**values)
+    args = cls(**{name: value for name, value in vars(namespace).items() if name != "config"})
+    check_args(args)
+    return args
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -87,41 +188,40 @@ def yaml_arguments(path):
 
 
 def check_args(args):
-    """Refuse sizes that do not divide, ranges that make no sense, and options that exclude each other."""
-    positive = (
-        "prompts_per_step group_size num_epochs num_minibatches micro_batch_size max_new_tokens max_prompt_tokens"
-    )
-    positive += " keep_checkpoints temperature learning_rate clip_high eval_samples eval_k"
-    positive += " pairs_per_step rounds pair_prompts pair_samples max_length beta"
-    not_negative = "warmup_steps save_every eval_every eval_prompts micro_batch_tokens rollout_batch_size seed"
-    not_negative += " weight_decay max_grad_norm kl_coef entropy_coef std_eps eval_temperature adam_beta1 adam_beta2"
-    not_negative += " nll_coef center_coef"
-    names = {field.name for field in dataclasses.fields(args)}  # dpo.py and reward_model.py lack some of these
-    for name in positive.split():
-        if name in names and not 0 < getattr(args, name) < math.inf:
-            raise InputError(f"--{name} {getattr(args, name)}: must be above 0")
-    for name in not_negative.split():
-        if name in names and not 0 <= getattr(args, name) < math.inf:
-            raise InputError(f"--{name} {getattr(args, name)}: must not be negative")
-    if args.seed >= 2**32:  # numpy's bound
-        raise InputError(f"--seed {args.seed}: must be below 2**32 = 4294967296")
-    if max(args.adam_beta1, args.adam_beta2) >= 1:
-        raise InputError(f"--adam_beta1 {args.adam_beta1} --adam_beta2 {args.adam_beta2}: must lie in [0, 1)")
+    """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
+    for field in dataclasses.fields(args):
+        check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to go on with")
-    if "pairs_per_step" in names:
+    if hasattr(args, "pairs_per_step"):
         check_pairs(args)
     else:
         check_rollouts(args)
-    if "eval_samples" in names:
+    if hasattr(args, "eval_samples"):
         check_sampling(args)
 
 
+def check_bounds(name, value, above, least, most, below):
+    """Refuse a number that is not finite, or not within the bounds of its option."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise InputError(f"--{name} {value}: must be a finite number")
+    too_low = (above is not None and value <= above) or (least is not None and value < least)
+    too_high = (below is not None and value >= below) or (most is not None and value > most)
+    if not too_low and not too_high:
+        return
+    low, high = least if above is None else above, most if below is None else below
+    if low is not None and high is not None:
+        rule = f"lie in {'(' if above is not None else '['}{low}, {high}{']' if most is not None else ')'}"
+    elif low is not None:
+        rule = f"be above {above}" if above is not None else "not be negative" if least == 0 else f"be at least {least}"
+    else:
+        rule = f"be below {below}" if below is not None else f"be at most {most}"
+    raise InputError(f"--{name} {value}: must {rule}")
+
+
 def check_rollouts(args):
-    if not 0 < args.clip_low <= 1:
-        raise InputError(f"--clip_low {args.clip_low}: must lie in (0, 1], the ratio is clipped below 1 - clip_low")
-    if args.max_steps < 0:
-        raise InputError(f"--max_steps {args.max_steps}: must not be negative")
     num_processes = world_size()
     if args.prompts_per_step % (num_processes * args.num_minibatches):
         raise InputError(
@@ -133,8 +233,6 @@ def check_rollouts(args):
 
 
 def check_pairs(args):
-    if args.max_steps < -1:
-        raise InputError(f"--max_steps {args.max_steps}: must be -1 (no cap), 0 or more")
     num_processes = world_size()
     if args.pairs_per_step % num_processes:
         raise InputError(f"--pairs_per_step {args.pairs_per_step} is not a multiple of {num_processes} processes")
@@ -145,8 +243,6 @@ def check_pairs(args):
 
 
 def check_sampling(args):
-    if not 0 < args.eval_top_p <= 1:
-        raise InputError(f"--eval_top_p {args.eval_top_p}: must lie in (0, 1]")
     if args.eval_k > args.eval_samples and args.eval_temperature > 0:
         raise InputError(f"--eval_k {args.eval_k} is more than --eval_samples {args.eval_samples}")
     samples = "group_size" if hasattr(args, "group_size") else "pair_samples"
@@ -181,23 +277,21 @@ def learning_rate(step, args, last=None):
 
 def batch_equation(args, accelerator):
     """Devices and sizes of a step, once, as an equation."""
-    rows, processes = args.prompts_per_step * args.group_size, accelerator.num_processes
-    updates = args.num_epochs * args.num_minibatches
+    processes = accelerator.num_processes
+    where = f"processes: {processes} on {device_and_threads(accelerator)}, {strategy(accelerator)}"
+    if hasattr(args, "pairs_per_step"):
+        pairs = args.pairs_per_step
+        return (
+            f"{where}\n"
+            f"a step: {pairs} pairs = {2 * pairs} completions, {2 * pairs // processes} on each process, at most "
+            f"{args.micro_batch_size // 2} pairs in a forward; {args.num_epochs} passes over the pairs"
+        )
+    rows, updates = args.prompts_per_step * args.group_size, args.num_epochs * args.num_minibatches
     step_rows = rows // args.num_minibatches
     limit = f"{args.micro_batch_tokens} tokens" if args.micro_batch_tokens else f"{args.micro_batch_size} rows"
     return (
-        f"processes: {processes} on {device_and_threads(accelerator)}, {strategy(accelerator)}\n"
+        f"{where}\n"
         f"a step: {args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows; "
         f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {updates} updates of {step_rows} rows, "
         f"{step_rows // processes} on each process, at most {limit} in a forward"
-    )
-
-
-def pair_equation(args, accelerator):
-    """Devices and sizes of a step over preference pairs, once, as an equation."""
-    pairs, processes = args.pairs_per_step, accelerator.num_processes
-    return (
-        f"processes: {processes} on {device_and_threads(accelerator)}\n"
-        f"a step: {pairs} pairs = {2 * pairs} completions, {2 * pairs // processes} on each process, at most "
-        f"{args.micro_batch_size // 2} pairs in a forward; {args.num_epochs} passes over the pairs"
     )

@@ -89,9 +89,11 @@ def load_policy(args, tokenizer, accelerator=None):
     return policy.train()
 
 
-def load_reference(args, tokenizer, accelerator=None):
-    """A frozen copy of the policy at its start, whole on every process; only loaded when a coefficient asks for it."""
-    reference = load_policy(args, tokenizer, accelerator).requires_grad_(False).eval()
+def load_reference(policy, args, accelerator=None):
+    """A frozen copy of the policy at its start, whole on every process; None where no coefficient asks for it."""
+    if not args.kl_coef:
+        return None
+    reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
         if accelerator.mixed_precision == "bf16":  # as there: bfloat16 weights, but rotary frequencies in float32

@@ -18,8 +18,7 @@ class Metrics:
     Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
     """
 
-    def __init__(self, step=0):
-        self.step = step  # for messages
+    def __init__(self):
         self.sums, self.maxima = {}, {}  # {(name, kind): (numerator, denominator)}, {name: value}
         self.values = {}  # {name: [values]} of which quantiles are taken; NaN does not count
 
@@ -60,6 +59,52 @@ class Metrics:
         self.add_ratio(name, values.sum(), len(values), kind="std")
         self.add_ratio(name, values.square().sum(), len(values), kind="square")
 
+    def add_rollout(self, batch, rewards, correct, parts, group_size):
+        """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn.
+
+        With `rewards` None without those of `add_rewards`, for a script that trains on some of it only.
+        """
+        if rewards is not None:
+            self.add_rewards(rewards, group_size)
+        lengths = batch["completion_mask"].sum(dim=1).cpu()
+        right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
+        self.add("reward/accuracy", right, ~right.isnan())
+        for name, part in parts.items():
+            self.add(f"reward_part/{name}", part, ~part.isnan())
+        self.add("completion/length", lengths)
+        self.add("completion/length_correct", lengths, right == 1)
+        self.add("completion/length_incorrect", lengths, right == 0)
+        self.add("completion/truncated", batch["truncated"].cpu())
+        if group_size == 1:
+            return
+        rows = [
+            tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)
+        ]
+        for start in range(0, len(rows), group_size):
+            self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+
+    def add_rewards(self, rewards, group_size):
+        """The metrics of what the advantage sees."""
+        self.add("reward/mean", rewards)
+        self.add_std("reward/std", rewards)
+        groups = rewards.view(-1, group_size)
+        if group_size > 1:
+            self.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
+
+    def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
+        """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
+
+        `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
+        """
+        seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
+        # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
+        tokens = float(batch["completion_mask"].sum())
+        tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
+        for phase in ("rollout", "update"):
+            self.add(f"time/{phase}_s", seconds[phase])
+            self.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
+        self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
+
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
         result = {}
@@ -87,38 +132,6 @@ class Metrics:
         return result
 
 
-def rollout_metrics(metrics, batch, rewards, correct, parts, group_size):
-    """The reward/, reward_part/, completion/ and advantage/ metrics of a rollout, over all that was drawn.
-
-    With `rewards` None without those of `reward_metrics`, for a script that trains on some of it only.
-    """
-    if rewards is not None:
-        reward_metrics(metrics, rewards, group_size)
-    lengths = batch["completion_mask"].sum(dim=1).cpu()
-    right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
-    metrics.add("reward/accuracy", right, ~right.isnan())
-    for name, part in parts.items():
-        metrics.add(f"reward_part/{name}", part, ~part.isnan())
-    metrics.add("completion/length", lengths)
-    metrics.add("completion/length_correct", lengths, right == 1)
-    metrics.add("completion/length_incorrect", lengths, right == 0)
-    metrics.add("completion/truncated", batch["truncated"].cpu())
-    if group_size == 1:
-        return
-    rows = [tuple(ids[:length]) for ids, length in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
-    for start in range(0, len(rows), group_size):
-        metrics.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
-
-
-def reward_metrics(metrics, rewards, group_size):
-    """The metrics of what the advantage sees."""
-    metrics.add("reward/mean", rewards)
-    metrics.add_std("reward/std", rewards)
-    groups = rewards.view(-1, group_size)
-    if group_size > 1:
-        metrics.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
-
-
 def pair_metrics(metrics, pairs, start, device):
     """Lengths of this process's pairs of a step, seconds and tokens per second of its update, and peak memory.
 
@@ -131,21 +144,6 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add("time/update_s", seconds)
     metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
-
-
-def time_metrics(metrics, batch, start, rollout_end, args, drawn_tokens=None):
-    """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
-
-    `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
-    """
-    seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
-    # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-    tokens = float(batch["completion_mask"].sum())
-    tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
-    for phase in ("rollout", "update"):
-        metrics.add(f"time/{phase}_s", seconds[phase])
-        metrics.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
-    metrics.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
 
 def peak_memory_gb(device):

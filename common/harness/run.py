@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from common.errors import InputError, Process
+from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
 from common.harness.loading import save_pretrained
@@ -104,8 +105,14 @@ class Run:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
+    def start(self, *lines):
+        """Print what the run is, after a resume where it is one. Call when the model is prepared, and after `keep`."""
+        self.restore()
+        for line in (*lines, batch_equation(self.args, self.accelerator)):
+            self.print(line)
+
     def restore(self):
-        """With --resume: load the last checkpoint, cut the files back to it. Call after `keep`."""
+        """With --resume: load the last checkpoint, cut the files back to it."""
         from accelerate.utils import broadcast_object_list
 
         main, path = self.accelerator.is_main_process, [None]
@@ -128,10 +135,19 @@ class Run:
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
-        Process.step, Process.bar, Process.training, Process.signal = self.step, self.bar, self.first_eval is not None, 0
+        Process.step, Process.bar, Process.training, Process.signal = (
+            self.step,
+            self.bar,
+            self.first_eval is not None,
+            0,
+        )
 
-    def log(self, metrics, samples=()):
-        """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl."""
+    def log(self, metrics, shown=None):
+        """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl.
+
+        `shown`: (prompts, texts, rewards, parts) of this process, of which those of the first prompt are written.
+        """
+        samples = sample_rows(*shown) if shown else []
         if self.accelerator.is_main_process:
             append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
             append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
@@ -198,6 +214,12 @@ class Run:
         seconds = time.perf_counter() - self.started
         self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
 
+    def close(self):
+        """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+        close(self.accelerator)
+        if self.exit_code:
+            raise SystemExit(self.exit_code)
+
     def write_model(self, model, policy, tokenizer):
         temporary, final = self.folder / "model.tmp", self.folder / "model"
         with agreed(self.accelerator):
@@ -214,14 +236,12 @@ class Run:
                 raise
 
 
-def close(accelerator, exit_code=0):
-    """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+def close(accelerator):
+    """End the processes' work together, and let go of the folder."""
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
     unlock_folder()
-    if exit_code:
-        raise SystemExit(exit_code)
 
 
 def unlock_folder():
@@ -250,8 +270,8 @@ def write_rows(path, rows):
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def samples(prompts, texts, rewards, parts, group_size):
-    """The completions of this process's first prompt, for samples.jsonl."""
+def sample_rows(prompts, texts, rewards, parts):
+    """The completions of the first prompt, for samples.jsonl."""
     return [
         {
             "prompt": prompts[0].prompt,
@@ -260,5 +280,5 @@ def samples(prompts, texts, rewards, parts, group_size):
             "reward": float(rewards[i]),
             "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
         }
-        for i in range(group_size)
+        for i in range(len(texts) // len(prompts))
     ]
