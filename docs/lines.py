@@ -17,7 +17,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 LINK = re.compile(r"\[`([^`]+)`\]\(([\w./]+\.py)(#[-L\d]*)?\)")
 DETAIL = re.compile(r"^\d+\. .*\n(?:(?: .*)?\n)*", re.MULTILINE)  # with its indented lines
 TEST = re.compile(r"`(test_\w+)`")
-FILE = re.compile(r"`((?:\w+/)+\w+\.(?:py|md|yaml))`|\]\(([\w./-]+)(?:#[^)]*)?\)")  # a path in code, or a link's target
+FOLDERS = "benchmarks|common|configs|docs|tests"
+FILE = re.compile(rf"\b((?:{FOLDERS})/(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml|txt))\b|\]\(([\w./-]+)(?:#[^)]*)?\)")
 
 
 def pages(root=ROOT):
@@ -77,9 +78,9 @@ def problems(page, text, root=ROOT):
     details = DETAIL.findall(text) if page.parent.name == "docs" else []
     found = [f"no link to lines in: {detail.splitlines()[0]}" for detail in details if "#L" not in detail]
     found += [f"there is no test {name}" for name in TEST.findall(text) if f"def {name}(" not in tests]
-    for code, target in FILE.findall(text):
-        if not ((root / code) if code else (page.parent / target)).exists():
-            found.append(f"there is no file {code or target}")
+    for path, target in FILE.findall(text):
+        if not ((root / path) if path else (page.parent / target)).exists():
+            found.append(f"there is no file {path or target}")
     return [f"{page.name}: {problem}" for problem in found]
 
 
