@@ -113,14 +113,14 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
     `--rollout stock` rollout_logprobs (R, T).
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
     config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.device):
+    with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
@@ -136,7 +136,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
-        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
     if not stock:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch

@@ -45,21 +45,11 @@ from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.learned_reward import learned_reward
-from common.harness.loading import (
-    check_positions,
-    enable_checkpointing,
-    load_classifier,
-    load_policy,
-    load_reference,
-    load_tokenizer,
-    read_tokenizer,
-    refuse,
-    some,
-)
+from common.harness.loading import load_policy, load_reference, load_scorer, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k
-from common.policy import Backbone, place
+from common.policy import Backbone
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
@@ -169,8 +159,10 @@ class Critic(nn.Module):
         self.backbone = backbone
         self.head = ValueHead(hidden_size)
 
-    def forward(self, batch, places, hidden):
-        return place(self.head(hidden)[:, 0], places, batch["completion_mask"])
+    def forward(self, batch, rows, columns, hidden):
+        """Float32 values (R, T) from the states of the completions' tokens (`Backbone.states`), 0 beside the mask."""
+        empty = torch.zeros(batch["completions"].shape, device=hidden.device)
+        return empty.index_put((rows, columns), self.head(hidden)[:, 0])
 
 
 class ActorCritic(nn.Module):
@@ -189,7 +181,7 @@ class ActorCritic(nn.Module):
         The value of a token is read where its log-prob is, one position before it: the state has not seen it yet.
         """
         states = self.policy.states(batch)
-        logprobs, entropy = self.policy.logprobs(batch, *states, with_entropy)
+        logprobs, entropy = self.policy(batch, with_entropy, states)
         if self.critic.backbone is not None:
             states = self.critic.backbone.states(batch)
         return logprobs, entropy, self.critic(batch, *states)
@@ -198,37 +190,20 @@ class ActorCritic(nn.Module):
 def load_critic(args, policy):
     """The critic of `--critic`: shared, or separate on a backbone of its own: that of `--critic_path` with its head, or
     the policy's with a head of zeros."""
-    if args.critic_path:
-        return load_reward_critic(args, policy)
+    if args.critic_path:  # InstructGPT (arXiv 2203.02155, C.4): a value is at first the score of the text so far
+        lm = load_scorer(args, "critic_path", policy.lm.device)
+        critic = Critic(lm.score.in_features, Backbone(lm.base_model))
+        critic.backbone.shares_prompts = False  # exact for any architecture
+        critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
+        return critic.to(policy.lm.device, policy.lm.dtype).train()
     hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
     if args.critic == "shared":
         if not policy.chunked:
             raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
-        return Critic(hidden_size).to(policy.device, policy.lm.dtype).train()
+        return Critic(hidden_size).to(policy.lm.device, policy.lm.dtype).train()
     backbone = Backbone(copy.deepcopy(policy.lm.base_model))
     backbone.shares_prompts = policy.shares_prompts
-    return Critic(hidden_size, backbone).to(policy.device, policy.lm.dtype).train()
-
-
-def load_reward_critic(args, policy):
-    """The reward model of `--critic_path` as a critic (arXiv 2203.02155, appendix C.4): a value is at first the score
-    of the text so far. It reads the policy's token ids, so its tokenizer must have them all."""
-    tokenizer = read_tokenizer(args, "critic_path")
-    vocabulary = tokenizer.get_vocab()
-    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
-    if other:
-        refuse(args, "critic_path", f"its tokenizer has other ids than the policy's for {some(other)}")
-    lm, _, _ = load_classifier(args, "critic_path", tokenizer, policy.device)
-    check_positions(args, "critic_path", lm)
-    if not isinstance(getattr(lm, "score", None), nn.Linear):
-        refuse(args, "critic_path", f"a {type(lm).__name__} has no linear head `score`")
-    if args.gradient_checkpointing:
-        enable_checkpointing(lm)
-    backbone = Backbone(lm.base_model)
-    backbone.shares_prompts = False  # exact for any architecture
-    critic = Critic(lm.score.in_features, backbone)
-    critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
-    return critic.to(policy.device, policy.lm.dtype).train()
+    return Critic(hidden_size, backbone).to(policy.lm.device, policy.lm.dtype).train()
 
 
 @torch.no_grad()
@@ -240,14 +215,14 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
     `--rollout stock` rollout_logprobs (R, T).
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.device)  # (R / n, P)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
     config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.device):
+    with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
@@ -263,7 +238,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
-        batch["prompt_index"] = torch.arange(len(prompts), device=model.device).repeat_interleave(n)[:, None]
+        batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
     if not stock:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch

@@ -45,7 +45,7 @@ def unite_groups(groups, model):
     """The batch, with the columns of `rollout` and `rewards` (R,), of a list of (prompt, what was sent of its rows)."""
     prompts, sent = zip(*groups, strict=True)
     columns = {name: torch.cat([torch.from_numpy(group[name]) for group in sent]) for name in sent[0]}
-    n, device = len(sent[0]["rewards"]), model.device
+    n, device = len(sent[0]["rewards"]), model.lm.device
 
     def padded(name, fill):  # (R, T)
         rows = columns[name].split(columns["lengths"].tolist())

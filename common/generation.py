@@ -39,15 +39,14 @@ def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_seque
 
 @contextlib.contextmanager
 def seeded(key, device):
-    """Draw from the stream that `key` names: `generate` samples from the global generators, which are then restored."""
+    """Draw from the stream that `key` names: `generate` samples from the global generators, which are then restored.
+
+    `key` is one or several numbers, such as (seed, rank, step, round); streams of unequal keys are independent.
+    """
+    seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(stream_seed(key))
+        torch.manual_seed(int(seed))
         yield
-
-
-def stream_seed(key):
-    """One seed out of several numbers, such as (seed, rank, step, round): streams of unequal keys are independent."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 
 
 class RoomyLayer(DynamicLayer):

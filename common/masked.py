@@ -20,16 +20,8 @@ def completion_mask(completions, stop_tokens):
 
 
 def log_ratio(logprobs, old_logprobs, mask):
-    """log(pi / pi_old) (R, T), 0 where the mask is false, and clamped to +-20 so that its `exp` is finite in float32.
-
-    Beyond the clamp there is no gradient: `beyond_clamp` tells where.
-    """
+    """log(pi / pi_old) (R, T), 0 where the mask is false; clamped to +-20, where `exp` is finite and the gradient 0."""
     return torch.where(mask, logprobs - old_logprobs, 0).clamp(-20, 20)
-
-
-def beyond_clamp(logprobs, old_logprobs, mask):
-    """The tokens (R, T) that `log_ratio` clamps; false where the mask is."""
-    return torch.where(mask, logprobs - old_logprobs, 0).abs() > 20
 
 
 def kl_estimate(logprobs, ref_logprobs, mask, estimator):

@@ -26,13 +26,13 @@ class Backbone(nn.Module):
         self.shares_prompts = True
 
     def states(self, batch):
-        """Of each completion token its place in R x T (N,), and the hidden state that predicts it (N, H)."""
+        """Row (N,) and column (N,) of each completion token in (R, T), and the hidden state (N, H) that predicts it."""
         share = self.shares_prompts and "prompt_index" in batch
         states = shared_states(self.lm, batch, self.size) if share else self.plain_states(batch)
         return [torch.cat(parts) for parts in zip(*states, strict=True)]
 
     def plain_states(self, batch):
-        """[(places, hidden)]: of each completion token its place in R x T, and the hidden state that predicts it."""
+        """[(rows, columns, hidden)], from one pass over the whole rows."""
         mask = batch["completion_mask"]
         attention_mask = torch.cat([batch["prompt_mask"], mask], dim=1)  # (R, P + T)
         inputs = dict(
@@ -46,7 +46,7 @@ class Backbone(nn.Module):
             hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
             hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
-        return [(mask.flatten().nonzero()[:, 0], hidden[mask])]
+        return [(*mask.nonzero(as_tuple=True), hidden[mask])]
 
 
 class Policy(Backbone):
@@ -66,10 +66,6 @@ class Policy(Backbone):
         self.chunked = head_is_last(lm)
         self.shares_prompts = self.chunked and sharing_is_exact(self)
 
-    @property
-    def device(self):
-        return self.lm.device
-
     def notes(self, tokenizer):
         """What a user should know about this model, a line each."""
         yield f"stop tokens: {tokenizer.convert_ids_to_tokens(self.stop_tokens)}"
@@ -78,7 +74,7 @@ class Policy(Backbone):
         if not self.shares_prompts:
             yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
 
-    def forward(self, batch, with_entropy=True):
+    def forward(self, batch, with_entropy=True, states=None):
         """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
 
         It equals, without the (R, T, V) logits (tests/test_policy.py::test_forward_equals_full_logits_without_padding):
@@ -88,33 +84,25 @@ class Policy(Backbone):
             entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
         `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
-        prompt_index (R, 1) rows of one index have one prompt, which is computed once.
+        prompt_index (R, 1) rows of one index have one prompt, which is computed once. `states`: those of `self.states`,
+        where they are there already.
         """
-        return self.logprobs(batch, *self.states(batch), with_entropy)
-
-    def logprobs(self, batch, places, hidden, with_entropy):
-        results = self.head(hidden, batch["completions"].flatten()[places], with_entropy)
-        return [None if x is None else place(x, places, batch["completion_mask"]) for x in results]
+        rows, columns, hidden = self.states(batch) if states is None else states
+        tokens = batch["completions"][rows, columns]
+        size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
+        if len(tokens) <= size:
+            results = self.head(hidden, tokens, with_entropy)
+        else:
+            chunks = zip(hidden.split(size), tokens.split(size), strict=True)
+            parts = [checkpoint(self.head, h, t, with_entropy, use_reentrant=False) for h, t in chunks]
+            results = [torch.cat(part) if part[0] is not None else None for part in zip(*parts, strict=True)]
+        empty = torch.zeros(batch["completions"].shape, device=hidden.device)
+        return [None if x is None else empty.index_put((rows, columns), x) for x in results]
 
     def head(self, hidden, tokens, with_entropy):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
-        size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
-        if len(tokens) <= size:
-            return self.head_chunk(hidden, tokens, with_entropy)
-        chunks = zip(hidden.split(size), tokens.split(size), strict=True)
-        results = [checkpoint(self.head_chunk, h, t, with_entropy, use_reentrant=False) for h, t in chunks]
-        logprobs, entropies = zip(*results, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
-
-    def head_chunk(self, hidden, tokens, with_entropy):
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
-
-
-def place(values, places, mask):
-    """Values (N,) at their places in a float32 tensor of the shape (R, T) of `mask`, which is 0 elsewhere."""
-    where = (places // mask.shape[1], places % mask.shape[1])
-    return torch.zeros(mask.shape, device=mask.device).index_put(where, values)
 
 
 @torch.no_grad()

@@ -123,11 +123,14 @@ BUILT_IN = {
 
 
 class Reward(NamedTuple):
-    """One part of the reward: its name in the metrics, its weight, and a built-in function or one of TRL's kind."""
+    """One part of the reward: its name in the metrics, its weight, and a function of TRL's kind."""
 
     name: str
     weight: float
     function: Callable
+
+
+ACCURACY = Reward("accuracy", 1.0, BUILT_IN["accuracy"])
 
 
 def load_rewards(args) -> list[Reward]:
@@ -162,7 +165,7 @@ def _load_function(spec: str) -> Callable:
     if source.endswith(".py") and not Path(source).is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
     try:
-        with contextlib.chdir(os.curdir):  # as in `_call_user`
+        with contextlib.chdir(os.curdir):  # as in `_call`
             module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
         function = getattr(module, name, None)
     except (Exception, SystemExit) as error:
@@ -181,6 +184,21 @@ def _load_file(path: Path):
     return module
 
 
+def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
+    """The parts {name: (R,)} of the rewards of R completions, adjacent rows of one prompt, and what is correct.
+
+    `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if no row has
+    one. It is the part that decides where there is one, so that nothing is scored twice.
+    """
+    rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
+    truncated = torch.as_tensor(truncated).tolist()
+    parts = {reward.name: score(reward, rows, texts, truncated) for reward in reward_functions}
+    if all(prompt.answer is None for prompt in prompts):
+        return parts, None
+    name = deciding_part(parts)
+    return parts, parts[name] if name else score(ACCURACY, rows, texts, truncated)
+
+
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
     """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
 
@@ -189,38 +207,38 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     exception or `sys.exit` in it, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and too few
     or too many values raise InputError with function and row.
     """
-    values = _score_together(reward, rows, texts, truncated)
-    return torch.tensor([_number(reward, i, value) for i, value in enumerate(values)], dtype=torch.float64)  # (R,)
-
-
-def _score_together(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> list:
     try:
-        values = _call(
-            reward, "all rows together", _call_user, reward.function, _keywords(reward, rows, texts, truncated)
-        )
+        values = _call(reward, "all rows together", _keywords(reward, rows, texts, truncated))
     except InputError:
-        for i in range(len(rows)):  # the run stops anyway: find the row
-            one = slice(i, i + 1)
-            keywords = _keywords(reward, rows[one], texts[one], truncated[one])
-            _call(reward, f"row {i}", _call_user, reward.function, keywords)
+        _find_failing_row(reward, rows, texts, truncated)
         raise
+    if reward.function not in BUILT_IN.values():
+        values = _check_values(reward, values, len(rows))
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)  # (R,)
+
+
+def _find_failing_row(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> None:
+    """Call a function that has failed on all rows with each alone; the InputError then names the row."""
+    for i in range(len(rows)):
+        one = slice(i, i + 1)
+        _call(reward, f"row {i}", _keywords(reward, rows[one], texts[one], truncated[one]))
+
+
+def _check_values(reward: Reward, values, rows: int) -> list:
+    """What a user's function returned, as a list of floats and None, one for each row."""
     values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
-    if not isinstance(values, (list, tuple)) or len(values) != len(rows):
+    if not isinstance(values, (list, tuple)) or len(values) != rows:
         found = f"{len(values)} values" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
-        rows_text = f"rows 0 to {len(rows) - 1}"
+        rows_text = f"rows 0 to {rows - 1}"
         raise InputError(f"reward '{reward.name}' returned {found} for {rows_text}; return a list, one value per row")
-    return list(values)
+    return [value if value is None else _number(reward, i, value) for i, value in enumerate(values)]
 
 
-def _call_user(function: Callable, keywords: dict):
-    with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
-        result = function(**keywords)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
-
-
-def _call(reward: Reward, where: str, function: Callable, *arguments):
+def _call(reward: Reward, where: str, keywords: dict):
     try:
-        return function(*arguments)
+        with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
+            result = reward.function(**keywords)
+            return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
     except (Exception, SystemExit) as error:
         message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
@@ -259,8 +277,7 @@ def _copy(value):
 
 
 def _number(reward: Reward, row: int, value) -> float:
-    if value is None:
-        return math.nan
+    """A value of another type as a float; InputError where it is no number, or too large."""
     try:
         number = float("nan" if isinstance(value, (str, bytes)) else value)
     except Exception:
@@ -271,32 +288,6 @@ def _number(reward: Reward, row: int, value) -> float:
     if math.isfinite(number):
         raise InputError(f"{message}, weight {reward.weight:g}; beyond {MAX_REWARD:g} the loss would overflow")
     raise InputError(f"{message}; return a finite number, or None where it does not apply")
-
-
-def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
-    """The parts {name: (R,)} of the rewards of R completions, adjacent rows of one prompt, and what is correct.
-
-    `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if there is
-    none. Values of a part are those of `score`.
-    """
-    rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
-    truncated = torch.as_tensor(truncated).tolist()
-    parts = {reward.name: score(reward, rows, texts, truncated) for reward in reward_functions}
-    return parts, correctness(parts, rows, texts, truncated)
-
-
-def correctness(parts: dict[str, torch.Tensor], rows: list, texts: list[str], truncated: list[bool]):
-    """Whether each answer is right, 1.0 or 0.0 (R,), whatever the rewards are; NaN for a row without an answer.
-
-    None if no row has one.
-
-    It is the part that decides where there is one, so that nothing is scored twice. Call it before a part is recoded.
-    """
-    if all(row.answer is None for row in rows):
-        return None
-    if name := deciding_part(parts):
-        return parts[name]
-    return score(Reward("accuracy", 1.0, BUILT_IN["accuracy"]), rows, texts, truncated)
 
 
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:

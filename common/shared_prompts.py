@@ -19,7 +19,7 @@ def shared_states(lm, batch, size):
     """
     from transformers import DynamicCache
 
-    mask, P, T = batch["completion_mask"], batch["prompts"].shape[1], batch["completions"].shape[1]
+    mask, P = batch["completion_mask"], batch["prompts"].shape[1]
     index = batch["prompt_index"][:, 0].tolist()
     distinct = list(dict.fromkeys(index))
     first, owner = [index.index(i) for i in distinct], torch.tensor([distinct.index(i) for i in index])
@@ -46,8 +46,8 @@ def shared_states(lm, batch, size):
                 use_cache=True,
             )
             hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
-        places = torch.tensor(rows, device=mask.device)[:, None] * T + torch.arange(width, device=mask.device)
-        states.append((places[row_mask], hidden[row_mask]))
+        places = row_mask.nonzero(as_tuple=True)
+        states.append((torch.tensor(rows, device=mask.device)[places[0]], places[1], hidden[row_mask]))
     return states
 
 
@@ -82,7 +82,7 @@ def sharing_is_exact(policy):
 
     if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=policy.lm.config).layers):
         return False
-    device, vocabulary = policy.device, policy.lm.get_output_embeddings().weight.shape[0]
+    device, vocabulary = policy.lm.device, policy.lm.get_output_embeddings().weight.shape[0]
     counts = torch.arange(6, device=device)
     batch = {
         "prompts": (torch.arange(24, device=device) * 7 % vocabulary).view(2, 12).repeat_interleave(3, dim=0),

@@ -250,6 +250,23 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     return lm, saved_dtype, dropout
 
 
+def load_scorer(args, option, device):
+    """The reward model of `option`, with a linear head `score`, to be asked for texts in the policy's token ids: its
+    tokenizer must have them all."""
+    tokenizer = read_tokenizer(args, option)
+    vocabulary = tokenizer.get_vocab()
+    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
+    if other:
+        refuse(args, option, f"its tokenizer has other ids than the policy's for {some(other)}")
+    lm, _, _ = load_classifier(args, option, tokenizer, device)
+    check_positions(args, option, lm)
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
+    if args.gradient_checkpointing:
+        enable_checkpointing(lm)
+    return lm
+
+
 def enable_checkpointing(lm):
     # The second name is that of transformers before 5.23.
     enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable

@@ -4,6 +4,7 @@ import math
 import resource
 import sys
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,15 +13,16 @@ from common.errors import world_size
 from common.masked import agree
 
 
+@dataclass
 class Metrics:
     """The metrics of one step: each a global sum over a global count, a global maximum, or a quantile of all values.
 
     Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
     """
 
-    def __init__(self):
-        self.sums, self.maxima = {}, {}  # {(name, kind): (numerator, denominator)}, {name: value}
-        self.values = {}  # {name: [values]} of which quantiles are taken; NaN does not count
+    sums: dict = field(default_factory=dict)  # {(name, kind): (numerator, denominator)}
+    maxima: dict = field(default_factory=dict)  # {name: value}
+    values: dict = field(default_factory=dict)  # {name: [values]} of which quantiles are taken; NaN does not count
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -123,13 +125,16 @@ class Metrics:
             maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
-        for name, parts in self.values.items():  # processes hold unequally many
-            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)
-            values = accelerator.gather(values)
-            values = values[~values.isnan()].cpu()
-            if len(values):
-                result |= {f"{name}_p{p}": float(np.percentile(values.numpy(), p)) for p in (50, 90, 99)}
+        for name, parts in self.values.items():
+            result |= quantiles(name, torch.cat(parts), accelerator)
         return result
+
+
+def quantiles(name, values, accelerator):
+    """The 50th, 90th and 99th percentile of `values` (N,) over all processes, which may hold unequally many."""
+    values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan))
+    values = values[~values.isnan()].cpu().numpy()
+    return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
 
 
 def pair_metrics(metrics, pairs, start, device):
