@@ -1,69 +1,31 @@
-"""common/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts.
+"""common/harness/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts.
 
 Each test names the failure it pins; the numbers B11, B15 and B24 are themes of real bugs in other projects."""
 
 import csv
 import json
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import InputError
-from common.harness.data import EMBEDDED, PromptSampler, load_prompts, shared_prompt
-from common.harness.pairs import Pair, cut_pair, load_pairs
+from common.harness.data import EMBEDDED, Prompt, PromptSampler, encode_text, end_token, load_prompts, shared_prompt
+from common.harness.pairs import Pair
+from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
+from tools import GSM8K
 
-GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
-TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 STRICT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{{ m.content }}{% endfor %}"
 )
-
-
-def make_tokenizer(template=None, bos=False, eos=False):
-    """One token a character; `bos` and `eos` are added to plain text as the tokenizers of many models do."""
-    characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", *characters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    single = ["<s>"] * bos + ["$A"] + ["</s>"] * eos
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>" if bos else None, eos_token="</s>", unk_token="<unk>"
-    )
-    fast.chat_template = template
-    return fast
-
-
-PLAIN = make_tokenizer()
 CHAT = make_tokenizer(TEMPLATE)
-
-
-def make_args(dataset, **options):
-    defaults = dict(
-        dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
-        prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
-        max_length=512, eval_prompts=0, seed=1,
-    )  # fmt: skip
-    return SimpleNamespace(**defaults | options)
 
 
 def load(dataset, tokenizer=PLAIN, needs_answers=False, **options):
     return load_prompts(make_args(dataset, **options), tokenizer, needs_answers)
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def load_rows(folder, rows, tokenizer=PLAIN, needs_answers=False, **options):
@@ -89,27 +51,9 @@ def numbered(n):
     return [{"prompt": f"question {i}", "answer": str(i)} for i in range(n)]
 
 
-@pytest.fixture
-def datasets(tmp_path, monkeypatch):
-    """The package, with its cache in the test's own folder."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return datasets
-
-
-@pytest.fixture
-def no_datasets(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it fails
-
-
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def say(content):
-    return {"role": "assistant", "content": content}
-
-
-USER = [{"role": "user", "content": "2+2?"}]
 FORMATS = {
     "gsm8k": ({"question": "2+2?", "answer": "2+2=<<2+2=4>>4\n#### 4"}, "2+2?", "4"),
     "math": ({"problem": "2+2?", "level": "1", "solution": r"It is $\boxed{\frac{8}{2}}$."}, "2+2?", r"\frac{8}{2}"),
@@ -442,6 +386,29 @@ def test_messages_without_a_chat_template(tmp_path):
     assert text_of(load_rows(tmp_path, [{"prompt": messages}])[0]) == "S\n\n2+2?"
 
 
+def unigram_tokenizer():
+    """A tokenizer that has its end token among its ordinary pieces, where `split_special_tokens` does not reach."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -2.0) for character in "</s>ab")]
+    core = Tokenizer(models.Unigram(pieces, unk_id=0))
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+
+
+def test_a_spelled_special_token_is_text():
+    tokenizer, text = gemma_tokenizer(), "1<eos>2<end_of_turn><<pad>3"
+    (ids, plain) = encode_text([text, "12"], tokenizer)
+    assert tokenizer.convert_ids_to_tokens(ids) == list(text) and tokenizer.convert_ids_to_tokens(plain) == ["1", "2"]
+    tokenizer = unigram_tokenizer()
+    assert tokenizer.eos_token_id in tokenizer("a</s>b", split_special_tokens=True).input_ids
+    (ids,) = encode_text(["a</s>b"], tokenizer)
+    assert "".join(tokenizer.convert_ids_to_tokens(ids)) == "a</s>b" and tokenizer.eos_token_id not in ids
+
+
+def test_a_template_that_refuses_an_answer_is_one_line():
+    tokenizer = gemma_tokenizer("{{ raise_exception('user turns only') if messages[1:] }}{{ messages[0].content }}")
+    with pytest.raises(InputError, match="the chat template refuses a question with its answer: user turns only"):
+        end_token(tokenizer)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -596,154 +563,18 @@ def test_another_order_is_refused_on_resume(n, seed, says):
         PromptSampler(range(n), seed).load_state_dict(PromptSampler(range(7), 1).state_dict())
 
 
-# --- preference pairs -------------------------------------------------------------------------------------------------
-
-HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
-PAIR_FORMATS = {
-    "plain": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "messages": ({"prompt": USER, "chosen": [say("4")], "rejected": [say("5")]}, "2+2?", "4", "5"),
-    "implicit": ({"chosen": f"{HUMAN} It is 4", "rejected": f"{HUMAN} It is 5"}, HUMAN, " It is 4", " It is 5"),
-    "one continues the other": ({"chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 4 or 5"}, HUMAN, " 4", " 4 or 5"),
-    "implicit, messages": ({"chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5"),
-    "text beside whole dialogues": (
-        {"prompt": "2+2?", "chosen": [*USER, say("4")], "rejected": [*USER, say("5")], "score": 1}, "2+2?", "4", "5",
-    ),
-    "text before messages": ({"prompt": "2+2?", "chosen": [say("4")], "rejected": [say("5")]}, "2+2?", "4", "5"),
-    "prompt beside whole dialogues": (
-        {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
-    ),
-    "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-}  # fmt: skip
-
-
-def pairs_of(folder, rows, tokenizer=PLAIN, **options):
-    """All pairs of these rows, and the summary."""
-    path = write(folder / "train.jsonl", rows)
-    other = write(folder / "other.jsonl", [{"prompt": "other", "chosen": "a", "rejected": "b"}])
-    train, _, summary = load_pairs(make_args(path, **{"eval_dataset": str(other)} | options), tokenizer)
-    return train, summary
-
-
-def texts_of(pair, tokenizer=PLAIN):
-    return tuple("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in pair[:3])
-
-
-def numbered_pairs(n, prompts=None):
-    return [{"prompt": f"question {i % (prompts or n)}", "chosen": f"yes {i}", "rejected": "no"} for i in range(n)]
-
-
-@pytest.mark.parametrize("name", PAIR_FORMATS)
-def test_pairs_are_understood_by_their_columns(tmp_path, no_datasets, name):
-    row, *texts = PAIR_FORMATS[name]
-    (pair,), _ = pairs_of(tmp_path, [row])
-    assert texts_of(pair) == (texts[0], f"{texts[1]}</s>", f"{texts[2]}</s>") and pair[3:] == (0, 0)
-
-
-@pytest.mark.parametrize("name", PAIR_FORMATS)
-def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
-    # B24, unsloth-zoo#1110: prompt and completion are tokenized apart, one BOS, and EOS ends the completion once.
-    chat = make_tokenizer(TEMPLATE, bos=True, eos=True)
-    row, *texts = PAIR_FORMATS[name]
-    (pair,), _ = pairs_of(tmp_path, [row], chat)
-    chosen, rejected = (f"{text}</s>" for text in texts[1:])
-    assert texts_of(pair, chat) == (f"<s>[user]{texts[0]}[end][assistant]", chosen, rejected)
-
-
-def test_pairs_from_parquet_lose_what_arrow_adds(tmp_path, datasets):
-    messages = [{"role": "user", "content": "2+2?", "name": None}]
-    rows = [{"prompt": messages, "chosen": [say("4")], "rejected": [say("5")]}] * 2
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
-    other = write(tmp_path / "other.jsonl", [rows[0]])
-    train, _, _ = load_pairs(make_args(tmp_path / "rows.parquet", eval_dataset=str(other)), PLAIN)
-    assert [texts_of(pair) for pair in train] == [("2+2?", "4</s>", "5</s>")] * 2
-
-
-def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
-    options = dict(prompt_template="Q: {prompt}", system_prompt="Add.")
-    (pair,), _ = pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], **options)
-    assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
-
-
-def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
-    (pair,), _ = pairs_of(tmp_path, [{"prompt": "2+2?", "chosen": "4</s>", "rejected": "5"}])
-    assert texts_of(pair) == ("2+2?", "4</s>", "5</s>")
-
-
-@pytest.mark.parametrize(
-    "max_length, expected",
-    [
-        (12, ("abcdef", "12345|", "12|")),
-        (11, ("bcdef", "12345|", "12|")),
-        (7, ("f", "12345|", "12|")),
-        (6, ("f", "1234|", "12|")),
-        (4, ("f", "12|", "12|")),
-        (3, ("f", "1|", "1|")),
-    ],
-)
-def test_what_is_too_long_loses_its_prompt_first_and_never_eos(max_length, expected):
-    pair = cut_pair(Pair("abcdef", [*"12345|"], [*"12|"]), max_length)
-    assert tuple("".join(ids) for ids in pair[:3]) == expected
-
-
-def test_what_was_cut_and_dropped_is_said(tmp_path):
-    rows = [
-        {"prompt": "abcdef", "chosen": "12345", "rejected": "12"},
-        {"prompt": "b", "chosen": "same", "rejected": "same"},
-        {"prompt": "c", "chosen": "", "rejected": "some"},
-        {"prompt": "d", "chosen": "12345", "rejected": "123"},  # the same after the cut
-        {"prompt": "e", "chosen": "1\u00e9", "rejected": "2"},
+def test_the_digest_sees_every_part_of_a_row():
+    prompt = Prompt([1, 2], "1+1", "2", {"level": 3})
+    others = [
+        Prompt([1, 3], "1+1", "2", {"level": 3}),
+        Prompt([1, 2], "1+2", "2", {"level": 3}),
+        Prompt([1, 2], "1+1", "3", {"level": 3}),
+        Prompt([1, 2], "1+1", "2", {"level": 4}),  # the user's reward functions see it
+        Pair([1], [2], [3]),
+        Pair([1], [2], [4]),
     ]
-    pairs, summary = pairs_of(tmp_path, rows, max_length=5)
-    assert [texts_of(pair)[0] for pair in pairs] == ["f", "e"]
-    assert "3 with equal or empty completions dropped, 1 cut to 5 tokens, 1 with characters unknown" in summary
-    with pytest.raises(InputError, match="each of the 2 pairs has two equal completions or an empty one"):
-        pairs_of(tmp_path, rows[1:3])
-
-
-def test_pairs_are_held_out_by_prompt(tmp_path):
-    # A prompt with several pairs stands on one side only.
-    path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
-    train, evaluation, summary = load_pairs(make_args(path), PLAIN)
-    sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
-    assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (95, 5)
-    assert (len(train), len(evaluation)) == (285, 15) and "held out of these by prompt" in summary
-    assert load_pairs(make_args(path), PLAIN)[1] == evaluation
-    assert load_pairs(make_args(path, seed=2), PLAIN)[1] != evaluation
-    few = load_pairs(make_args(path), PLAIN, 4)
-    assert few[0] == train and len(few[1]) == 4 and all(pair in evaluation for pair in few[1])
-
-
-def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
-    write(tmp_path / "test.jsonl", numbered_pairs(3))
-    path = write(tmp_path / "train.jsonl", numbered_pairs(10))
-    train, evaluation, summary = load_pairs(make_args(path), PLAIN)
-    assert (len(train), len(evaluation)) == (10, 3) and "3 of prompts also in training" in summary
-
-
-@pytest.mark.parametrize(
-    "row, says",
-    [
-        ({"prompt": "a", "chosen": "b"}, "must both be text, or both lists of messages; it has prompt, chosen"),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, "must both be text"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "must both be text"),
-        ({"prompt": "a", "chosen": "b", "rejected": [say("c")]}, "must both be text"),
-        ({"prompt": "a", "chosen": [], "rejected": []}, "must both be text"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "must both be text"),
-        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
-        ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "not valid Unicode"),
-        ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one assistant message each"),
-        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one assistant message each"),
-    ],
-)
-def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):
-    with pytest.raises(InputError) as caught:
-        pairs_of(tmp_path, [*numbered_pairs(2), row])
-    assert str(caught.value).startswith(f"{tmp_path / 'train.jsonl'}, line 3: ") and says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"line 1: no column 'ask' but prompt, chosen, rejected: see --prompt_column"):
-        pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")
+    digests = {PromptSampler([row], 0).digest for row in [prompt, *others]}
+    assert len(digests) == 7
+    assert PromptSampler([prompt, others[0]], 0).digest != PromptSampler([others[0], prompt], 0).digest
+    image = Prompt([1], "1", "1", {"image": object()})  # no address of an object: it is another one in each process
+    assert PromptSampler([image], 0).digest == PromptSampler([Prompt([1], "1", "1", {"image": object()})], 0).digest

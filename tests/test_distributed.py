@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO on two CPU processes (gloo; tools.pretend_gpus), and the files of configs/."""
+"""common/harness/distributed.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import worker
 from common.errors import InputError
-from common.harness.distributed import set_up_deepspeed, set_up_fsdp
+from common.harness.distributed import SMALL_MODEL, agreed, launch, set_threads, set_up_deepspeed, set_up_fsdp
 from common.harness.loading import load_reference
 from processes import run_processes
 from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
@@ -70,7 +70,7 @@ def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, t
     # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
     # of the update for the second one; model/ from the parts.
     max_grad_norm = "0" if name == "ppo" and strategy != "fsdp2" else "1"  # ZeRO clips policy and critic together
-    result = run_sharded(strategy, "tests/worker.py", name, tmp_path, max_grad_norm)
+    result = run_sharded(strategy, "tests/helpers/worker.py", name, tmp_path, max_grad_norm)
     assert result.returncode == 0, result.stderr
     check_update(tmp_path, name, max_grad_norm)
 
@@ -82,7 +82,7 @@ def test_two_machines(tmp_path):
         port = free.getsockname()[1]
     flags = f"--config_file {CONFIGS / 'two_nodes.yaml'} {FLAGS} --main_process_port {port} --machine_rank".split()
     command = [sys.executable, "-m", "accelerate.commands.launch", *flags]
-    worker_file = str(ROOT / "tests" / "worker.py")
+    worker_file = str(ROOT / "tests" / "helpers" / "worker.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     machines = [
         subprocess.Popen([*command, rank, worker_file, "grpo", str(tmp_path)], env=environment) for rank in "01"
@@ -96,7 +96,7 @@ def test_two_machines(tmp_path):
 def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
-    command = ["tests/sharded.py", name, *options.split(), "--output_dir"]
+    command = ["tests/helpers/sharded.py", name, *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
     assert result.returncode == 0, result.stderr
@@ -169,6 +169,49 @@ def test_the_engine_clips_at_max_grad_norm(value):
     config = {"zero_optimization": {"stage": 2}, "gradient_clipping": value}
     set_up_deepspeed(config, script("grpo").Args(max_grad_norm=0.0))
     assert config["gradient_clipping"] == 0.0
+
+
+# --- the launch, and what the first process alone does ---
+
+
+def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
+    # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 1)
+    monkeypatch.setattr("accelerate.state.PartialState.__init__", lambda self, *a, **k: None)
+    monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
+    with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
+        launch(script("grpo").Args())
+
+
+@pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
+def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
+    processes, weights, threads, monkeypatch
+):
+    # Two threads that spin for each other made the default run take over 11 minutes beside a busy process.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    before = torch.get_num_threads()
+    set_threads(weights)
+    chosen = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert chosen == threads
+
+
+def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    torch.set_num_threads(2)
+    embedded("grpo")
+    assert torch.get_num_threads() == 1
+
+
+def test_a_refusal_of_the_first_process_reaches_the_others(monkeypatch):
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda objects: ["the first one's message"])
+    with (
+        pytest.raises(InputError, match="the first one's message"),
+        agreed(types.SimpleNamespace(is_main_process=False)),
+    ):
+        pass
 
 
 # --- the files of configs/ ---

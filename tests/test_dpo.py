@@ -12,8 +12,8 @@ from common.errors import InputError
 from common.harness.data import load_prompts
 from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs, pair_batch
-from common.rewards import Reward
-from tools import ORACLES, embedded, metric_rows
+from common.rewards import Reward, accuracy_reward
+from tools import ORACLES, GradientRecorder, embedded, metric_rows
 
 DPO = ORACLES["dpo"]
 VARIANTS = {
@@ -120,6 +120,7 @@ def test_per_token_ipo_divides_each_log_ratio_by_its_own_length():
 
 # --- the model's side ---
 
+
 PAIRS = [
     Pair([5, 6, 7], [8, 9, 10, 1], [8, 9, 11, 12, 1], -3.0, -4.5),
     Pair([3] * 6, [7, 1], [6, 5, 4, 3, 8, 1], -2.0, -9.0),
@@ -188,6 +189,14 @@ def test_every_option_changes_the_loss(model, options):
     assert abs(float(before - after)) > 1e-3
 
 
+def test_a_loss_of_pairs_that_is_not_finite_ends_the_run():
+    _, args, _, policy = embedded("dpo")
+    recorder, pairs = GradientRecorder(policy, []), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
+    with pytest.raises(InputError, match=r"step 1: loss nan, .* not finite"):
+        dpo.update_pairs(Accelerator(cpu=True), policy, recorder, pairs, args, Metrics(1))
+    assert recorder.steps == []  # before the weights are spoilt
+
+
 # --- pairs of its own ---
 
 
@@ -221,7 +230,6 @@ def test_the_first_loss_of_each_round_is_ln_2(two_rounds):
 
 
 def test_each_pair_is_one_right_and_one_wrong_completion_of_a_prompt(two_rounds):
-    from common.rewards import accuracy_reward
 
     _, args, tokenizer, _ = embedded("dpo")
     answers = {prompt.prompt: prompt.answer for prompt in load_prompts(args, tokenizer, True)[0]}

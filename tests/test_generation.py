@@ -2,44 +2,15 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 import grpo
 from common.batches import left_pad
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
 from common.harness.data import load_prompts
 from common.masked import completion_mask
-from common.policy import Policy
+from models import ARCHITECTURES, IDS, random_policy
 from tools import embedded
-
-ARCHITECTURES = {
-    "qwen2": dict(num_key_value_heads=2),
-    "llama": dict(num_key_value_heads=2),
-    "gpt2": dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),  # absolute positions
-    "mistral": dict(num_key_value_heads=2, sliding_window=8),  # a cache that forgets
-}
-SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-
-
-class Tokens:
-    """All that `Policy` asks of a tokenizer."""
-
-    pad_token_id, eos_token_id, chat_template = 0, 2, None
-
-
-def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
-    torch.manual_seed(seed)
-    sizes = {} if name == "gpt2" else SIZES
-    config = AutoConfig.for_model(name, **sizes, **ARCHITECTURES.get(name, {}), **IDS, **options)
-    attention = "eager" if name == "gemma2" else "sdpa"  # Gemma 2 has no other
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
-    with torch.no_grad():
-        for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
-            parameter.mul_(scale) if parameter.dim() > 1 else None
-    policy = Policy(lm, Tokens(), temperature, entropy_grad=False)
-    lm.generation_config = GenerationConfig()
-    return policy
 
 
 def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, drop_finished=True, prompts=None, length=24):
@@ -129,6 +100,17 @@ def test_inverse_cdf_sampling_is_exact_over_a_large_vocabulary():
     torch.manual_seed(0)
     tokens = torch.cat([inverse_cdf_sample(probs) for _ in range(2000)])[:, 0]
     assert float(tokens.double().mean()) == pytest.approx(100_000, abs=4 * 57_735 / 4000**0.5)
+
+
+def test_rows_of_nan_do_not_move_the_draws_of_the_others():
+    probs = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+    broken = probs.clone()
+    broken[2] = float("nan")
+    draws = []
+    for table in (probs, broken):
+        torch.manual_seed(1)
+        draws.append(inverse_cdf_sample(table)[:, 0])
+    assert draws[1].max() < 7 and draws[0][[0, 1, 3]].equal(draws[1][[0, 1, 3]])
 
 
 def test_dropping_leaves_the_distribution_alone():

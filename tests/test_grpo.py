@@ -1,5 +1,6 @@
 """The functions of grpo.py against the worked examples, literal loops, hand-made tables and exact gradients."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from accelerate import Accelerator
 
 import grpo
+from common.generation import stream_seed
 from common.harness.metrics import Metrics, reward_metrics
-from tools import ORACLES, SCRIPTS, b1, ragged, script, totals_of
+from tools import ORACLES, SCRIPTS, b1, embedded, fill, hand_made_batch, ragged, script, totals_of
 
 GRPO = ORACLES["grpo"]
 
@@ -279,3 +281,55 @@ def test_an_empty_row_has_weight_zero_and_still_counts():
     mask = torch.tensor([[True, True], [False, False]])
     weights = grpo.token_weights(mask, totals_of(mask, 2), args_of(group_size=2))
     assert weights.tolist() == [[0.25, 0.25], [0.0, 0.0]]
+
+
+# --- the update ---
+
+
+def test_the_old_log_probs_are_kept_over_epochs_of_one_minibatch():
+    options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, num_epochs=2, kl_coef=0.0)
+    module, args, tokenizer, policy = embedded("grpo", **options)
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    batch = fill(module, batch, rewards, args)
+    optimizer, metrics, accelerator = torch.optim.SGD(policy.parameters(), lr=0.5), Metrics(1), Accelerator(cpu=True)
+    module.update(accelerator, policy, None, optimizer, batch, args, metrics)
+    assert metrics.reduce(accelerator)["policy/ratio_max"] > 1.01
+
+
+# --- the evaluation ---
+
+
+class SecondOfTwo:
+    """In the place of an Accelerator; the first process has nothing to add."""
+
+    process_index, num_processes, device = 1, 2, torch.device("cpu")
+
+    def autocast(self):
+        return contextlib.nullcontext()
+
+    def reduce(self, tensor, how):
+        return tensor
+
+
+def test_an_evaluation_by_hand(monkeypatch):
+    # Seven prompts on two processes: the second one has 1, 3, 5 and a filler; of 3 no answer is known.
+    correct = torch.tensor([[1, 0, 0, 1], [math.nan] * 4, [0, 0, 0, 1], [1, 1, 1, 1]], dtype=torch.float64)
+    rewards, lengths = torch.arange(16, dtype=torch.float64), torch.arange(1, 17)[:, None]
+    seen = []
+
+    def rollout(model, prompts, n, temperature, top_p, seed, args):
+        seen.append((prompts, n, temperature, top_p, seed))
+        return {"completion_mask": torch.arange(16) < lengths, "truncated": torch.zeros(16, dtype=torch.bool)}
+
+    monkeypatch.setattr(grpo, "rollout", rollout)
+    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [""] * 16)
+    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {}))
+    args = grpo.Args(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
+    result = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
+    assert seen == [([1, 3, 5, 0], 4, 0.7, 0.5, stream_seed(3, 1, 0, 0))]
+    assert result == pytest.approx({
+        "eval/pass@1": (1 / 2 + 1 / 4) / 2,
+        "eval/pass@2": ((1 - 1 / 6) + (1 - 3 / 6)) / 2,  # 1 - C(wrong, 2) / C(4, 2)
+        "eval/reward": sum(range(12)) / 12,
+        "eval/length": sum(range(1, 13)) / 12,
+    })  # fmt: skip

@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import worker
-from common.errors import InputError
-from common.harness.distributed import SMALL_MODEL, launch, set_threads
+from models import SMALL
 from processes import run_processes, start
-from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
+from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 
@@ -32,7 +31,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     # trl#3021, verl#2776, ...: denominators local to a rank. Unequal lengths, several minibatches and epochs, and
     # another number of micro-batches on each rank (its fillers must count for nothing).
     worker.main(name, tmp_path)
-    result = run_processes("tests/worker.py", name, tmp_path, processes=2)
+    result = run_processes("tests/helpers/worker.py", name, tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     one, two = (torch.load(tmp_path / f"update-{processes}.pt") for processes in (1, 2))
     start = trainable(*(embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
@@ -135,32 +134,24 @@ def test_bad_input_is_one_line_and_exit_code_2():
     assert result.stderr == "grpo.py: error: --group_size 1: a group of one has no baseline, at least 2 are needed\n"
 
 
-def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
-    # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("accelerate.Accelerator.num_processes", 1)
-    monkeypatch.setattr("accelerate.state.PartialState.__init__", lambda self, *a, **k: None)
-    monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
-    with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
-        launch(script("grpo").Args())
+def test_two_processes_tell_bad_input_once():
+    result = run_script("grpo.py", "--seed", "abc", processes=2)
+    ours = [line for line in result.stderr.splitlines() if line.startswith("grpo.py: error")]
+    assert ours == ["grpo.py: error: argument --seed: invalid int value: 'abc' (--help lists the options)"]
+    assert result.returncode == 1 and "grpo.py" not in result.stdout
 
 
-@pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
-def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
-    processes, weights, threads, monkeypatch
-):
-    # Two threads that spin for each other made the default run take over 11 minutes beside a busy process.
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    before = torch.get_num_threads()
-    set_threads(weights)
-    chosen = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert chosen == threads
-
-
-def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    torch.set_num_threads(2)
-    embedded("grpo")
-    assert torch.get_num_threads() == 1
+def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
+    (tmp_path / "spy.py").write_text(
+        "import os, signal\n"
+        "def spy(prompts, completions, **kwargs):\n"
+        "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"  # of a step; an evaluation has 8
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return [float(len(c)) for c in completions]\n"
+    )
+    command = [ROOT / "grpo.py", *SMALL, "--prompts_per_step", 8, "--reward", "spy.py:spy", "--output_dir", "run"]
+    result = run_script(*command, processes=2, cwd=tmp_path, timeout=120)
+    assert "stopped at step 1: --resume --output_dir run goes on" in result.stdout, result.stderr
+    assert result.returncode == 1 and "exitcode  : 143" in result.stderr  # the launcher's own
+    assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "meta.json").exists()
+    assert not (tmp_path / "run" / "model").exists()

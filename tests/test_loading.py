@@ -1,12 +1,13 @@
-"""What is loaded is what the checkpoint holds, or it is refused in one line; and where a completion ends."""
+"""common/harness/loading.py: what is loaded is what the checkpoint holds, or it is refused in one line; where a
+completion ends; and what is saved."""
 
-import json
-import shutil
+import types
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,62 +19,22 @@ from transformers import (
 )
 
 import grpo
-import ppo
-import reward_model
 from common.errors import InputError
-from common.harness.data import EMBEDDED, Prompt, encode_text, end_token
-from common.harness.learned_reward import learned_reward
-from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer
-from common.harness.pairs import load_pairs, pair_batch
-from reward_model import load_reward_model
-
-SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
-PROMPTS = [Prompt([4, 5], "1+2?", "3", {})]
-
-
-def copy_of_embedded(folder, edit=lambda weights: None, **config):
-    """The embedded model with other weights or another config.json."""
-    folder.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED / name, folder)
-    weights = load_file(EMBEDDED / "model.safetensors")
-    edit(weights)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
-
-
-def small_model(folder, auto_class, kind, tokenizer=None, **config):
-    """A random model of an architecture, with the embedded tokenizer or another one."""
-    torch.manual_seed(0)
-    auto_class.from_config(AutoConfig.for_model(kind, **SMALL | config)).save_pretrained(folder)
-    (tokenizer or AutoTokenizer.from_pretrained(EMBEDDED)).save_pretrained(folder)
-    return folder
-
-
-def policy_of(folder):
-    args = grpo.Args(model_name_or_path=str(folder))
-    return load_policy(args, load_tokenizer(args))
-
-
-def reward_model_of(folder):
-    args = reward_model.Args(model_name_or_path=str(folder))
-    return load_reward_model(args, load_tokenizer(args))
-
-
-def learned(folder):
-    return learned_reward(ppo.Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
-
-
-def refused(load, folder):
-    """The line that refuses a model."""
-    with pytest.raises(InputError) as caught:
-        load(folder)
-    line = str(caught.value)
-    assert line.startswith("--") and str(folder) in line and "\n" not in line and len(line) < 500
-    return line
-
+from common.harness.data import EMBEDDED, end_token
+from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer, save_pretrained
+from models import (
+    SMALL,
+    copy_of_embedded,
+    learned,
+    policy_of,
+    random_batch,
+    random_policy,
+    refused,
+    reward_model_of,
+    small_model,
+)
+from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
+from tools import embedded, hand_made_batch
 
 # --- weights ---
 
@@ -225,26 +186,6 @@ def test_rows_longer_than_a_table_of_positions_are_refused(load, sizes, tmp_path
 
 # --- where a completion ends ---
 
-GEMMA = (
-    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-GEMMA_STOP = ["<eos>", "<end_of_turn>"]
-GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-
-
-def gemma_tokenizer(template=GEMMA):
-    """One token a character; the chat template closes a turn with <end_of_turn>, as Gemma's does."""
-    characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocabulary = {token: i for i, token in enumerate([*GEMMA_SPECIAL, *characters])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    roles = dict(pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **roles)
-    tokenizer.add_special_tokens({"additional_special_tokens": GEMMA_SPECIAL[4:]})
-    tokenizer.chat_template = template
-    return tokenizer
-
 
 @pytest.mark.parametrize(
     "template, end, stop",
@@ -266,84 +207,76 @@ def test_the_token_that_ends_a_completion(template, end, stop):
     assert tokenizer.convert_ids_to_tokens(find_stop_tokens(tokenizer, GenerationConfig())) == stop
 
 
-def test_a_template_that_refuses_an_answer_is_one_line():
-    tokenizer = gemma_tokenizer("{{ raise_exception('user turns only') if messages[1:] }}{{ messages[0].content }}")
-    with pytest.raises(InputError, match="the chat template refuses a question with its answer: user turns only"):
-        end_token(tokenizer)
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "eos": "{% for m in messages %}{{ m.content }}</s>{% endfor %}",
+}
 
 
-def pairs_of(folder, tokenizer, *rows):
-    path = folder / "pairs.jsonl"
-    path.write_text(
-        "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows)
-    )
-    args = reward_model.Args(dataset=str(path), eval_dataset=str(path))
-    return load_pairs(args, tokenizer)[0]
+@pytest.mark.parametrize(
+    "template, configured, expected",
+    [
+        (None, None, {"</s>"}),
+        (None, ["</s>", "<|im_end|>"], {"</s>", "<|im_end|>"}),
+        ("chatml", None, {"</s>", "<|im_end|>"}),  # Qwen base models: EOS is <|endoftext|>, a turn ends with <|im_end|>
+        ("plain", None, {"</s>"}),  # a newline is no stop token
+        ("eos", "</s>", {"</s>"}),
+    ],
+)
+def test_stop_tokens(template, configured, expected):
+    # trl#7039: only one of several EOS ids known, clipped_ratio 0.97.
+    special = ["<unk>", "</s>", "<|im_start|>", "<|im_end|>"]
+    core = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, "user", "question"])}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+    tokenizer.add_special_tokens({"additional_special_tokens": special[2:]})
+    tokenizer.chat_template = template and TEMPLATES[template]
+    ids = tokenizer.convert_tokens_to_ids(configured) if configured else None
+    stop_tokens = find_stop_tokens(tokenizer, types.SimpleNamespace(eos_token_id=ids))
+    assert set(tokenizer.convert_ids_to_tokens(stop_tokens)) == expected
 
 
-@pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
-def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
-    tokenizer = gemma_tokenizer(template)
-    written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
-    for pair in pairs_of(tmp_path, tokenizer, *written[: 3 if template else 1]):
-        assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
+# --- loaded for training, and saved ---
 
 
-def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
-    # Through dialogues too: prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
-    tokenizer = gemma_tokenizer()
-    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
-    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
-    stock = AutoModelForSequenceClassification.from_pretrained(folder)
-    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False).removesuffix("\n")
-    assert text.endswith("4<end_of_turn>")
-    with torch.no_grad():
-        expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
-        (pair,) = pairs_of(tmp_path, tokenizer, ("2+2?", "4", "5"))
-        trained = reward_model_of(folder)(pair_batch([pair], "cpu"))
-    asked = learned(folder)
-    (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
-    assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("path", ["no/such/folder", "."])
+def test_a_model_that_is_not_there_is_one_line(path):
+    with pytest.raises(InputError, match="model_name_or_path"):
+        load_tokenizer(grpo.Args(model_name_or_path=path))
 
 
-# --- special tokens that are spelled ---
+def test_dropout_is_off():
+    # Dropout between two forwards makes the first ratio differ from 1 (trl#454, #3234).
+    _, args, tokenizer, policy = embedded()
+    batch, _ = hand_made_batch(policy, tokenizer, args)
+    assert policy.training
+    assert torch.equal(policy(batch)[0], policy(batch)[0])
 
 
-def unigram_tokenizer():
-    """A tokenizer that has its end token among its ordinary pieces, where `split_special_tokens` does not reach."""
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -2.0) for character in "</s>ab")]
-    core = Tokenizer(models.Unigram(pieces, unk_id=0))
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+@pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])
+def test_dropout_of_a_checkpoint_is_switched_off(name, dropout, tmp_path):
+    _, args, tokenizer, _ = embedded()
+    policy = random_policy(name)
+    setattr(policy.lm.config, dropout, 0.5)
+    policy.lm.save_pretrained(tmp_path)
+    args.model_name_or_path = str(tmp_path)
+    loaded, batch = load_policy(args, tokenizer), random_batch()
+    assert loaded.training
+    assert torch.equal(loaded(batch)[0], loaded(batch)[0])
 
 
-def test_a_spelled_special_token_is_text():
-    tokenizer, text = gemma_tokenizer(), "1<eos>2<end_of_turn><<pad>3"
-    (ids, plain) = encode_text([text, "12"], tokenizer)
-    assert tokenizer.convert_ids_to_tokens(ids) == list(text) and tokenizer.convert_ids_to_tokens(plain) == ["1", "2"]
-    tokenizer = unigram_tokenizer()
-    assert tokenizer.eos_token_id in tokenizer("a</s>b", split_special_tokens=True).input_ids
-    (ids,) = encode_text(["a</s>b"], tokenizer)
-    assert "".join(tokenizer.convert_ids_to_tokens(ids)) == "a</s>b" and tokenizer.eos_token_id not in ids
-
-
-def test_a_spelled_end_token_of_a_pair_is_text(tmp_path):
-    (pair,) = pairs_of(tmp_path, gemma_tokenizer(), ("2+2?", "4<end_of_turn>5", "5"))
-    assert len(pair.chosen) == len("4<end_of_turn>5") + 1
-
-
-def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
-    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
-    scores = learned(folder).function(
-        prompts=["1+2?"] * 3, completions=["3", "3<eos>", "3<pad>"], truncated=[False, True, True]
-    )
-    with torch.no_grad():
-        tokenizer, model = (
-            AutoTokenizer.from_pretrained(folder),
-            AutoModelForSequenceClassification.from_pretrained(folder),
-        )
-        prompt, three, unknown = tokenizer("1+2?").input_ids, tokenizer("3").input_ids, [tokenizer.unk_token_id]
-        for completion, score in zip(([tokenizer.eos_token_id], unknown * 5, unknown * 5), scores, strict=True):
-            expected = float(model(torch.tensor([prompt + three + completion])).logits)
-            assert score == pytest.approx(expected, abs=1e-6)
-    assert abs(scores[0] - scores[1]) > 1e-3
+def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
+    _, args, tokenizer, policy = embedded()
+    policy.lm.generation_config = GenerationConfig(do_sample=True, top_k=7, eos_token_id=1)
+    policy.lm.to(torch.bfloat16).save_pretrained(tmp_path / "a")
+    tokenizer.save_pretrained(tmp_path / "a")
+    args.model_name_or_path = str(tmp_path / "a")
+    policy = load_policy(args, load_tokenizer(args))
+    assert policy.lm.dtype == torch.float32  # trained in float32
+    accelerator = Accelerator(cpu=True)
+    save_pretrained(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    assert again.dtype == torch.bfloat16 and again.generation_config.top_k == 7
+    assert {x.dtype for x in load_file(tmp_path / "b" / "model.safetensors").values()} == {torch.bfloat16}
+    assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids

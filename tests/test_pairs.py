@@ -1,306 +1,170 @@
-"""What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
-
-import re
-import shutil
+"""common/harness/pairs.py: every format of preference pairs, their end tokens, cutting, evaluation data, bad rows."""
 
 import pytest
-import torch
-from accelerate import Accelerator
-from safetensors.torch import load_file
 
-import pair_worker
 from common.errors import InputError
-from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics
-from common.harness.pairs import Pair, load_pairs
-from processes import run_processes
-from reward_model import load_reward_model
-from tools import ROOT, GradientRecorder, help_texts, largest_difference, metric_rows, script
+from common.harness.pairs import Pair, cut_pair, load_pairs
+from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, rows_of_pairs, say, write
 
-pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
-
-# A few steps on given pairs, the same in both scripts.
-QUICK = "--pairs_per_step 8 --max_steps 4 --eval_every 2".split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_pairs(tmp_path_factory):
-    """A folder of 96 pairs for training and 16 for evaluation, the dataset of `run`."""
-    folder = tmp_path_factory.mktemp("pairs")
-    for split, rows in (("train", 96), ("test", 16)):
-        lines = (ROOT / "common" / "tiny" / "pairs" / f"{split}.jsonl").read_text().splitlines()[:rows]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines))
-    QUICK[:0] = ["--dataset", str(folder)]
-    yield
-    del QUICK[:2]
+HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
+PAIR_FORMATS = {
+    "plain": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "messages": ({"prompt": USER, "chosen": [say("4")], "rejected": [say("5")]}, "2+2?", "4", "5"),
+    "implicit": ({"chosen": f"{HUMAN} It is 4", "rejected": f"{HUMAN} It is 5"}, HUMAN, " It is 4", " It is 5"),
+    "one continues the other": ({"chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 4 or 5"}, HUMAN, " 4", " 4 or 5"),
+    "implicit, messages": ({"chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5"),
+    "text beside whole dialogues": (
+        {"prompt": "2+2?", "chosen": [*USER, say("4")], "rejected": [*USER, say("5")], "score": 1}, "2+2?", "4", "5",
+    ),
+    "text before messages": ({"prompt": "2+2?", "chosen": [say("4")], "rejected": [say("5")]}, "2+2?", "4", "5"),
+    "prompt beside whole dialogues": (
+        {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
+    ),
+    "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+}  # fmt: skip
 
 
-def run(name, folder, *arguments):
-    script(name).main([*QUICK, "--output_dir", str(folder), *map(str, arguments)])
+def pairs_of(folder, rows, tokenizer=PLAIN, **options):
+    """All pairs of these rows, and the summary."""
+    path = write(folder / "train.jsonl", rows)
+    other = write(folder / "other.jsonl", [{"prompt": "other", "chosen": "a", "rejected": "b"}])
+    train, _, summary = load_pairs(make_args(path, **{"eval_dataset": str(other)} | options), tokenizer)
+    return train, summary
 
 
-def prepared(name, **options):
-    """(module, args, model, pairs): 16 real pairs of unequal lengths."""
-    module = script(name)
-    args = module.Args(**{"pairs_per_step": 16, "max_grad_norm": 0.0, **options})
-    tokenizer = load_tokenizer(args)
-    model = (load_policy if name == "dpo" else load_reward_model)(args, tokenizer)
-    if name == "reward_model":
-        torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
-    pairs = load_pairs(module.Args(dataset="embedded"), tokenizer)[0][:16]
-    assert len({len(pair.prompt) for pair in pairs}) > 1 and len({len(pair.rejected) for pair in pairs}) > 2
-    return module, args, model, [pair._replace(ref_chosen=-2.0 - i, ref_rejected=-3.0) for i, pair in enumerate(pairs)]
+def texts_of(pair, tokenizer=PLAIN):
+    return tuple("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in pair[:3])
 
 
-def gradient(module, args, model, pairs):
-    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(1), Accelerator(cpu=True)
-    module.update_pairs(accelerator, model, recorder, pairs, args, metrics)
-    (step,) = recorder.steps
-    return step, metrics.reduce(accelerator)
+def numbered_pairs(n, prompts=None):
+    return [{"prompt": f"question {i % (prompts or n)}", "chosen": f"yes {i}", "rejected": "no"} for i in range(n)]
 
 
-def relative(a, b):
-    return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
+@pytest.mark.parametrize("name", PAIR_FORMATS)
+def test_pairs_are_understood_by_their_columns(tmp_path, no_datasets, name):
+    row, *texts = PAIR_FORMATS[name]
+    (pair,), _ = pairs_of(tmp_path, [row])
+    assert texts_of(pair) == (texts[0], f"{texts[1]}</s>", f"{texts[2]}</s>") and pair[3:] == (0, 0)
 
 
-# --- the gradient ---
+@pytest.mark.parametrize("name", PAIR_FORMATS)
+def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
+    # B24, unsloth-zoo#1110: prompt and completion are tokenized apart, one BOS, and EOS ends the completion once.
+    chat = make_tokenizer(TEMPLATE, bos=True, eos=True)
+    row, *texts = PAIR_FORMATS[name]
+    (pair,), _ = pairs_of(tmp_path, [row], chat)
+    chosen, rejected = (f"{text}</s>" for text in texts[1:])
+    assert texts_of(pair, chat) == (f"<s>[user]{texts[0]}[end][assistant]", chosen, rejected)
 
 
-@pytest.mark.parametrize("size", [2, 3, 6, 10, 32])
-def test_gradient_is_invariant_to_micro_batches(name, size):
-    module, args, model, pairs = prepared(name, micro_batch_size=64)
-    expected, metrics = gradient(module, args, model, pairs)
-    args.micro_batch_size = size
-    split, split_metrics = gradient(module, args, model, pairs)
-    assert relative(split, expected) < 1e-5
-    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+def test_pairs_from_parquet_lose_what_arrow_adds(tmp_path, datasets):
+    messages = [{"role": "user", "content": "2+2?", "name": None}]
+    rows = [{"prompt": messages, "chosen": [say("4")], "rejected": [say("5")]}] * 2
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    other = write(tmp_path / "other.jsonl", [rows[0]])
+    train, _, _ = load_pairs(make_args(tmp_path / "rows.parquet", eval_dataset=str(other)), PLAIN)
+    assert [texts_of(pair) for pair in train] == [("2+2?", "4</s>", "5</s>")] * 2
 
 
-def test_gradient_is_the_mean_over_pairs_in_any_order(name):
-    # Accumulated means of unequal micro-batches, or a mean over tokens.
-    module, args, model, pairs = prepared(name, micro_batch_size=10)
-    expected, _ = gradient(module, args, model, pairs)
-    shuffled, _ = gradient(module, args, model, pairs[::-1])
-    assert relative(shuffled, expected) < 1e-5
-    args.pairs_per_step = 1
-    alone = [gradient(module, args, model, [pair])[0] for pair in pairs]
-    mean = [torch.stack(parts).mean(dim=0) for parts in zip(*alone, strict=True)]
-    assert relative(expected, mean) < 1e-5
+def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
+    options = dict(prompt_template="Q: {prompt}", system_prompt="Add.")
+    (pair,), _ = pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], **options)
+    assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
 
 
-def test_padding_changes_nothing(name, monkeypatch):
-    module, args, model, pairs = prepared(name)
-    expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_batch
-
-    def padded(pairs, device):
-        batch = original(pairs, device)
-        for column, fill, width in (
-            ("completions", 5, (0, 4)), ("completion_mask", False, (0, 4)),
-            ("prompts", 5, (3, 0)), ("prompt_mask", False, (3, 0)),
-        ):  # fmt: skip
-            batch[column] = torch.nn.functional.pad(batch[column], width, value=fill)
-        return batch
-
-    monkeypatch.setattr(module, "pair_batch", padded)
-    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
+def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
+    (pair,), _ = pairs_of(tmp_path, [{"prompt": "2+2?", "chosen": "4</s>", "rejected": "5"}])
+    assert texts_of(pair) == ("2+2?", "4</s>", "5</s>")
 
 
-def test_sharing_the_prompt_of_a_pair_does_not_change_the_gradient(name, monkeypatch):
-    module, args, model, pairs = prepared(name)
-    expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_batch
-    monkeypatch.setattr(module, "pair_batch", lambda *x: {k: v for k, v in original(*x).items() if k != "prompt_index"})
-    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
+@pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
+def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
+    tokenizer = gemma_tokenizer(template)
+    written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
+    for pair in rows_of_pairs(tmp_path, tokenizer, *written[: 3 if template else 1]):
+        assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
-def test_equal_completions_and_swapped_pairs(name):
-    module, args, model, pairs = prepared(name)
-    equal = [Pair(pair.prompt, pair.chosen, pair.chosen) for pair in pairs]
-    still, metrics = gradient(module, args, model, equal)
-    assert max(float(g.abs().max()) for g in still) < 1e-5  # against 0.1 and more
-    assert metrics["rewards/margin"] == pytest.approx(0, abs=1e-5)
-    swapped = [Pair(p.prompt, p.rejected, p.chosen, p.ref_rejected, p.ref_chosen) for p in pairs]
-    _, one = gradient(module, args, model, pairs)
-    _, other = gradient(module, args, model, swapped)
-    assert one["rewards/margin"] == pytest.approx(-other["rewards/margin"], rel=1e-5)
-    assert one["rewards/accuracy"] == pytest.approx(1 - other["rewards/accuracy"])
-
-
-# --- a run ---
-
-
-def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
-    options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
-    options += ["--save_every", 1, "--keep_checkpoints", 9, "--max_steps", 6, "--num_epochs", 2]
-    options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
-    run(name, tmp_path / "a", *options)
-    rows = metric_rows(tmp_path / "a")
-    assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6
-    assert sum("pairs/made" in row for row in rows) == (2 if name == "dpo" else 0)
-    for step in range(1, len(rows) - 1):  # dpo: within the rounds and between them
-        shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
-        for later in range(step + 1, len(rows)):
-            shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
-        (tmp_path / "b" / "model" / "model.safetensors").unlink()
-        run(name, tmp_path / "b", *options, "--resume")
-        assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
-        assert metric_rows(tmp_path / "b") == rows
-        for file in tmp_path.glob("a/pairs-round-*.jsonl"):
-            assert file.read_text() == (tmp_path / "b" / file.name).read_text()
-        a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
-@pytest.mark.parametrize("missing", ["optimizer.bin", "state.json"])
-def test_a_missing_piece_of_a_checkpoint_is_an_error(name, missing, tmp_path):
-    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
-    (piece,) = tmp_path.glob(f"checkpoints/*/{missing}")
-    piece.unlink()
-    with pytest.raises(InputError, match=missing):
-        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume")
-
-
-def test_resume_with_other_options_names_them(name, tmp_path):
-    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
-    with pytest.raises(InputError, match="--pairs_per_step was 8, is 4"):
-        run(name, tmp_path, "--max_steps", 2, "--resume", "--pairs_per_step", 4)
-    run(name, tmp_path, "--max_steps", 2, "--resume", "--eval_every", 1)
-
-
-def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
-    run(name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 20, "--num_epochs", 2)
-    assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 96 x 2 / 20
-    assert all("eval/accuracy" in metric_rows(tmp_path / "all")[step] for step in (0, 9))
-    run(name, tmp_path / "capped", "--max_steps", 3, "--eval_every", 0)
-    rows = metric_rows(tmp_path / "capped")
-    assert [("eval/accuracy" in row) for row in rows] == [True, False, False, True]
-
-
-def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
-    run(name, tmp_path, "--max_steps", 0)
-    (row,) = metric_rows(tmp_path)
-    assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
-    assert "eval/accuracy before" in capsys.readouterr().out
+def test_a_spelled_end_token_of_a_pair_is_text(tmp_path):
+    (pair,) = rows_of_pairs(tmp_path, gemma_tokenizer(), ("2+2?", "4<end_of_turn>5", "5"))
+    assert len(pair.chosen) == len("4<end_of_turn>5") + 1
 
 
 @pytest.mark.parametrize(
-    "option, value",
-    [("learning_rate", 1e-5), ("weight_decay", 10.0), ("adam_beta1", 0.0), ("adam_beta2", 0.5), ("max_grad_norm", 1e-3),
-     ("warmup_steps", 4), ("lr_scheduler", "linear"), ("seed", 1), ("num_epochs", 2), ("max_length", 20),
-     ("prompt_template", "1+{prompt}"), ("system_prompt", "1+2?")],
-)  # fmt: skip
-def test_every_option_changes_the_run(name, option, value, tmp_path):
-    options = ["--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3]  # two steps a pass
-    epochs = ["--num_epochs", 1 if option == "num_epochs" else 2]
-    run(name, tmp_path / "a", *options, *epochs)
-    run(name, tmp_path / "b", *options, *epochs, f"--{option}", value)
-    a, b = (metric_rows(tmp_path / x)[-1] for x in "ab")
-    assert a["eval/loss"] != b["eval/loss"]
-
-
-# --- several processes ---
-
-
-def test_two_processes_take_the_same_steps_as_one_and_resume(name, tmp_path):
-    pair_worker.main(name, tmp_path)
-    result = run_processes("tests/pair_worker.py", name, tmp_path, processes=2)
-    assert result.returncode == 0, result.stderr
-    one, two, other = (torch.load(tmp_path / f"steps-{x}.pt") for x in ("1-0", "2-0", "2-1"))
-    assert one["resumed"] and two["resumed"] and other["resumed"]
-    moved = max(float((value - start).abs().max()) for value, start in zip_weights(one, tmp_path, name))
-    apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in one["weights"])
-    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1
-    for a, b in zip(one["metrics"], two["metrics"], strict=True):
-        assert b == pytest.approx(a, rel=1e-3, abs=1e-5)
-    assert two["eval"] == pytest.approx(one["eval"], rel=1e-3, abs=1e-5) and two["eval"] == other["eval"]
-    if name == "dpo":
-        assert torch.allclose(one["reference"], two["reference"], atol=1e-4)
-        for key in ("made", "rows"):  # the same on both processes, each prompt once, in their order
-            assert two[key] == other[key] and len(two[key]) <= 5
-        assert len({tuple(pair[0]) for pair in two["made"]}) == len(two["made"])
-        assert two["yield"]["pairs/yield"] == pytest.approx(len(two["made"]) / 5)  # the filler is not counted
-
-
-def zip_weights(result, folder, name):
-    model = prepared(name)[2].state_dict()
-    return [(result["weights"][key], model[key]) for key in model]
-
-
-# --- bad input ---
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
+    "max_length, expected",
     [
-        ("--no_such_option 1", "--no_such_option"),
-        ("--learning_rate fast", "learning_rate"),
-        ("--pairs_per_step 0", "pairs_per_step"),
-        ("--micro_batch_size 1", "a pair is two completions"),
-        ("--max_length 2", "max_length"),
-        ("--max_steps -2", "max_steps"),
-        ("--resume", "--output_dir"),
-        ("--dataset /no/such.jsonl", "no/such.jsonl"),
-        ("--dataset common/tiny --dataset_split dev", "dev"),
-        ("--model_name_or_path /no/such", "no/such"),
-        ("--report_to trackio", "trackio"),
-        ("--pairs_per_step 1000", "96 pairs x"),
-        ("--num_epochs 0", "num_epochs"),
+        (12, ("abcdef", "12345|", "12|")),
+        (11, ("bcdef", "12345|", "12|")),
+        (7, ("f", "12345|", "12|")),
+        (6, ("f", "1234|", "12|")),
+        (4, ("f", "12|", "12|")),
+        (3, ("f", "1|", "1|")),
     ],
 )
-def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "common").symlink_to(ROOT / "common")
-    arguments = [*QUICK, *arguments.split()]
-    if message.startswith("96"):
-        arguments += ["--num_epochs", "1"]
-    with pytest.raises(InputError) as error:
-        script(name).main(arguments)
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_what_is_too_long_loses_its_prompt_first_and_never_eos(max_length, expected):
+    pair = cut_pair(Pair("abcdef", [*"12345|"], [*"12|"]), max_length)
+    assert tuple("".join(ids) for ids in pair[:3]) == expected
+
+
+def test_what_was_cut_and_dropped_is_said(tmp_path):
+    rows = [
+        {"prompt": "abcdef", "chosen": "12345", "rejected": "12"},
+        {"prompt": "b", "chosen": "same", "rejected": "same"},
+        {"prompt": "c", "chosen": "", "rejected": "some"},
+        {"prompt": "d", "chosen": "12345", "rejected": "123"},  # the same after the cut
+        {"prompt": "e", "chosen": "1\u00e9", "rejected": "2"},
+    ]
+    pairs, summary = pairs_of(tmp_path, rows, max_length=5)
+    assert [texts_of(pair)[0] for pair in pairs] == ["f", "e"]
+    assert "3 with equal or empty completions dropped, 1 cut to 5 tokens, 1 with characters unknown" in summary
+    with pytest.raises(InputError, match="each of the 2 pairs has two equal completions or an empty one"):
+        pairs_of(tmp_path, rows[1:3])
+
+
+def test_pairs_are_held_out_by_prompt(tmp_path):
+    # A prompt with several pairs stands on one side only.
+    path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
+    train, evaluation, summary = load_pairs(make_args(path), PLAIN)
+    sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
+    assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (95, 5)
+    assert (len(train), len(evaluation)) == (285, 15) and "held out of these by prompt" in summary
+    assert load_pairs(make_args(path), PLAIN)[1] == evaluation
+    assert load_pairs(make_args(path, seed=2), PLAIN)[1] != evaluation
+    few = load_pairs(make_args(path), PLAIN, 4)
+    assert few[0] == train and len(few[1]) == 4 and all(pair in evaluation for pair in few[1])
+
+
+def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
+    write(tmp_path / "test.jsonl", numbered_pairs(3))
+    path = write(tmp_path / "train.jsonl", numbered_pairs(10))
+    train, evaluation, summary = load_pairs(make_args(path), PLAIN)
+    assert (len(train), len(evaluation)) == (10, 3) and "3 of prompts also in training" in summary
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "row, says",
     [
-        ("--label_smoothing 0.5", "[0, 0.5)"),
-        ("--label_smoothing 0.1 --loss ipo", "ipo loss has none"),
-        ("--ipo_per_token", "--loss ipo"),
-        ("--loss hinge", "hinge"),
-        ("--beta 0", "beta"),
-        ("--nll_coef -1", "nll_coef"),
-        ("--pair_samples 1", "pair_samples"),
-        ("--rollout_batch_size 4", "the larger of --pair_samples and --eval_samples"),
-        ("--reward no_such", "no_such"),
-        ("--eval_k 9", "eval_k 9"),
-        ("--rounds 0", "rounds"),
-        ("--rounds 2", "holds pairs"),
-        ("--temperature 0", "temperature"),
-        ("--center_coef -1", "center_coef"),
+        ({"prompt": "a", "chosen": "b"}, "must both be text, or both lists of messages; it has prompt, chosen"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "must both be text"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "must both be text"),
+        ({"prompt": "a", "chosen": "b", "rejected": [say("c")]}, "must both be text"),
+        ({"prompt": "a", "chosen": [], "rejected": []}, "must both be text"),
+        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "must both be text"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
+        ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
+        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
+        ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "not valid Unicode"),
+        ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one assistant message each"),
+        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one assistant message each"),
     ],
 )
-def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch):
-    if arguments.split()[0][2:] not in script(name).Args.__dataclass_fields__:
-        message = "unknown option"
-    with pytest.raises(InputError, match=re.escape(message)):
-        script(name).main([*QUICK, "--output_dir", str(tmp_path), *arguments.split()])
+def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):
+    with pytest.raises(InputError) as caught:
+        pairs_of(tmp_path, [*numbered_pairs(2), row])
+    assert str(caught.value).startswith(f"{tmp_path / 'train.jsonl'}, line 3: ") and says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_help_needs_neither_datasets_nor_models(name):
-    for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in help_texts()[name] and option.metadata["help"]
-
-
-def test_the_glossary_names_what_is_logged(name, tmp_path):
-    """docs/metrics.md: a script's own section is complete, and what else it logs stands in the table of all."""
-    run(name, tmp_path / "a", "--max_steps", 2)
-    logged = {key for row in metric_rows(tmp_path / "a") for key in row} - {"step"}
-    logged |= {"time/update_s", "time/update_tokens_per_s", "memory/peak_gb"}
-    if name == "dpo":
-        quick = "--dataset embedded --pair_prompts 32 --eval_prompts 4".split()
-        run(name, tmp_path / "b", *quick)
-        logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
-        logged |= {"time/pairs_s"}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
-    (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
-    documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
-    assert documented[1] <= logged <= documented[0] | documented[1]
+def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"line 1: no column 'ask' but prompt, chosen, rejected: see --prompt_column"):
+        pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")

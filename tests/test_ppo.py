@@ -1,15 +1,21 @@
 """The functions of ppo.py against the worked examples, their definitions, hand-made tables and exact gradients."""
 
 import math
+import shutil
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import ppo
+import reward_model
 from common.errors import InputError
-from common.harness.data import load_prompts
+from common.harness.data import EMBEDDED
 from common.harness.metrics import Metrics
 from common.masked import moments
+from models import save_reward_model
 from tools import (
     ORACLES,
     b1,
@@ -447,7 +453,6 @@ def rollout_by_hand(batch, old, values, ref, args, kl_coef):
 
 @pytest.mark.parametrize("ddof, eps", [(1, 1e-8), (0, 0.5)])
 def test_the_kl_to_the_reference_reaches_the_returns(ddof, eps):
-    from accelerate import Accelerator
 
     options = dict(kl_coef=0.1, gae_lambda=0.9, std_ddof=ddof, std_eps=eps, micro_batch_size=5)
     module, args, policy, batch = filled(**options)
@@ -508,7 +513,6 @@ def test_controllers_follow_what_was_logged_and_survive_a_resume(tmp_path):
     options += " --critic_warmup_steps 1 --learning_rate 1e-3 --lr_scheduler linear --max_steps 4"
     for folder in "ab":
         ppo.main([*options.split(), "--output_dir", str(tmp_path / folder)])
-    import shutil
 
     shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000004")
     shutil.rmtree(tmp_path / "b" / "model")
@@ -545,7 +549,6 @@ def test_warm_up_trains_the_critic_alone(tmp_path):
     options = ["--critic_warmup_steps", "2", "--weight_decay", "0.1", "--output_dir"]
     ppo.main([*quick, *options, str(tmp_path / "a"), "--max_steps", "2", "--save_every", "2"])
     initial = embedded("ppo")[3].lm.state_dict()
-    from safetensors.torch import load_file
 
     after = load_file(tmp_path / "a" / "model" / "model.safetensors")
     assert all(torch.equal(after[name], initial[name]) for name in after)
@@ -558,7 +561,6 @@ def test_warm_up_trains_the_critic_alone(tmp_path):
 
 
 def test_target_kl_stops_the_updates_of_a_rollout():
-    from accelerate import Accelerator
 
     module, args, policy, batch = filled(num_minibatches=4, num_epochs=2, learning_rate=1e-3)
 
@@ -579,44 +581,11 @@ def test_target_kl_stops_the_updates_of_a_rollout():
     assert all(parameter.grad is None or (parameter.grad == 0).all() for parameter in policy.parameters())
 
 
-# --- the reward model ---
-
-
-def save_reward_model(folder, tokenizer, **config):
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    from common.harness.data import EMBEDDED
-
-    torch.manual_seed(1)
-    config = AutoConfig.from_pretrained(EMBEDDED, num_labels=1, pad_token_id=tokenizer.pad_token_id, **config)
-    model = AutoModelForSequenceClassification.from_config(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model.eval()
-
-
-def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
-    from common.harness.learned_reward import learned_reward
-    from common.rewards import score
-
-    _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
-    model = save_reward_model(tmp_path, tokenizer)
-    prompts, _, _ = load_prompts(args, tokenizer, True)
-    args.reward_model_path = str(tmp_path)
-    reward = learned_reward(args, prompts, torch.device("cpu"))
-    texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
-    truncated = [False, False, False, True]
-    scores = score(reward, prompts[:4], texts, truncated)
-    for prompt, text, cut, value in zip(prompts, texts, truncated, scores, strict=False):
-        ids = prompt.ids + tokenizer(text).input_ids + ([] if cut else [tokenizer.eos_token_id])
-        with torch.no_grad():
-            expected = model(input_ids=torch.tensor([ids])).logits[0, 0]  # alone, without padding
-        assert float(value) == pytest.approx(float(expected), abs=1e-5)
+# --- with a reward model ---
 
 
 def test_a_run_with_a_reward_model(tmp_path):
     """Which is the critic's beginning too: with one update a rollout, the values are still its own."""
-    import reward_model
 
     quick = "--max_steps 2 --pairs_per_step 8 --eval_every 0".split()
     reward_model.main([*quick, "--output_dir", str(tmp_path / "rm")])
@@ -651,9 +620,6 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
 
 
 def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
-    from transformers import AutoTokenizer
-
-    from common.harness.data import EMBEDDED
 
     _, args, tokenizer, policy = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
@@ -668,42 +634,6 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     args.critic_path = str(EMBEDDED)
     with pytest.raises(InputError, match="lacks weights of a LlamaForSequenceClassification: score.weight"):
         ppo.load_critic(args, policy)
-
-
-@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
-def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
-    from common.harness.learned_reward import learned_reward
-
-    _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
-    if change == "unk":
-        prompts[-1] = type(prompts[-1])(prompts[-1].ids, "déjà vu?", "1", {})
-    elif change == "pad":
-        tokenizer.pad_token = tokenizer.eos_token
-    else:
-        tokenizer.eos_token = None
-    save_reward_model(tmp_path, tokenizer)
-    args.reward_model_path = str(tmp_path)
-    with pytest.raises(InputError, match=message):
-        learned_reward(args, prompts, torch.device("cpu"))
-
-
-def test_what_is_no_reward_model_is_refused(tmp_path):
-    from common.harness.data import EMBEDDED
-    from common.harness.learned_reward import learned_reward
-
-    _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
-    save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
-    for path, message in [
-        (EMBEDDED, "score.weight"),
-        (tmp_path / "no", "no tokenizer could be loaded"),
-        (tmp_path / "two", "2 outputs"),
-    ]:
-        args.reward_model_path = str(path)
-        with pytest.raises(InputError, match=message) as error:
-            learned_reward(args, prompts, torch.device("cpu"))
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""Rule rewards: each test names the failure it pins."""
+"""common/rewards.py: rules, functions of the user, and their sum. Each test names the failure it pins."""
 
-import json
-import random
 import sys
 import threading
 import time
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,21 +11,16 @@ import pytest
 import torch
 
 from common import rewards
-from common.answers import answers_match, extract_answer
 from common.errors import InputError
 from common.rewards import (
     accuracy_reward,
     correctness,
-    format_reward,
     load_rewards,
     math_verify_reward,
     score,
     soft_overlong_punishment,
     weighted_sum,
 )
-
-ROOT = Path(__file__).resolve().parents[1]
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
 def chosen(*names, weights=None):
@@ -39,384 +31,13 @@ def row(prompt="q", answer="3", **columns):
     return SimpleNamespace(prompt=prompt, answer=answer, columns=columns)
 
 
-# ---------------------------------------------------------------------------------------------------- extraction
+# --- rules ---
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("7+5=12\n#### 12", "12"),
-        ("####12", "12"),
-        ("#### **12**", "12"),
-        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),  # an escaped brace does not close the box
-        (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right"),
-        (r"$\boxed 3$", "3"),
-        (r"\fbox{3}", "3"),
-        ("<answer> 3 </answer>", "3"),
-        (r"<answer>\boxed{3}</answer>", "3"),
-        ("<answer>The answer is 3</answer>", "3"),
-        ("The answer is $3$.", "3"),
-        ("the final answer is: 3.", "3"),
-        ("The final answer is 3. I hope it is correct. 4", "3"),
-        ("The answer is 3.5. Bye", "3.5"),
-        (r"The answer is $\frac12$.", r"\frac12"),
-        (r"The answer is \(3\).", "3"),
-        ("Answer: 3", "3"),
-        ("ANSWER : 3", "3"),
-        ("**Answer:** 3", "3"),
-        ("**Answer**: 3", "3"),
-        ("Answer: **3**", "3"),
-        ("Answer:\n\n3\nbye", "3"),
-        ("The answer is:\n$$\n3\n$$", "3"),
-        ("答案是3", "3"),
-        ("答案:3", "3"),
-        ("答案\uff1a3。", "3"),
-        ("**答案**\uff1a 3", "3"),
-        ("Answer\uff1a3", "3"),
-        ("【答案】12", "12"),
-        ("【答案】：12。", "12"),
-        ("【答案】B【解析】因为", "B"),
-        ("答：12", "12"),
-        ("**答**:12。", "12"),
-        ("### Final Answer\n\n12\nbye", "12"),
-        ("## **Answer**\n**12**", "12"),
-        ("# The final answer \r\n12", "12"),
-        ("#### Final Answer\n12", "12"),  # not "Final Answer"
-        ("#### Answer: 12", "12"),
-        ("### Final Answer\n" r"$$\boxed{12}$$", "12"),
-        ("***Answer***: ***7***", "7"),
-        ("***Answer:*** 7", "7"),
-        ('The answer is "12".', "12"),
-        ("The answer is \u201c12\u201d. Bye", "12"),
-        ("Answer: '$12$'", "12"),
-        ("\\boxed{\u2018a\u2019}", "a"),
-        ("<ANSWER>12</ANSWER>", "12"),
-        ("<Answer>12</answer>", "12"),
-        ("Answer: 12</ANSWER>", "12"),
-        (r"\boxed{12<|im_end|>}", "12"),
-        ("<answer>12</s></ANSWER>", "12"),
-        (r"\\boxed{\\frac{1}{2}}", r"\\frac{1}{2}"),
-        # quotes and markers that look like those above and are not
-        ('The answer is "3" or "4".', '"3" or "4"'),
-        ('Answer: 5"', '5"'),
-        ("解答：因为 2", None),
-        ("回答：12", None),
-        ("### Final Answer", None),
-        ("### Final Answers\n12", None),
-        ("### Final Answer 12\n13", None),
-        ("### Why this answer\n12", None),
-        ("<ANSWER>12", None),
-        (r"\boxed{12<|im_end|> or 13}", None),  # what follows the token does not close the box
-        ("#### 12<|im_end|>}", "12"),
-        # the last one counts, of whatever kind
-        (r"\boxed{1} #### 2", "2"),
-        (r"#### 2" "\n" r"\boxed{1}", "1"),
-        ("#### 1\nThe answer is 2\n<answer>3</answer>", "3"),
-        (r"<answer>1</answer> \boxed{2} answer: 3", "3"),
-        ("#### 3\n#### ", "3"),  # nothing behind the last one: not complete
-        (r"The answer is 5 \boxed{4} Answer:", "4"),
-        # an unfinished last box or tag is no answer
-        (r"\boxed{3} or \boxed{4", None),
-        ("#### 3\n<answer>4", None),
-        (r"#### 3 \boxed", None),
-        (r"\boxed{}", None),
-        # thinking and what comes after the end
-        ("<think>#### 3</think> none", None),
-        ("#### 3</think> #### 4", "4"),
-        ("</think><think> #### 3", None),
-        ("#### 3<|im_end|>\n#### 4", "3"),
-        ("#### 3</s>4", "3"),
-        ("#### 3</s> #### 4<|im_end|>", "3"),
-        ("hm</think> #### 3</think> none", None),
-        ("<|endoftext|>#### 4", None),
-        # no marker
-        ("", None),
-        ("3", None),
-        ("##### 3", None),
-        (r"\boxedfoo{3}", None),
-        ("12 answers", None),
-    ],
-)
-def test_extraction(text, answer):
-    """formats that others miss, first instead of last marker, half a box taken for an answer."""
-    assert extract_answer(text) == answer
-    assert format_reward(text) == float(answer is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("#### 12", None),
-        ("#### 12 ", None),
-        ("#### 12\n", "12"),
-        ("The answer is 12.", None),  # 12.5 was to come
-        ("The answer is 12. So", "12"),
-        ("答案是12", None),
-        (r"\boxed{12}", "12"),
-        (r"\boxed 12", None),
-        ("<answer>12</answer>", "12"),
-        ("<answer>12", None),
-        ("#### 12\nThe answer is", None),
-        ("#### 12 Answer: .\nHm", "12"),
-        ("#### 12<|im_end|>", "12"),
-    ],
-)
-def test_truncated_completion(text, answer):
-    """Half a number at the end of a truncated completion would be rewarded by chance."""
-    assert extract_answer(text, truncated=True) == answer
-    assert accuracy_reward(text, "12", truncated=True) == float(answer == "12")
-    assert format_reward(text, truncated=True) == float(answer is not None)
-
-
-# --------------------------------------------------------------------------------------------------- equivalence
-
-SPELLINGS = {
-    "0.5": [
-        r"\frac{1}{2}", r"\dfrac12", r"\tfrac{1}2", r"\frac 1 2", "1/2", "1 / 2", "2/4", ".5", "0.50", "+0.5", "½",
-        "5e-1", r"5\times10^{-1}", r"\text{0.5}", r"\left(\frac{1}{2}\right)", "$0.5$",
-    ],
-    "1.5": ["1 1/2", r"1\frac{1}{2}", r"1 \frac12", "1½", "3/2", r"\frac{3}{2}"],
-    "-3": ["−3", "–3", "- 3", "－３", "$-3$", "-$3", "$-3", "-3.0", r"\(-3\)", "(-3)"],
-}  # fmt: skip
-SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
-    (r"-1\frac{1}{2}", "-1.5"), (r"\frac{-1}{2}", "-1/2"), (r"-\frac{1}{2}", r"\frac{1}{-2}"),
-    ("5.", "5"), ("5.0", "5"), ("+5", "5"), ("005", "5"), ("-0", "0"), ("５", "5"), ("5,", "5"), ("{5}", "5"),
-    ("1,234", "1234"), ("1{,}234", "1234"), (r"1\,234", "1234"), (r"1,\!234", "1234"), ("1\u202f234", "1234"),
-    ("1,234,567.5", "1234567.5"), ("1.5e3", "1500"), ("1.5E+3", "1500"), (r"1.5\times10^3", "1500"),
-    (r"1.5 \cdot 10^{3}", "1500"), ("1.5×10³", "1500"), ("10^{3}", "1000"),
-    ("1.5 million", "1,500,000"),
-    (r"\$18", "18"), ("$18", "18"), (r"$\$18$", "18"), ("$18.00", "18 dollars"), ("18€", "€18"), ("$18 per day", "18"),
-    ("5 apples", "5"), ("5 cm", "5"), ("5cm", "5 cm"), (r"5\text{ cm}", "5"), (r"5\,\mathrm{cm}^2", "5 cm²"),
-    ("3 hours", "3 hour"), ("2 boxes", "2 box"),
-    ("60 km/h", "60"), (r"\frac{1}{2} cup of sugar", "0.5"),
-    ("45°", "45"), (r"45^\circ", "45 degrees"), (r"45^{\circ}", "45"), ("20°C", "20"), ("5个苹果", "5"),
-    ("50%", "50"), (r"50\%", "50 percent"), (r"$50\%$", "50"),
-    ("x = 3", "3"), ("x=3", "x = 3.0"), (r"f(x) = x^{2}", "x^2"), ("(x, y) = (1, 2)", "(1,2)"),
-    (r"x \in [0,1]", "[0, 1]"),
-    ("(1, 2)", r"\left( 1,\, 2 \right)"), ("(0.5, 2)", r"(\frac12, 2)"), ("(1,234)", "(1, 234)"),
-    ("[1,000, 2,000]", "[1000, 2000]"), (r"(-\infty, 3]", "(−∞, 3.0]"), (r"(1,2)\cup(3,4)", "(1, 2) ∪ (3, 4)"),
-    ("3 or 4", "3, 4"), ("4 and 3", "3,4"), (r"\{4, 3\}", "3, 4"), ("1, 2, and 3", "3, 2, 1"), ("x=3 or x=4", "3, 4"),
-    (r"\pm 3", r"\pm3"), ("a=3, b=4", "a = 3, b = 4.0"), ("3、4", "3, 4"),
-    (r"\frac{\pi}{2}", r"\pi/2"), (r"\sqrt2", r"\sqrt{2}"), ("√2", r"\sqrt 2"),
-    (r"\dfrac{\sqrt{3}}{2}", r"\frac{\sqrt3}{2}"),
-    (r"x^{2}+1", "x^2 + 1"), (r"\text{Monday}", "monday"), ("(A)", "A"), (r"\text{(B)}", "b"),
-    ("New  York", "new york"), ("{1, 2}", r"\{2, 1\}"), (r"\text{\boxed{\mathbf{3}}}", "3"),
-    ("1" * 5000, "1" * 5000),
-    # groups of three digits, as MATH prints them
-    ("5 600", "5600"), ("5 600", "5,600"), ("-5 600", "-5600"), ("5 600.25", "5600.25"), ("1 000 000", "10^6"),
-    (r"5\ 600", "5600"), (r"5\;600", "5600"), (r"5\,600", "5600"), ("12\u2009345", "12345"),
-    (r"0.123\,456", "0.123456"),
-    (r"32,\! 349", "32349"), (r"11,\! 111,\! 111,\! 100", "11111111100"), (r"(1,\!234)", "1234"),
-    (r"(1,\!234, 5)", "(1234, 5)"), (r"\$5 600", "$5600"), ("5 600 km", "5600"), (r"\text{5 600}", "5600"),
-    (r"1 234 \times 10^3", "1234000"), ("5 600 or 7", "7, 5600"), ("3\u20091/2", "3.5"), (r"3\,\frac12", "3.5"),
-    # percent
-    ("28 pct", "28%"), ("28 pct.", r"28\%"), ("28pct", "28"), ("28 percentage", "28 percent"), ("28percent", "28%"),
-    # wrappers, JSON, what ends the text, quotes
-    (r"\textnormal{Monday}", "monday"), (r"28\textnormal{ cm}", "28 cm"), (r"\textnormal{(B)}", "B"),
-    (r"\\frac{1}{2}", "0.5"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\\{3, 4\\}", "3, 4"), (r"\\(3\\)", "3"),
-    (r"32,\\! 349", "32349"), (r"\\sqrt{2}", r"\sqrt2"),
-    (r"\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-    ("12<|im_end|>", "12"), ("12</s> 13", "12"), ("1/2<|endoftext|>", "0.5"),
-    ('"12"', "12"), ("'12'", "12"), ("\u201c12\u201d", "12"), ("\u201812\u2019", "12"), ('"12."', "12"),
-    ('"New York"', "new york"), (r'"\frac{1}{2}"', "0.5"), ('\\text{"Monday"}', "Monday"),
-    # steps of arithmetic
-    ("2+40 = 42", "42"), ("x = 2+40 = 42", "42"), ("x = 2+40 = 42", "x = 42"), ("2+40=40+2=42", "42"),
-    (r"6 \times 7 = 42", "42"), (r"\frac{80+4}{2} = 42", "42"), ("2*(20+1) = 42 apples", "42"), (r"\sqrt{16} = 4", "4"),
-    ("5! = 120", "120"), ("$2 + $40 = $42", "$42"), ("1,000 + 200 = 1 200", "1200"), ("2^{3} = 8", "8"),
-    ("-3 + 5 = 2", "2"), ("(2+40 = 42)", "42"), ("1/2 = 0.5", "1/2"), ("42 = 42.0", "42"),
-    ("7/3 = 2.33", "2.33"), ("x = 3/2 = 1.5", "1.5"), ("1+2=3 or 2+2=4", "3, 4"),
-    (r"\sqrt{8} = 2\sqrt{2}", r"2\sqrt2"), (r"\boxed{2+40=42}", "42"),
-]  # fmt: skip
-
-NOT_THREE = [
-    "3 or 4", "3, 4", "4,3", "3|4", r"\pm 3", "±3", "[0,3]", "(3,4)", "3;4", "3 and 4", "3/4", "a=3, b=4", "b=4, a=3",
-    r"3\text{ or }4", "3或4", "3、4", r"\{3\}", "[3]", "3=4", "3:4", "3-4", "3x", "3xy", "3 x", "3m", r"3\pi", "3 pi",
-    "3i", "3!", "3^2", "3a/b", "3_4", "3 4", "3..0", "3?1", "not 3", "3 is wrong not", "3 million", "3 halves", "3万",
-    "3 squared", r"\neq 3", ">3", "~ 33", "", " ", "$", "\0", "\ud800", "٣٣", "nan", "inf", "3/0", "1/0", "3e", "0x3",
-    "None", "-3",
-]  # fmt: skip
-DIFFERENT = [(text, "3") for text in NOT_THREE] + [
-    ("[0,100]", "0"), ("[0,100]", "100"), ("60001", "60000"), ("0.5", "50"), ("50%", "0.5"), ("0.333333333", "1/3"),
-    ("3.0000000000000000000000001", "3"), ("9007199254740993", "9007199254740992"), ("1e-999", "0"),
-    ("x = 3", "y = 3"), ("5 cm", "5 m"), ("$5", "5 cents"), ("12,34", "1234"), ("1,23", "123"), ("1_000", "1000"),
-    ("3 4", "34"),
-    ("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(0,1]", "[0,1)"), ("(1,2)", "1,2"), ("(1,2,3)", "(1,2)"),
-    ("1, 2", "1, 3"),
-    (r"2\frac{1}{2}x", r"\frac{21}{2}x"), ("3/4", "4/3"), ("0x10", "16"), ("010", "8"), ("10**10**10", "10"),
-    ("2**3", "8"),
-    ("1.2.3", "1.2"), ("x^2", "x2"), ("1" * 5000, "1" * 5001), ("A", "B"), ("1+1", "2"),
-    # blanks that group no digits
-    ("5 600", "5"), ("5 600", "600"), ("5 600", "5.600"), ("5 600", "5, 600"), ("5 600", "0.56"),
-    ("5 600 or 600", "600"),
-    ("3 1/2", "3"), ("3 1/2", "1/2"), ("3 1/2", "31/2"), ("3\u20091/2", "31/2"), ("5 600/7", "800"),
-    ("5 600/7", "600/7"),
-    ("1 2", "1"), ("1 2", "2"), ("1 2", "12"), ("1 2", "3"), ("1 2", "1, 2"), (r"1\,2", "12"), ("1\u20092", "12"),
-    ("1 234 5", "12345"), ("1 234 5", "1234"), ("1 234 5", "5"), ("1 2345", "12345"), ("1234 567", "1234567"),
-    ("12 34", "1234"), ("0 600", "600"), ("0,600", "600"), ("00 600", "600"), ("1,234 567", "1234567"),
-    ("1 234,567", "1234567"), ("0.5 600", "0.5600"), ("5 600x", "5600"), ("5 -600", "5600"), ("5  6 00", "5600"),
-    (r"5,\! 60", "560"), (r"5,\! 60", "5"), (r"1,\,234", "1234"), (r"(1,\,234)", "1234"), ("(5 600)", "(5, 600)"),
-    # telephone numbers, dates, times, coordinates
-    ("555 0199", "5550199"), ("555 123 4567", "5551234567"), ("020 794 600", "20794600"), ("2024 01 02", "20240102"),
-    ("2024-01-02", "2024"), ("2024-01-02", "2021"), ("1/2/2024", "1/2"), ("3 Jan 2024", "3"), ("12:30", "12"),
-    ("40.7, -74.0", "40.7"), ("40.7 -74.0", "40.7"), ("(40.7, -74.0)", "(-74.0, 40.7)"), ("[5 600]", "5600"),
-    # units
-    ("28 pct", "0.28"), ("28 pct", "28 cm"), ("28 percentage points", "28%"), ("28 pt", "28%"), ("1+1 = 2 cm", "2 m"),
-    # backslashes, ends and quotes that stay
-    (r"1\\2", "12"), (r"5 \\ 600", "5600"), (r"\\frac{1}{2}", r"\\frac{1}{3}"), (r"\\alpha", "alpha"),
-    (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 1-2 \end{pmatrix}"),
-    ("</s>4", "4"), ("</s>4", "<eos>5"), ("12<|im_end|>13", "13"), ("12<|im_end|>13", "1213"),
-    ("**", "``"), ("''", '""'),
-    ('5"', "5'"), ("5'6\"", "5"), ("f'(3)", "f(3)"), ("3'", "3"), ('"3" or "4"', "3"), ('"3" is wrong', "3"),
-    ('the "3"', "3"), ('"3', "3"), ("\"3'", "3"), ('"3" "4"', "34"),
-    # what is no step of arithmetic, or not its end
-    ("2+40 = 42", "2"), ("2+40 = 42", "40"), ("2+40 = 42", "2+40"), ("2+40 = 42", "240"), ("2+40 =", "42"),
-    ("2+40", "42"),
-    ("2x = 6", "6"), ("x + y = 5", "5"), ("x^2 + y^2 = 25", "25"), ("3 = x", "x"), ("2+3 = x", "x"),
-    ("y = 2x = 6", "6"),
-    ("x = 2 or x = 3", "3"), ("x = 2 or x = 3", "2"), ("x = 3 y = 4", "4"), ("x = 3 but y = 4", "4"),
-    ("x = 3, y = 4", "4"), ("y = 2+1 = 3", "x = 3"), ("2 + 3 = y = 5", "5"), ("1, 2 = 2", "2"), ("(1, 2) = 2", "2"),
-    ("4 = 3", "3"), ("-3 = 3", "3"), ("(4) = 3", "3"), ("x = 2 = 3", "3"), ("$5 = 3", "3"), ("5 apples = 3", "3"),
-    ("1 2 = 2", "2"), ("1:2 = 3:6", "6"), ("not 2+1 = 3", "3"), ("2+40 == 42", "2"),
-    ("2 < x = 3", "3"), ("2 < 3 = 3", "3"), ("x = 3 < 4", "4"), ("x = 3 < 4", "3"), ("1 + 2 > 2 = 2", "2"),
-    (r"4 \neq 3 = 3", "3"), (r"2 \le 3 = 3", "3"), (r"\frac{22}{7} \approx 3.14 = 3.14", "3.14"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("a", "b"), SAME)
-def test_same_answers_match(a, b):
-    """a right answer in another spelling scores 0."""
-    assert answers_match(a, b) and answers_match(b, a)
-
-
-@pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_different_answers_do_not_match(a, b):
-    """Tolerances, hedging with a list, and taking the first number of a text reward wrong answers."""
-    assert not answers_match(a, b) and not answers_match(b, a)
-
-
-def spellings(value: Fraction, rng: random.Random) -> str:
-    top, bottom = abs(value.numerator), value.denominator
-    factor = rng.randint(1, 9)
-    forms = [f"{top}/{bottom}", rf"\frac{{{top * factor}}}{{{bottom * factor}}}", rf"\dfrac{{{top}}}{{{bottom}}}"]
-    if bottom == 1:
-        forms += [str(top), f"{top:,}", f"{top}.0", f"{top}.", f"{top:,}".replace(",", "{,}"), f"00{top}"]
-    if 1 < bottom < top:
-        forms += [f"{top // bottom} {top % bottom}/{bottom}", rf"{top // bottom}\frac{{{top % bottom}}}{{{bottom}}}"]
-    if 10**6 % bottom == 0:
-        decimal = f"{top * 10**6 // bottom}"
-        forms += [f"{decimal}e-6", rf"{decimal} \times 10^{{-6}}", f"{decimal[:-6]}.{decimal[-6:].zfill(6)}"]
-    text = rng.choice(["-", "−", "- "] if value < 0 else ["", "", "+"]) + rng.choice(forms)
-    wrapper = rng.choice(
-        ["{}", "${}$", r"\({}\)", " {} ", r"\boxed{{{}}}", "x = {}", r"\text{{{}}}", "{}\\%", "{} apples"]
-    )
-    return wrapper.format(text) if r"\frac" not in text or wrapper != r"\text{{{}}}" else text
-
-
-def test_rationals_match_exactly_when_equal():
-    """Floats and tolerances: over random rationals in random spellings, matching is equality."""
-    rng = random.Random(0)
-    for _ in range(3000):
-        a = Fraction(rng.randint(-3000, 3000), rng.choice([1, 1, 2, 3, 4, 7, 8, 10, 125]))
-        b = rng.choice([a, a + Fraction(1, 10**6), -a, Fraction(rng.randint(-3000, 3000), rng.randint(1, 9))])
-        text_a, text_b = spellings(a, rng), spellings(b, rng)
-        if {text_a[-1], text_b[-1]} == {"s", "%"}:
-            continue  # apples are no percents
-        assert answers_match(text_a, text_b) == answers_match(text_b, text_a) == (a == b), (text_a, text_b)
-
-
-ALPHABET = (
-    *r"0123456789+-.,/\{}()[]$%^_=|&#<>~*`: abcxeE" "\n\0\ud800−½３。、，∞√°答",
-    r"\frac", r"\boxed{", r"\text{", r"\left(", r"\times", " or ", " and ", "10^", "#### ", "<answer>", "</answer>",
-    "Answer:",
-    "the answer is ", "答案是", "</think>", "</s>", r"\{", r"\}", r"\$", "cm", " apples", "million",
-    " 600", r",\!", r"\,", "pct", r"\\", "1+2=", '"', "'", "“", "”", "# Answer\n", "答：", "【答案】",
-)  # fmt: skip
-
-
-def test_garbage_never_raises_and_is_symmetric():
-    """one odd completion ends the run, or is scored differently as gold and as prediction."""
-    rng = random.Random(1)
-    for _ in range(8000):
-        a, b = ("".join(rng.choices(ALPHABET, k=rng.randint(0, 25))) for _ in range(2))
-        assert answers_match(a, b) == answers_match(b, a), (a, b)
-        assert accuracy_reward(a, b, rng.random() < 0.5) in (0.0, 1.0)
-        answer = extract_answer(a)
-        assert answer is None or answer == answer.strip() != ""
-        if a.strip():
-            assert answers_match(a, a), a
-
-
-M = 5_000_000
-HUGE = {
-    "letters": "a" * M, "digits": "1" * M, "angles": "<" * M, "backslashes": "\\" * M, "fullwidth": "３" * M,
-    "surrogates": "\ud800" * M, "nul": "\0" * M, "boxes": r"\boxed{" * (M // 7), "answers": "Answer:" * (M // 7),
-    "chinese": "答案是" * (M // 3), "headings": "####\n" * (M // 5), "tags": "<answer>" * (M // 8),
-    "ends": "</s" * (M // 3), "ended": "</s>" * (M // 4), "answers in Chinese": "答：" * (M // 2),
-    "hashes": "#" * M, "hashes and blanks": "#   " * (M // 4), "titles": "# Answer\n" * (M // 9),
-    "TAGS": "<ANSWER>" * (M // 8),
-    "thinks": "</think>" * (M // 8), "blanks": "#### " + " " * M, "stars": "Answer:" + "*" * M,
-    "dots": "answer is " + ". " * M,
-    "braces": r"\boxed" + "{" * 100_000, "closed braces": r"\boxed" + "{" * 40_000 + "}" * 40_000,
-    "million digits": "#### " + "1" * 10**6, "boxed million": r"\boxed{" + "1" * 10**6 + "}",
-    "power": "#### 10**10**10",
-    "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
-}  # fmt: skip
-DENSE = ["(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\frac{1}{", r"\text{", "a ", "a-", "1,111,",
-"9", "x=",
-         "x_", "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9",
-         " 111", r",\!111", r",\! ", r"\,", "\\\\", r"\\a", "1+", "1=", "1+1=", "1+(", "1)", "+ ", "1!", "(1",
-         "1+\\sqrt{",
-         "1,111+", "'", '"', "“", "</s>", "<"]  # fmt: skip
-
-
-def fastest(function) -> float:
-    """The CPU time of the best of five calls, fewer if one is fast enough: a loaded machine must not fail the test."""
-    times = []
-    for _ in range(5):
-        rewards._parse_answer.cache_clear()
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-        if times[-1] < 0.05:
-            break
-    return min(times)
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_huge_completions_take_under_50_ms(name):
-    """graders that hang on long digits, nested braces or a backtracking pattern."""
-    text = HUGE[name]
-    for function in (
-        lambda: accuracy_reward(text, "3"),
-        lambda: accuracy_reward(text, "3", truncated=True),
-        lambda: accuracy_reward("#### 3", text),
-        lambda: answers_match(text, "3"),
-    ):
-        assert fastest(function) < 0.05
-
-
-@pytest.mark.parametrize("piece", DENSE)
-def test_dense_answers_take_under_50_ms(piece):
-    """As above, for what passes the length bound and meets every pattern and all recursion."""
-    closing = piece[-1].translate(str.maketrans("([{", ")]}"))
-    half = rewards.MAX_ANSWER // 2 // len(piece) - 2
-    for text in (piece * 2 * half, "1 " + piece * half + "!", piece * half + "1" + closing * half):
-        assert len(text) < rewards.MAX_ANSWER
-        assert fastest(lambda text=text: answers_match(text, text + " ")) < 0.05
-
-
-def test_answers_are_exact_far_down_a_long_completion():
-    """The bound on the text must cut the start, never the end."""
-    assert accuracy_reward("x" * M + "#### 3", "3") == 1.0
-    assert accuracy_reward(r"\boxed{4}" + "x" * M + r"\boxed{\frac{6}{2}} ok", "3") == 1.0
-
-
-def test_ordinary_completions_take_some_50_microseconds():
-    """A slow grader keeps the accelerators waiting (bound: ten times that, for loaded machines)."""
-    text = "She has 3 + 4 = 7 apples and buys 5 more.\n" * 20 + r"The answer is $\boxed{12}$."
-    seconds = min(fastest(lambda: [accuracy_reward(text, "12") for _ in range(50)]) / 50 for _ in range(3))
-    assert seconds < 500e-6
+def test_gold_with_and_without_marker():
+    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
+    assert accuracy_reward("#### 0.5", r"Therefore \boxed{\frac12}.") == accuracy_reward("#### 0.5", "1/2") == 1.0
+    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
 
 
 def test_runs_in_a_thread():
@@ -426,32 +47,6 @@ def test_runs_in_a_thread():
     thread.start()
     thread.join()
     assert results == [1.0]
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_gsm8k_solutions_score_one_against_themselves(split):
-    """A gold format that the extraction does not know would make its problem unsolvable."""
-    path = GSM8K / f"{split}.jsonl"
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    solutions = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
-    assert len(solutions) == {"train": 7473, "test": 1319}[split]
-    for solution in solutions:
-        gold = extract_answer(solution)
-        body = solution.rpartition("#### ")[0]
-        off_by_one = str(int(gold.replace(",", "")) + 1)
-        assert accuracy_reward(solution, solution) == accuracy_reward(solution, gold) == 1.0, solution
-        assert accuracy_reward(rf"{body}\boxed{{{gold}}}", gold) == 1.0
-        assert accuracy_reward(f"{body}#### {off_by_one}", gold) == 0.0, solution
-
-
-# ------------------------------------------------------------------------------------------------------- rewards
-
-
-def test_gold_with_and_without_marker():
-    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
-    assert accuracy_reward("#### 0.5", r"Therefore \boxed{\frac12}.") == accuracy_reward("#### 0.5", "1/2") == 1.0
-    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
 
 
 def test_soft_overlong_oracle():
@@ -465,6 +60,9 @@ def test_soft_overlong_oracle():
     for cache in (0, -1, 11):
         with pytest.raises(InputError, match=str(cache)):
             soft_overlong_punishment(lengths, 10, cache)
+
+
+# --- functions of the user, and the sum ---
 
 
 @pytest.fixture
@@ -701,7 +299,7 @@ def test_accuracy_does_not_apply_without_an_answer():
     assert score(reward, [row(answer=None), row()], ["#### 3"] * 2, [False] * 2).isnan().tolist() == [True, False]
 
 
-# -------------------------------------------------------------------------------------------------------- extras
+# --- extras ---
 
 
 def test_math_verify_missing_says_what_to_install(monkeypatch):

@@ -1,15 +1,19 @@
 """What holds for every reinforcement-learning script: the same tests over all of them."""
 
 import json
+import math
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
 
 from common.errors import InputError
+from common.generation import stream_seed
+from common.harness.args import parse_args
 from common.harness.loading import load_policy, load_reference
 from tools import (
     FAMILY,
@@ -25,26 +29,22 @@ from tools import (
     script,
 )
 
-FAMILY_ONLY = {
-    "test_a_group_of_one_is_refused",
-    "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order",  # ppo whitens over the whole rollout
-    "test_zero_advantages_move_nothing",  # a critic's advantages are not those of the rewards
-    "test_metrics_equal_a_loop_over_all_tokens",  # test_ppo.py has its own
-}
-
-
-ONCE = {  # what they test stands in common/runs.py, not in the scripts
-    "test_what_was_logged_after_the_checkpoint_is_cut",
-    "test_resume_with_other_options_names_them",
-    "test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_starts_at_zero",
-    "test_old_checkpoints_are_pruned",
-    "test_importing_the_scripts_has_no_side_effect",  # all in one process
+# Over which scripts a test goes; the others go over SCRIPTS.
+NAMES = {
+    "test_a_group_of_one_is_refused": FAMILY,
+    "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order": FAMILY,  # ppo whitens over the whole rollout
+    "test_zero_advantages_move_nothing": FAMILY,  # a critic's advantages are not those of the rewards
+    "test_metrics_equal_a_loop_over_all_tokens": FAMILY,  # test_ppo.py has its own
+    "test_a_loss_that_is_not_finite_ends_the_run": ["grpo", "ppo"],  # the others have grpo's text
+    # dapo's rounds: test_dapo.py
+    "test_each_step_and_process_samples_with_a_seed_of_its_own": ["grpo", "dr_grpo", "gspo", "dcpo", "ppo"],
+    "test_the_optimizer_has_the_options": [*SCRIPTS, "dpo", "reward_model"],
+    "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
 }
 
 
 def pytest_generate_tests(metafunc):
-    test = metafunc.function.__name__
-    metafunc.parametrize("name", ["grpo"] if test in ONCE else FAMILY if test in FAMILY_ONLY else SCRIPTS)
+    metafunc.parametrize("name", NAMES.get(metafunc.function.__name__, SCRIPTS))
 
 
 def prepared(name, **options):
@@ -192,6 +192,13 @@ def test_metrics_equal_a_loop_over_all_tokens(name):
         assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
 
 
+def test_a_loss_that_is_not_finite_ends_the_run(name):
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    batch["rewards" if name == "ppo" else "advantages"][0] = math.nan
+    with pytest.raises(InputError, match=r"step 1: loss nan, .* not finite"):
+        gradients(module, args, policy, batch)
+
+
 # --- a run ---
 
 
@@ -203,9 +210,42 @@ def run(name, folder, *arguments):
 
 
 def weights(folder):
-    from safetensors.torch import load_file
 
     return load_file(folder / "model" / "model.safetensors")
+
+
+class Reached(Exception):
+    """How far a run is to go."""
+
+
+def test_the_optimizer_has_the_options(name, tmp_path, monkeypatch):
+    def adamw(parameters, *options, **keywords):
+        raise Reached(*options, *keywords.items())
+
+    monkeypatch.setattr(torch.optim, "AdamW", adamw)
+    options = "--learning_rate 0.5 --adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split()
+    with pytest.raises(Reached) as reached:
+        script(name).main([*options, "--output_dir", str(tmp_path)])
+    assert reached.value.args == (0.5, (0.7, 0.8), ("weight_decay", 0.3))
+
+
+def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, monkeypatch):
+    module, seeds = script(name), []
+    monkeypatch.setattr(Accelerator, "process_index", 1)  # it says that it is the second process, and is alone
+    original = module.rollout
+
+    def spy(model, prompts, n, temperature, top_p, seed, args):
+        seeds.append((seed, temperature, top_p))
+        return original(model, prompts, n, temperature, top_p, seed, args)
+
+    monkeypatch.setattr(module, "rollout", spy)
+    monkeypatch.setattr(module, "update", lambda *arguments: None)
+    options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --max_new_tokens 4 --seed 3 --temperature 1.3"
+    options += " --eval_every 0 --eval_prompts 4 --eval_samples 4 --eval_temperature 0.7 --eval_top_p 0.5"
+    module.main([*options.split(), "--output_dir", str(tmp_path)])
+    evaluation = (stream_seed(3, 1, 0, 0), 0.7, 0.5)
+    steps = [(stream_seed(3, 1, step, 0), 1.3, 1.0) for step in (1, 2)]
+    assert seeds == [evaluation, *steps, evaluation]
 
 
 def test_the_rate_of_each_step_reaches_the_optimizer(name, tmp_path, monkeypatch):
@@ -236,39 +276,6 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
-
-
-def test_what_was_logged_after_the_checkpoint_is_cut(name, tmp_path):
-    run(name, tmp_path, "--max_steps", 2, "--save_every", 2)
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 3, "reward/mean": 9}) + '\n{"step": 4, "rew')  # killed while writing
-    run(name, tmp_path, "--max_steps", 3, "--save_every", 2, "--resume")
-    rows = metric_rows(tmp_path)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows[3]["reward/mean"] <= 1
-
-
-def test_resume_with_other_options_names_them(name, tmp_path):
-    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
-    with pytest.raises(InputError, match="--learning_rate was 0.0001, is 0.5"):
-        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume", "--learning_rate", 0.5)
-    run(name, tmp_path, "--max_steps", 2, "--save_every", 0, "--resume", "--eval_every", 1)
-
-
-def test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_starts_at_zero(name, tmp_path, capsys):
-    run(name, tmp_path, "--max_steps", 1)
-    with pytest.raises(InputError, match="holds a run"):
-        run(name, tmp_path, "--max_steps", 1)
-    with pytest.raises(InputError, match="nothing to go on from"):  # it would erase what the run wrote
-        run(name, tmp_path, "--max_steps", 1, "--resume")
-    shutil.rmtree(tmp_path / "model")  # as if it had been killed before its first checkpoint
-    run(name, tmp_path, "--max_steps", 1, "--resume")
-    assert "starting at step 0" in capsys.readouterr().out
-    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1]
-
-
-def test_old_checkpoints_are_pruned(name, tmp_path):
-    run(name, tmp_path, "--max_steps", 3, "--save_every", 1, "--keep_checkpoints", 2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
 
 
 def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
@@ -335,7 +342,6 @@ def test_a_group_of_one_is_refused(name):
 
 
 def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
-    from common.harness.args import parse_args
 
     file = tmp_path / "run.yaml"
     file.write_text("learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n")

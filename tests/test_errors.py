@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first one ends a run after its step, with a checkpoint; the second one at once."""
+"""common/errors.py: how an error is told, and what Ctrl-C and SIGTERM do.
+
+The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
+"""
 
 import os
 import signal
@@ -8,27 +11,89 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common import runs
-from tools import ROOT, SCRIPTS, metric_rows, run_script, script
+from common import errors
+from common.errors import InputError, clean_exit
+from common.harness.run import Run
+from tools import SCRIPTS, metric_rows, script
+
+
+def ended(name, arguments, capfd):
+    """The exit code of a script as its `__main__` runs it, and its lines on stderr."""
+    with pytest.raises(SystemExit) as end, clean_exit():
+        script(name).main(list(map(str, arguments)))
+    return end.value.code, capfd.readouterr().err.splitlines()
+
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
 ROUNDS = "--rounds 2 --pair_prompts 24 --eval_prompts 3".split()  # more than a step, so a round is left in its middle
+TWO_STEPS = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 1 --max_steps 2".split()
 OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS + ROUNDS, "reward_model": PAIRS}
 
 
 @pytest.fixture(autouse=True)
 def quick_and_restored(monkeypatch):
-    monkeypatch.setattr(runs.Process, "ECHO", 0.0)
+    monkeypatch.setattr(errors.Process, "ECHO", 0.0)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+# --- how an error is told ---
+
+
+def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
+    (tmp_path / "bad.py").write_text(
+        "def bad(prompts, completions, **kwargs):\n"
+        "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
+        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n"
+    )
+    options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
+    code, lines = ended("grpo", [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"], capfd)
+    bar, error = lines[-2:]
+    assert code == 2 and "| 1/2 [" in bar and "error" not in bar
+    assert f"{errors.script_name()}: error: reward 'bad'" in error and error.endswith("(after step 1)")
+    assert error.startswith(errors.script_name()) and "\r" not in error
+
+
+@pytest.mark.parametrize("error, code", [(InputError("bad"), 2), (RuntimeError("bug"), 1)], ids=["input", "bug"])
+def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be_ended(
+    error, code, monkeypatch, capsys
+):
+    waited = []
+    monkeypatch.setattr(errors.time, "sleep", waited.append)
+    monkeypatch.setattr(errors.Process, "bar", types.SimpleNamespace(close=lambda: waited.append("told")))
+    for rank in "0 1 7".split():
+        for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": rank, "RANK": str(int(rank) + 8)}.items():
+            monkeypatch.setitem(os.environ, name, value)
+        assert errors.report(error) == code
+    assert waited == [1, "told", 3, "told", 3, "told"]
+    assert capsys.readouterr().err.startswith("\n")  # below the bar of the process with rank 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_a_temperature_that_overflows_is_not_finite_with_the_step(name, tmp_path, capfd):
+    code, lines = ended(name, [*TWO_STEPS, "--temperature", "1e-40", "--output_dir", tmp_path], capfd)
+    assert code == 2 and "error: sampling: log-probs are not finite" in lines[-1] and "(after step 0)" in lines[-1]
+
+
+def test_weights_that_became_nan_are_not_finite_with_the_step(tmp_path, capfd, monkeypatch):
+    def update(accelerator, model, *rest):
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr(script("grpo"), "update", update)
+    code, lines = ended("grpo", [*TWO_STEPS, "--output_dir", tmp_path], capfd)  # found by the evaluation of step 1
+    assert code == 2 and "error: sampling: log-probs are not finite" in lines[-1] and "(after step 1)" in lines[-1]
+
+
+# --- signals ---
+
+
 def run(name, folder, *arguments):
     """The script as its `__main__` runs it; its exit code."""
     try:
-        with runs.clean_exit():
+        with clean_exit():
             script(name).main([*OPTIONS[name], "--output_dir", str(folder), *arguments])
     except SystemExit as end:
         return end.code
@@ -92,8 +157,8 @@ def test_an_echo_counts_for_nothing_and_the_second_signal_has_its_default_action
         actions.extend([signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)])
 
     signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)
-    monkeypatch.setattr(runs.time, "sleep", sleep)
-    monkeypatch.setattr(runs.Run, "progress", progress)
+    monkeypatch.setattr(errors.time, "sleep", sleep)
+    monkeypatch.setattr(Run, "progress", progress)
     assert run("grpo", tmp_path) == 130  # not SIGTERM's
     assert actions == [signal.SIG_IGN] * 2 + [signal.SIG_DFL] * 2
 
@@ -117,26 +182,3 @@ def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):
     signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)  # `main` called from a notebook
     with pytest.raises(KeyboardInterrupt):
         script("grpo").main([*SMALL, "--output_dir", str(tmp_path)])
-
-
-def test_a_process_stops_where_another_one_was_signalled(monkeypatch):
-    monkeypatch.setattr(runs.Process, "signal", 0)
-    gather = lambda own: torch.cat([own, torch.tensor([15])])  # noqa: E731
-    run = types.SimpleNamespace(accelerator=types.SimpleNamespace(device="cpu", gather=gather))
-    assert runs.Run.stop_asked(run) and run.interrupted and run.exit_code == 143
-
-
-def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
-    (tmp_path / "spy.py").write_text(
-        "import os, signal\n"
-        "def spy(prompts, completions, **kwargs):\n"
-        "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"  # of a step; an evaluation has 8
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return [float(len(c)) for c in completions]\n"
-    )
-    command = [ROOT / "grpo.py", *SMALL, "--prompts_per_step", 8, "--reward", "spy.py:spy", "--output_dir", "run"]
-    result = run_script(*command, processes=2, cwd=tmp_path, timeout=120)
-    assert "stopped at step 1: --resume --output_dir run goes on" in result.stdout, result.stderr
-    assert result.returncode == 1 and "exitcode  : 143" in result.stderr  # the launcher's own
-    assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "meta.json").exists()
-    assert not (tmp_path / "run" / "model").exists()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRELOAD = ["torch", "transformers.models.llama.modeling_llama", "accelerate", "datasets", "grpo"]
 
 

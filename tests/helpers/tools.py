@@ -16,7 +16,7 @@ from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
 FAMILY = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # advantages by groups
 SCRIPTS = [*FAMILY, "ppo"]  # the suites run over all of them

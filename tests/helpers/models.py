@@ -1,0 +1,126 @@
+"""Models for the tests: random ones of any architecture with batches for them, and checkpoints on disk."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+import grpo
+import ppo
+import reward_model
+from common.errors import InputError
+from common.harness.data import EMBEDDED, Prompt
+from common.harness.learned_reward import learned_reward
+from common.harness.loading import load_policy, load_tokenizer
+from common.policy import Policy
+from reward_model import load_reward_model
+
+ARCHITECTURES = {
+    "qwen2": dict(num_key_value_heads=2),
+    "llama": dict(num_key_value_heads=2),
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),  # absolute positions
+    "mistral": dict(num_key_value_heads=2, sliding_window=8),  # a cache that forgets
+}
+SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
+    torch.manual_seed(seed)
+    sizes = {} if name == "gpt2" else SIZES
+    config = AutoConfig.for_model(name, **sizes, **ARCHITECTURES.get(name, {}), **IDS, **options)
+    attention = "eager" if name == "gemma2" else "sdpa"  # Gemma 2 has no other
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
+            parameter.mul_(scale) if parameter.dim() > 1 else None
+    policy = Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, entropy_grad=False)
+    lm.generation_config = GenerationConfig()
+    return policy
+
+
+def random_batch(rows=6, seed=0, vocabulary=40):
+    generator = torch.Generator().manual_seed(seed)
+    prompt_mask = torch.arange(7)[None] >= torch.randint(0, 5, (rows, 1), generator=generator)
+    completion_mask = torch.arange(9)[None] < torch.randint(1, 10, (rows, 1), generator=generator)
+    ids = torch.randint(3, vocabulary, (rows, 16), generator=generator)
+    batch = {"prompts": ids[:, :7], "prompt_mask": prompt_mask, "completions": ids[:, 7:], "loss_mask": completion_mask}
+    return batch | {"completion_mask": completion_mask}
+
+
+def backward(policy, logprobs, weights):
+    policy.zero_grad()
+    (logprobs * weights).sum().backward()
+    return [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
+
+
+SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
+
+
+def copy_of_embedded(folder, edit=lambda weights: None, **config):
+    """The embedded model with other weights or another config.json."""
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, folder)
+    weights = load_file(EMBEDDED / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    values = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def small_model(folder, auto_class, kind, tokenizer=None, **config):
+    """A random model of an architecture, with the embedded tokenizer or another one."""
+    torch.manual_seed(0)
+    auto_class.from_config(AutoConfig.for_model(kind, **SMALL | config)).save_pretrained(folder)
+    (tokenizer or AutoTokenizer.from_pretrained(EMBEDDED)).save_pretrained(folder)
+    return folder
+
+
+def policy_of(folder):
+    args = grpo.Args(model_name_or_path=str(folder))
+    return load_policy(args, load_tokenizer(args))
+
+
+def reward_model_of(folder):
+    args = reward_model.Args(model_name_or_path=str(folder))
+    return load_reward_model(args, load_tokenizer(args))
+
+
+PROMPTS = [Prompt([4, 5], "1+2?", "3", {})]
+
+
+def learned(folder):
+    return learned_reward(ppo.Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
+
+
+def refused(load, folder):
+    """The line that refuses a model."""
+    with pytest.raises(InputError) as caught:
+        load(folder)
+    line = str(caught.value)
+    assert line.startswith("--") and str(folder) in line and "\n" not in line and len(line) < 500
+    return line
+
+
+def save_reward_model(folder, tokenizer, **config):
+    from transformers import AutoConfig
+
+    from common.harness.data import EMBEDDED
+
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(EMBEDDED, num_labels=1, pad_token_id=tokenizer.pad_token_id, **config)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.eval()

@@ -1,0 +1,71 @@
+"""A run of a linear model of four weights: all that stands in the folder of a run, within milliseconds."""
+
+import errno
+import os
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import grpo
+from common.errors import InputError
+from common.harness.run import Run
+
+
+class Numbers:
+    """A state with floats that decimal places would lose."""
+
+    def __init__(self):
+        self.values = []
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
+
+
+def start(folder, **options):
+    """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
+    accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
+    run = Run(accelerator, grpo.Args(output_dir=folder and str(folder), **options), "grpo")
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    run.keep(numbers=numbers)
+    run.restore()
+    return run, optimizer, numbers
+
+
+def advance(run, optimizer, save=True):
+    """One step of the linear model, its row in metrics.jsonl, and a checkpoint."""
+    model = run.accelerator._models[0]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    run.step += 1
+    run.log({"reward/mean": 0.5}, [{"prompt": "1+1", "completion": "2", "reward": 0.5}])
+    if save:
+        run.save()
+
+
+def refusal(folder, **options):
+    """What a start in `folder` says; nothing there changes, and no model/ appears."""
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    with pytest.raises(InputError) as error:
+        start(folder, **options)
+    assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+    return str(error.value)
+
+
+def no_room(*arguments, **options):
+    """In the place of torch.save."""
+    raise FULL
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
+
+
+def train(folder, *arguments):
+    """A run of grpo.py as a user starts it, of two short steps."""
+    grpo.main([*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)])

@@ -1,0 +1,193 @@
+"""common/harness/checkpoints.py: what a checkpoint may hold, what is damaged, and which ones are a run's own."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from common.errors import InputError
+from small_run import QUICK, advance, no_room, refusal, start, train
+from tools import ROOT, metric_rows, script
+
+# --- a checkpoint is data ---
+
+
+class Code:
+    """What runs something when it is unpickled: it makes the folder `path`."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def replace(path, content):
+    """Put `content` in the place of a checkpoint's file, with the checksum that fits, as who attacks would."""
+    path.write_bytes(content)
+    meta_path = path.parent / "meta.json"
+    if path != meta_path:
+        meta = json.loads(meta_path.read_text())
+        meta["files"][path.name] = hashlib.sha256(content).hexdigest()
+        meta_path.write_text(json.dumps(meta))
+
+
+PICKLES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json", "meta.json"]
+
+
+@pytest.mark.parametrize("how", ["torch.save", "pickle"])
+@pytest.mark.parametrize("name", [*PICKLES, "pytorch_model.bin", "custom_checkpoint_0.pkl"])
+def test_no_file_of_a_checkpoint_runs_code(name, how, checkpoint):
+    # Accelerate reads its custom_checkpoint_*.pkl with weights_only=False, and pytorch_model.bin where there is no
+    # model.safetensors. All files of one process are here; of several there is a random_states_*.pkl for each.
+    assert {path.name for path in checkpoint.iterdir()} == set(PICKLES)
+    ran, poison = checkpoint.parent / "ran", checkpoint.parent / "poison"
+    if how == "pickle":
+        poison.write_bytes(pickle.dumps({"step": Code(ran)}, protocol=2))
+    else:
+        torch.save({"step": Code(ran)}, poison)
+        torch.load(poison, weights_only=False)
+        ran.rmdir()  # it works where it is let
+    if name == "pytorch_model.bin":
+        meta = json.loads((checkpoint / "meta.json").read_text())
+        del meta["files"]["model.safetensors"]
+        (checkpoint / "meta.json").write_text(json.dumps(meta))
+        (checkpoint / "model.safetensors").unlink()
+    replace(checkpoint / name, poison.read_bytes())
+    said = refusal(checkpoint.parents[1], resume=True)
+    assert str(checkpoint) in said and not ran.exists()
+
+
+def test_what_is_kept_returns_bit_by_bit(tmp_path):
+    values = [0.1 + 0.2, 1 / 3, 5e-324, -0.0, float("inf"), 2**60 + 1]
+    run, optimizer, numbers = start(tmp_path)
+    numbers.values = values
+    run.first_eval = {"eval/pass@1": 1 / 3}
+    advance(run, optimizer)
+    weights, moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
+    run, optimizer, numbers = start(tmp_path, resume=True)
+    assert list(map(repr, numbers.values)) == list(map(repr, values)) and run.first_eval == {"eval/pass@1": 1 / 3}
+    again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
+    assert all(torch.equal(weights[key], again[key]) for key in weights)
+    assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
+
+
+# --- damaged files ---
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json"])
+@pytest.mark.parametrize("how", ["gone", "cut", "one bit", "zeros"])
+def test_a_damaged_piece_of_a_checkpoint_is_named(name, how, checkpoint):
+    # accelerate's load_state ignores missing RNG files; a flipped bit of the weights was loaded and trained on.
+    piece = checkpoint / name
+    content = bytearray(piece.read_bytes())
+    if how == "gone":
+        piece.unlink()
+    elif how == "cut":
+        piece.write_bytes(content[:-1])
+    elif how == "zeros":
+        piece.write_bytes(bytes(len(content)))
+    else:
+        content[len(content) // 2] ^= 1
+        piece.write_bytes(content)
+    assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint}: missing or damaged: {name}"
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", '{"script": "grpo"', "[]", '{"script": "grpo"}', '"\\u0000"', "\0" * 400]
+)
+def test_a_damaged_meta_file_is_one_line(content, checkpoint):
+    if content is None:
+        (checkpoint / "meta.json").unlink()
+    else:
+        (checkpoint / "meta.json").write_text(content)
+    assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint}: missing or damaged: meta.json"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize(
+    "bad", [b"\0\0\0\0\n", b"not JSON\n", b'{"reward": 1}\n', b"7\n", b'{"step": "1"}\n', b"\xff\xfe\n"]
+)
+def test_a_bad_row_is_named(name, bad, checkpoint):
+    file = checkpoint.parents[1] / name
+    file.write_bytes(bad + file.read_bytes())
+    said = refusal(checkpoint.parents[1], resume=True)
+    assert said == f"{file}, line 1: damaged, not a row that a run wrote"
+
+
+def test_a_last_line_that_is_cut_is_not_damage(checkpoint):
+    folder = checkpoint.parents[1]
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole + '{"step": 2, "rew')  # killed while writing
+    start(folder, resume=True)
+    assert (folder / "metrics.jsonl").read_text() == whole
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut(tmp_path):
+    train(tmp_path, "--max_steps", 2, "--save_every", 2)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 3, "reward/mean": 9}) + '\n{"step": 4, "rew')  # killed while writing
+    train(tmp_path, "--max_steps", 3, "--save_every", 2, "--resume")
+    rows = metric_rows(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows[3]["reward/mean"] <= 1
+
+
+# --- another run ---
+
+
+def test_resume_with_other_options_names_them(tmp_path):
+    train(tmp_path, "--max_steps", 1, "--save_every", 1)
+    with pytest.raises(InputError, match="--learning_rate was 0.0001, is 0.5"):
+        train(tmp_path, "--max_steps", 2, "--save_every", 1, "--resume", "--learning_rate", 0.5)
+    train(tmp_path, "--max_steps", 2, "--save_every", 0, "--resume", "--eval_every", 1)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dpo", "reward_model"])
+def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
+    source = ROOT / "common" / "tiny" / ("" if name == "grpo" else "pairs")
+    rows = (source / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:8]))
+    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]))
+    options = QUICK if name == "grpo" else ["--pairs_per_step", "4"]
+    options = [*options, "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--save_every", "1"]
+    script(name).main([*options, "--max_steps", "1"])
+    (tmp_path / "train.jsonl").write_text("".join(rows[12:20]))
+    with pytest.raises(InputError, match=r"other data, with as many rows \(8\)"):
+        script(name).main([*options, "--max_steps", "2", "--resume"])
+
+
+# --- which are kept ---
+
+
+def test_old_checkpoints_are_pruned(tmp_path):
+    train(tmp_path, "--max_steps", 3, "--save_every", 1, "--keep_checkpoints", 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
+    run, optimizer, _ = start(tmp_path, keep_checkpoints=1)
+    advance(run, optimizer)
+    folder = tmp_path / "checkpoints"
+    others = ["step-00000001-best", "step-00000009-copy", "step-9", "best", "step-00000000"]
+    for name in others[:-1]:
+        shutil.copytree(folder / "step-00000001", folder / name)
+    (folder / others[-1]).mkdir()  # without meta.json
+    (folder / "step-00000008").write_text("a file")
+    advance(run, optimizer)
+    advance(run, optimizer)
+    assert {path.name for path in folder.iterdir()} == {*others, "step-00000008", "step-00000003"}
+    assert start(tmp_path, resume=True)[0].step == 3
+
+
+def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path, monkeypatch):
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    monkeypatch.setattr(torch, "save", no_room)
+    with pytest.raises(InputError, match="step-00000002 cannot be written: .*No space left"):
+        advance(run, optimizer)
+    monkeypatch.undo()
+    assert start(tmp_path, resume=True)[0].step == 1

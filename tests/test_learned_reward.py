@@ -1,0 +1,100 @@
+"""common/harness/learned_reward.py: a reward model scores what the policy wrote, at the end of the turn."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from common.errors import InputError
+from common.harness.data import EMBEDDED, load_prompts
+from common.harness.learned_reward import learned_reward
+from common.harness.pairs import pair_batch
+from common.rewards import score
+from models import learned, reward_model_of, save_reward_model, small_model
+from rows import gemma_tokenizer, rows_of_pairs
+from tools import embedded
+
+
+def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
+
+    _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
+    model = save_reward_model(tmp_path, tokenizer)
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    args.reward_model_path = str(tmp_path)
+    reward = learned_reward(args, prompts, torch.device("cpu"))
+    texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
+    truncated = [False, False, False, True]
+    scores = score(reward, prompts[:4], texts, truncated)
+    for prompt, text, cut, value in zip(prompts, texts, truncated, scores, strict=False):
+        ids = prompt.ids + tokenizer(text).input_ids + ([] if cut else [tokenizer.eos_token_id])
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([ids])).logits[0, 0]  # alone, without padding
+        assert float(value) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
+    # Through dialogues too: prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
+    tokenizer = gemma_tokenizer()
+    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
+    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
+    stock = AutoModelForSequenceClassification.from_pretrained(folder)
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False).removesuffix("\n")
+    assert text.endswith("4<end_of_turn>")
+    with torch.no_grad():
+        expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
+        (pair,) = rows_of_pairs(tmp_path, tokenizer, ("2+2?", "4", "5"))
+        trained = reward_model_of(folder)(pair_batch([pair], "cpu"))
+    asked = learned(folder)
+    (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
+    assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
+    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
+    scores = learned(folder).function(
+        prompts=["1+2?"] * 3, completions=["3", "3<eos>", "3<pad>"], truncated=[False, True, True]
+    )
+    with torch.no_grad():
+        tokenizer, model = (
+            AutoTokenizer.from_pretrained(folder),
+            AutoModelForSequenceClassification.from_pretrained(folder),
+        )
+        prompt, three, unknown = tokenizer("1+2?").input_ids, tokenizer("3").input_ids, [tokenizer.unk_token_id]
+        for completion, score in zip(([tokenizer.eos_token_id], unknown * 5, unknown * 5), scores, strict=True):
+            expected = float(model(torch.tensor([prompt + three + completion])).logits)
+            assert score == pytest.approx(expected, abs=1e-6)
+    assert abs(scores[0] - scores[1]) > 1e-3
+
+
+@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
+def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
+
+    _, args, tokenizer, _ = embedded("ppo")
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    if change == "unk":
+        prompts[-1] = type(prompts[-1])(prompts[-1].ids, "déjà vu?", "1", {})
+    elif change == "pad":
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        tokenizer.eos_token = None
+    save_reward_model(tmp_path, tokenizer)
+    args.reward_model_path = str(tmp_path)
+    with pytest.raises(InputError, match=message):
+        learned_reward(args, prompts, torch.device("cpu"))
+
+
+def test_what_is_no_reward_model_is_refused(tmp_path):
+    from common.harness.learned_reward import learned_reward
+
+    _, args, tokenizer, _ = embedded("ppo")
+    prompts, _, _ = load_prompts(args, tokenizer, True)
+    save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
+    for path, message in [
+        (EMBEDDED, "score.weight"),
+        (tmp_path / "no", "no tokenizer could be loaded"),
+        (tmp_path / "two", "2 outputs"),
+    ]:
+        args.reward_model_path = str(path)
+        with pytest.raises(InputError, match=message) as error:
+            learned_reward(args, prompts, torch.device("cpu"))
+        assert "\n" not in str(error.value)

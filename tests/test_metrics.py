@@ -1,0 +1,49 @@
+"""common/harness/metrics.py: sums, maxima and deviations over several calls, and the metrics of a rollout."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from common.harness.metrics import Metrics, rollout_metrics
+
+
+def test_metrics_equal_their_definitions_over_several_calls():
+    metrics = Metrics()
+    for values, mask in (([3.0, 9.0], [True, False]), ([5.0, 1.0], [True, True])):
+        values, mask = torch.tensor(values), torch.tensor(mask)
+        metrics.add("mean", values, mask)
+        metrics.add_max("max", values + 1, mask)
+        metrics.add_std("std", values)
+        metrics.add("none", values, mask & False)
+    metrics.add_max("max", torch.tensor([2.0]))
+    expected = {"mean": 3.0, "std": ((1.5**2 + 4.5**2 + 0.5**2 + 3.5**2) / 4) ** 0.5, "max": 6.0}
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected)
+
+
+def test_the_metrics_of_a_rollout_by_hand():
+    completions = torch.tensor([[5, 1, 0], [5, 1, 7], [6, 6, 1], [6, 6, 6], [5, 1, 0], [5, 5, 1], [5, 1, 0], [1, 0, 0]])
+    lengths = torch.tensor([2, 2, 3, 3, 2, 3, 2, 1])
+    batch = {
+        "completions": completions,
+        "completion_mask": torch.arange(3) < lengths[:, None],
+        "truncated": torch.tensor([False] * 3 + [True] + [False] * 4),
+    }
+    nan = math.nan
+    correct = torch.tensor([1, 1, 0, 0, 1, nan, 0, 0], dtype=torch.float64)
+    rewards = torch.tensor([2, 2, 2, 2, 1, 1, 1, 1], dtype=torch.float64)
+    metrics = Metrics()
+    rollout_metrics(metrics, batch, rewards, correct, {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2)}, 4)
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
+        "reward/mean": 1.5,
+        "reward/std": 0.5,
+        "reward/accuracy": 3 / 7,
+        "reward_part/a": 2.0,
+        "advantage/zero_groups": 1.0,
+        "completion/length": 18 / 8,
+        "completion/length_correct": 6 / 3,
+        "completion/length_incorrect": 9 / 4,
+        "completion/truncated": 1 / 8,
+        "completion/unique": (3 / 4 + 3 / 4) / 2,  # what stands after the stop token does not count
+    })  # fmt: skip

@@ -1,0 +1,305 @@
+"""What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
+
+import re
+import shutil
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+import pair_worker
+from common.errors import InputError
+from common.harness.loading import load_policy, load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import Pair, load_pairs
+from processes import run_processes
+from reward_model import load_reward_model
+from tools import ROOT, GradientRecorder, help_texts, largest_difference, metric_rows, script
+
+pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
+# A few steps on given pairs, the same in both scripts.
+QUICK = "--pairs_per_step 8 --max_steps 4 --eval_every 2".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pairs(tmp_path_factory):
+    """A folder of 96 pairs for training and 16 for evaluation, the dataset of `run`."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, rows in (("train", 96), ("test", 16)):
+        lines = (ROOT / "common" / "tiny" / "pairs" / f"{split}.jsonl").read_text().splitlines()[:rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    QUICK[:0] = ["--dataset", str(folder)]
+    yield
+    del QUICK[:2]
+
+
+def run(name, folder, *arguments):
+    script(name).main([*QUICK, "--output_dir", str(folder), *map(str, arguments)])
+
+
+def prepared(name, **options):
+    """(module, args, model, pairs): 16 real pairs of unequal lengths."""
+    module = script(name)
+    args = module.Args(**{"pairs_per_step": 16, "max_grad_norm": 0.0, **options})
+    tokenizer = load_tokenizer(args)
+    model = (load_policy if name == "dpo" else load_reward_model)(args, tokenizer)
+    if name == "reward_model":
+        torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
+    pairs = load_pairs(module.Args(dataset="embedded"), tokenizer)[0][:16]
+    assert len({len(pair.prompt) for pair in pairs}) > 1 and len({len(pair.rejected) for pair in pairs}) > 2
+    return module, args, model, [pair._replace(ref_chosen=-2.0 - i, ref_rejected=-3.0) for i, pair in enumerate(pairs)]
+
+
+def gradient(module, args, model, pairs):
+    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(1), Accelerator(cpu=True)
+    module.update_pairs(accelerator, model, recorder, pairs, args, metrics)
+    (step,) = recorder.steps
+    return step, metrics.reduce(accelerator)
+
+
+def relative(a, b):
+    return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
+
+
+# --- the gradient ---
+
+
+@pytest.mark.parametrize("size", [2, 3, 6, 10, 32])
+def test_gradient_is_invariant_to_micro_batches(name, size):
+    module, args, model, pairs = prepared(name, micro_batch_size=64)
+    expected, metrics = gradient(module, args, model, pairs)
+    args.micro_batch_size = size
+    split, split_metrics = gradient(module, args, model, pairs)
+    assert relative(split, expected) < 1e-5
+    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+def test_gradient_is_the_mean_over_pairs_in_any_order(name):
+    # Accumulated means of unequal micro-batches, or a mean over tokens.
+    module, args, model, pairs = prepared(name, micro_batch_size=10)
+    expected, _ = gradient(module, args, model, pairs)
+    shuffled, _ = gradient(module, args, model, pairs[::-1])
+    assert relative(shuffled, expected) < 1e-5
+    args.pairs_per_step = 1
+    alone = [gradient(module, args, model, [pair])[0] for pair in pairs]
+    mean = [torch.stack(parts).mean(dim=0) for parts in zip(*alone, strict=True)]
+    assert relative(expected, mean) < 1e-5
+
+
+def test_padding_changes_nothing(name, monkeypatch):
+    module, args, model, pairs = prepared(name)
+    expected, _ = gradient(module, args, model, pairs)
+    original = module.pair_batch
+
+    def padded(pairs, device):
+        batch = original(pairs, device)
+        for column, fill, width in (
+            ("completions", 5, (0, 4)), ("completion_mask", False, (0, 4)),
+            ("prompts", 5, (3, 0)), ("prompt_mask", False, (3, 0)),
+        ):  # fmt: skip
+            batch[column] = torch.nn.functional.pad(batch[column], width, value=fill)
+        return batch
+
+    monkeypatch.setattr(module, "pair_batch", padded)
+    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
+
+
+def test_sharing_the_prompt_of_a_pair_does_not_change_the_gradient(name, monkeypatch):
+    module, args, model, pairs = prepared(name)
+    expected, _ = gradient(module, args, model, pairs)
+    original = module.pair_batch
+    monkeypatch.setattr(module, "pair_batch", lambda *x: {k: v for k, v in original(*x).items() if k != "prompt_index"})
+    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
+
+
+def test_equal_completions_and_swapped_pairs(name):
+    module, args, model, pairs = prepared(name)
+    equal = [Pair(pair.prompt, pair.chosen, pair.chosen) for pair in pairs]
+    still, metrics = gradient(module, args, model, equal)
+    assert max(float(g.abs().max()) for g in still) < 1e-5  # against 0.1 and more
+    assert metrics["rewards/margin"] == pytest.approx(0, abs=1e-5)
+    swapped = [Pair(p.prompt, p.rejected, p.chosen, p.ref_rejected, p.ref_chosen) for p in pairs]
+    _, one = gradient(module, args, model, pairs)
+    _, other = gradient(module, args, model, swapped)
+    assert one["rewards/margin"] == pytest.approx(-other["rewards/margin"], rel=1e-5)
+    assert one["rewards/accuracy"] == pytest.approx(1 - other["rewards/accuracy"])
+
+
+# --- a run ---
+
+
+def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
+    options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
+    options += ["--save_every", 1, "--keep_checkpoints", 9, "--max_steps", 6, "--num_epochs", 2]
+    options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
+    run(name, tmp_path / "a", *options)
+    rows = metric_rows(tmp_path / "a")
+    assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6
+    assert sum("pairs/made" in row for row in rows) == (2 if name == "dpo" else 0)
+    for step in range(1, len(rows) - 1):  # dpo: within the rounds and between them
+        shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
+        for later in range(step + 1, len(rows)):
+            shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
+        (tmp_path / "b" / "model" / "model.safetensors").unlink()
+        run(name, tmp_path / "b", *options, "--resume")
+        assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
+        assert metric_rows(tmp_path / "b") == rows
+        for file in tmp_path.glob("a/pairs-round-*.jsonl"):
+            assert file.read_text() == (tmp_path / "b" / file.name).read_text()
+        a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("missing", ["optimizer.bin", "state.json"])
+def test_a_missing_piece_of_a_checkpoint_is_an_error(name, missing, tmp_path):
+    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
+    (piece,) = tmp_path.glob(f"checkpoints/*/{missing}")
+    piece.unlink()
+    with pytest.raises(InputError, match=missing):
+        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume")
+
+
+def test_resume_with_other_options_names_them(name, tmp_path):
+    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
+    with pytest.raises(InputError, match="--pairs_per_step was 8, is 4"):
+        run(name, tmp_path, "--max_steps", 2, "--resume", "--pairs_per_step", 4)
+    run(name, tmp_path, "--max_steps", 2, "--resume", "--eval_every", 1)
+
+
+def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
+    run(name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 20, "--num_epochs", 2)
+    assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 96 x 2 / 20
+    assert all("eval/accuracy" in metric_rows(tmp_path / "all")[step] for step in (0, 9))
+    run(name, tmp_path / "capped", "--max_steps", 3, "--eval_every", 0)
+    rows = metric_rows(tmp_path / "capped")
+    assert [("eval/accuracy" in row) for row in rows] == [True, False, False, True]
+
+
+def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
+    run(name, tmp_path, "--max_steps", 0)
+    (row,) = metric_rows(tmp_path)
+    assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
+    assert "eval/accuracy before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("learning_rate", 1e-5), ("weight_decay", 10.0), ("adam_beta1", 0.0), ("adam_beta2", 0.5), ("max_grad_norm", 1e-3),
+     ("warmup_steps", 4), ("lr_scheduler", "linear"), ("seed", 1), ("num_epochs", 2), ("max_length", 20),
+     ("prompt_template", "1+{prompt}"), ("system_prompt", "1+2?")],
+)  # fmt: skip
+def test_every_option_changes_the_run(name, option, value, tmp_path):
+    options = ["--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3]  # two steps a pass
+    epochs = ["--num_epochs", 1 if option == "num_epochs" else 2]
+    run(name, tmp_path / "a", *options, *epochs)
+    run(name, tmp_path / "b", *options, *epochs, f"--{option}", value)
+    a, b = (metric_rows(tmp_path / x)[-1] for x in "ab")
+    assert a["eval/loss"] != b["eval/loss"]
+
+
+# --- several processes ---
+
+
+def test_two_processes_take_the_same_steps_as_one_and_resume(name, tmp_path):
+    pair_worker.main(name, tmp_path)
+    result = run_processes("tests/helpers/pair_worker.py", name, tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    one, two, other = (torch.load(tmp_path / f"steps-{x}.pt") for x in ("1-0", "2-0", "2-1"))
+    assert one["resumed"] and two["resumed"] and other["resumed"]
+    moved = max(float((value - start).abs().max()) for value, start in zip_weights(one, tmp_path, name))
+    apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in one["weights"])
+    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1
+    for a, b in zip(one["metrics"], two["metrics"], strict=True):
+        assert b == pytest.approx(a, rel=1e-3, abs=1e-5)
+    assert two["eval"] == pytest.approx(one["eval"], rel=1e-3, abs=1e-5) and two["eval"] == other["eval"]
+    if name == "dpo":
+        assert torch.allclose(one["reference"], two["reference"], atol=1e-4)
+        for key in ("made", "rows"):  # the same on both processes, each prompt once, in their order
+            assert two[key] == other[key] and len(two[key]) <= 5
+        assert len({tuple(pair[0]) for pair in two["made"]}) == len(two["made"])
+        assert two["yield"]["pairs/yield"] == pytest.approx(len(two["made"]) / 5)  # the filler is not counted
+
+
+def zip_weights(result, folder, name):
+    model = prepared(name)[2].state_dict()
+    return [(result["weights"][key], model[key]) for key in model]
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--no_such_option 1", "--no_such_option"),
+        ("--learning_rate fast", "learning_rate"),
+        ("--pairs_per_step 0", "pairs_per_step"),
+        ("--micro_batch_size 1", "a pair is two completions"),
+        ("--max_length 2", "max_length"),
+        ("--max_steps -2", "max_steps"),
+        ("--resume", "--output_dir"),
+        ("--dataset /no/such.jsonl", "no/such.jsonl"),
+        ("--dataset common/tiny --dataset_split dev", "dev"),
+        ("--model_name_or_path /no/such", "no/such"),
+        ("--report_to trackio", "trackio"),
+        ("--pairs_per_step 1000", "96 pairs x"),
+        ("--num_epochs 0", "num_epochs"),
+    ],
+)
+def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "common").symlink_to(ROOT / "common")
+    arguments = [*QUICK, *arguments.split()]
+    if message.startswith("96"):
+        arguments += ["--num_epochs", "1"]
+    with pytest.raises(InputError) as error:
+        script(name).main(arguments)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--label_smoothing 0.5", "[0, 0.5)"),
+        ("--label_smoothing 0.1 --loss ipo", "ipo loss has none"),
+        ("--ipo_per_token", "--loss ipo"),
+        ("--loss hinge", "hinge"),
+        ("--beta 0", "beta"),
+        ("--nll_coef -1", "nll_coef"),
+        ("--pair_samples 1", "pair_samples"),
+        ("--rollout_batch_size 4", "the larger of --pair_samples and --eval_samples"),
+        ("--reward no_such", "no_such"),
+        ("--eval_k 9", "eval_k 9"),
+        ("--rounds 0", "rounds"),
+        ("--rounds 2", "holds pairs"),
+        ("--temperature 0", "temperature"),
+        ("--center_coef -1", "center_coef"),
+    ],
+)
+def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch):
+    if arguments.split()[0][2:] not in script(name).Args.__dataclass_fields__:
+        message = "unknown option"
+    with pytest.raises(InputError, match=re.escape(message)):
+        script(name).main([*QUICK, "--output_dir", str(tmp_path), *arguments.split()])
+
+
+def test_help_needs_neither_datasets_nor_models(name):
+    for option in script(name).Args.__dataclass_fields__.values():
+        assert f"--{option.name} " in help_texts()[name] and option.metadata["help"]
+
+
+def test_the_glossary_names_what_is_logged(name, tmp_path):
+    """docs/metrics.md: a script's own section is complete, and what else it logs stands in the table of all."""
+    run(name, tmp_path / "a", "--max_steps", 2)
+    logged = {key for row in metric_rows(tmp_path / "a") for key in row} - {"step"}
+    logged |= {"time/update_s", "time/update_tokens_per_s", "memory/peak_gb"}
+    if name == "dpo":
+        quick = "--dataset embedded --pair_prompts 32 --eval_prompts 4".split()
+        run(name, tmp_path / "b", *quick)
+        logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
+        logged |= {"time/pairs_s"}
+    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
+    documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
+    assert documented[1] <= logged <= documented[0] | documented[1]

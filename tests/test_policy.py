@@ -1,0 +1,104 @@
+"""common/policy.py: the log-probs and entropies of the forward, and their gradients."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import common.policy
+from common.policy import Policy
+from models import backward, random_batch, random_policy
+from tools import embedded, hand_made_batch, largest_difference
+
+
+def plain_forward(policy, batch):
+    """Log-probs and entropies from the full logits of the model, one row at a time, without any padding."""
+    logprobs, entropies = (torch.zeros(batch["completion_mask"].shape) for _ in range(2))
+    for i, (prompt_mask, mask) in enumerate(zip(batch["prompt_mask"], batch["completion_mask"], strict=True)):
+        prompt, completion = batch["prompts"][i][prompt_mask], batch["completions"][i][mask]
+        logits = policy.lm(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1] / policy.temperature
+        distribution = logits.log_softmax(-1)
+        logprobs[i, : len(completion)] = distribution.gather(-1, completion[:, None])[:, 0]
+        entropies[i, : len(completion)] = -(distribution.exp() * distribution).sum(-1)
+    return logprobs, entropies
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "gemma2", "granite", "cohere"])
+@pytest.mark.parametrize("chunk", [2**25, 40 * 5], ids=["one chunk", "chunks of 5"])
+def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
+    # Padding leaks, missing position ids, a soft cap or logit scale outside the head: values and gradients.
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", chunk)
+    options = dict(num_key_value_heads=2, head_dim=8) if name in ("gemma2", "granite", "cohere") else {}
+    options |= dict(logits_scaling=3.0) if name == "granite" else {}
+    policy = random_policy(name, temperature=0.7, scale=3.0, **options).eval()
+    assert policy.chunked == (name not in ("gemma2", "granite", "cohere"))
+    batch, weights = random_batch(), torch.rand(6, 9)
+    expected, expected_entropy = plain_forward(policy, batch)
+    logprobs, entropy = policy(batch)
+    assert torch.allclose(logprobs, expected, atol=2e-5)
+    assert torch.allclose(entropy, expected_entropy, atol=2e-5)
+    ours = backward(policy, logprobs, weights)
+    plain = backward(policy, plain_forward(policy, batch)[0], weights)
+    scale = max(float(g.abs().max()) for g in plain)
+    assert largest_difference(ours, plain) < 2e-6 * scale
+
+
+def test_no_tensor_holds_all_logits(monkeypatch):
+    # (R, T, V) copies run out of memory (trl#2598): the head sees a chunk of completion tokens at a time, no prompts.
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", 40 * 5)
+    policy, batch, seen = random_policy("qwen2"), random_batch(), []
+    policy.lm.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    policy(batch)
+    assert all(shape[-2] <= 5 for shape in seen)
+    assert sum(shape[-2] for shape in seen) == int(batch["completion_mask"].sum())
+
+
+def test_extra_padding_and_garbage_change_nothing():
+    policy, batch = random_policy("gpt2"), random_batch()
+    wide = dict(batch)
+    for name, fill in (("prompts", 17), ("prompt_mask", False)):
+        wide[name] = torch.nn.functional.pad(batch[name], (3, 0), value=fill)
+    for name, fill in (("completions", 23), ("completion_mask", False)):
+        wide[name] = torch.nn.functional.pad(batch[name], (0, 4), value=fill)
+    wide["prompts"] = torch.where(wide["prompt_mask"], wide["prompts"], 31)
+    wide["completions"] = torch.where(wide["completion_mask"], wide["completions"], 29)
+    logprobs, entropy = policy.eval()(batch)
+    wide_logprobs, wide_entropy = policy(wide)
+    assert torch.allclose(wide_logprobs[:, :9], logprobs, atol=1e-5) and (wide_logprobs[:, 9:] == 0).all()
+    assert torch.allclose(wide_entropy[:, :9], entropy, atol=1e-5)
+
+
+def test_first_token_is_predicted_at_the_last_prompt_position():
+    policy, batch = random_policy("qwen2"), random_batch(rows=1)
+    prompt = batch["prompts"][0][batch["prompt_mask"][0]]
+    expected = policy.lm(prompt[None]).logits[0, -1].log_softmax(-1)[batch["completions"][0, 0]]
+    assert float(policy(batch)[0][0, 0].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+
+
+def test_entropy_gradient_only_with_its_coefficient():
+    _, _, _, plain = embedded()
+    _, args, tokenizer, bonus = embedded(entropy_coef=0.01)
+    batch, _ = hand_made_batch(plain, tokenizer, args)
+    assert not plain(batch)[1].requires_grad and bonus(batch)[1].requires_grad
+
+
+def test_gradient_checkpointing_gives_the_same_gradient():
+    _, args, tokenizer, policy = embedded()
+    _, _, _, checkpointed = embedded(gradient_checkpointing=True)
+    batch, _ = hand_made_batch(policy, tokenizer, args)
+    weights = batch["loss_mask"].float()
+    a, b = (backward(p, p(batch)[0], weights) for p in (policy, checkpointed))
+    assert largest_difference(a, b) < 1e-4 * max(float(g.abs().max()) for g in a)
+
+
+def small_config():
+    return AutoConfig.for_model(
+        "qwen2", hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=40, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+
+
+def test_policy_forward_is_what_accelerate_prepares():
+    # A forward through the unwrapped model leaves gradients unreduced: the module is the whole model.
+    policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0, False)
+    assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.lm.parameters())
+    assert policy._no_split_modules == policy.lm._no_split_modules

@@ -1,0 +1,43 @@
+"""common/shared_prompts.py: a prompt computed once for its rows gives the plain log-probs and gradients."""
+
+import pytest
+import torch
+
+from common.shared_prompts import runs_of_similar_length
+from models import backward, random_batch, random_policy
+from tools import largest_difference
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "mistral", "qwen3", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_shared_prompts_give_the_plain_log_probs_and_gradients(name, padded):
+    # Sliding windows shorter than a prompt (mistral, gemma3): a mask that replaces the window is silently wrong.
+    options = {} if name in ("qwen2", "llama", "gpt2", "mistral") else dict(num_key_value_heads=2, head_dim=8)
+    options |= dict(sliding_window=8) if name == "gemma3_text" else {}
+    policy = random_policy(name, scale=2.0, **options).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    batch = random_batch(rows=12)
+    index = torch.randint(0, 4, (12,), generator=generator)
+    for column in ("prompts", "prompt_mask"):
+        batch[column] = torch.cat([batch[column]] * 3, dim=1)[index]  # 21 tokens, one prompt for each index
+    batch["prompt_mask"] = torch.arange(21)[None] >= (index * 5 if padded else index * 0)[:, None]
+    weights, results = torch.rand(12, 9, generator=generator), []
+    for extra in ({}, {"prompt_index": index[:, None]}):
+        logprobs, entropy = policy(batch | extra)
+        results.append((logprobs.detach(), entropy.detach(), backward(policy, logprobs, weights)))
+    (plain, plain_entropy, plain_gradient), (shared, entropy, gradient) = results
+    assert torch.allclose(plain, shared, atol=1e-6) and torch.allclose(plain_entropy, entropy, atol=1e-6)
+    assert largest_difference(gradient, plain_gradient) < 1e-6 * max(float(g.abs().max()) for g in plain_gradient)
+    assert name == "gemma3_text" or policy.shares_prompts
+
+
+@pytest.mark.parametrize("most_padding", [0, 10, 300, 1e9])
+def test_runs_of_similar_length_hold_every_row_and_waste_little(most_padding):
+    generator = torch.Generator().manual_seed(0)
+    lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
+    runs = runs_of_similar_length(lengths, most_padding)
+    assert sorted(row for run in runs for row in run) == list(range(128))
+    padding = [sum(max(lengths[row] for row in run) - lengths[row] for row in run) for run in runs]
+    assert max(padding) <= most_padding
+    longest = [max(lengths[row] for row in run) for run in runs]
+    assert longest == sorted(longest) and (most_padding < 1e9) == (len(runs) > 1)
