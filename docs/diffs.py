@@ -72,8 +72,8 @@ SENTENCES = {
     "dapo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
         "Args da5bdb": (
-            "After 20 steps most groups are all right, and what more steps do is sampling. The paper evaluates with top-p "
-            "0.7; training samples with 1."
+            "After 20 steps most groups are all right, and what more steps do is sampling. The paper evaluates with "
+            "top-p 0.7; training samples with 1."
         ),
         "Args 06f30f": (
             "Clip-higher: more room above than below, so that unlikely tokens can grow and entropy lasts (Section 3.1)."
