@@ -150,7 +150,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
-        missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated, strict=True)]
+        missing = [extract_answer(text, cut) is None for text, cut in zip(texts, truncated.tolist(), strict=True)]
         parts[name] = parts[name] - torch.tensor(missing).double()
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts

@@ -222,7 +222,6 @@ def run_loop(turns, task, plain):
     """`ours`, or with `plain` the stock contestant, which shares data, rewards and advantages."""
     import grpo
     from common.batches import completion_texts
-    from common.generation import stream_seed
     from common.harness.args import parse_args
     from common.harness.data import Prompt
     from common.harness.distributed import launch
@@ -260,17 +259,17 @@ def run_loop(turns, task, plain):
             batch = given_batch(policy, prompts, given)
         else:
             with accelerator.autocast():
-                batch = grpo.rollout(policy, prompts, args.group_size, 1.0, 1.0, stream_seed(0, 0, step, 0), args)
+                batch = grpo.rollout(policy, prompts, args.group_size, 1.0, 1.0, (0, 0, step, 0), args)
         sampled = clock() - turns.start
-        texts, rows = completion_texts(tokenizer, batch), [prompt for prompt in prompts for _ in range(workload.group)]
-        rewards, _, _ = grpo.compute_rewards(reward_functions, rows, texts, batch["truncated"].tolist(), args)
+        texts = completion_texts(tokenizer, batch)
+        rewards, _, _ = grpo.compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
         batch["advantages"] = grpo.compute_advantages(rewards, args).to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         scored = clock()
         if plain:
             plain_update(policy.lm, optimizer, batch, args)
         else:
-            grpo.update(accelerator, model, None, optimizer, batch, args, Metrics(step + 1))
+            grpo.update(accelerator, model, None, optimizer, batch, step + 1, args, Metrics())
         lengths = batch["completion_mask"].sum(dim=1).tolist()
         pairs = zip(batch["completions"].tolist(), lengths, strict=True)
         turns.done(sampled, scored, [ids[:length] for ids, length in pairs])
@@ -283,10 +282,10 @@ def given_batch(policy, prompts, completions):
     from common.batches import left_pad
     from common.masked import completion_mask
 
-    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.device)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)
     n = len(completions) // len(prompts)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    rows = [torch.tensor(row, device=policy.device) for row in completions]
+    rows = [torch.tensor(row, device=policy.lm.device) for row in completions]
     batch["completions"] = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
     return batch

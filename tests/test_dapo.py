@@ -10,10 +10,9 @@ import torch
 import dapo
 from common.batches import take_rows
 from common.errors import InputError
-from common.generation import stream_seed
 from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
-from common.rewards import Reward, accuracy_reward, load_rewards
+from common.rewards import BUILT_IN, Reward, load_rewards
 from processes import run_processes
 from tools import (
     ORACLES,
@@ -147,12 +146,12 @@ def sample(monkeypatch, right, processes=1, steps=1, answer="1", functions=None,
     def run(accelerator):
         sampler, rows = InOrder(), []
         for step in range(1, steps + 1):
-            metrics = Metrics(step)
+            metrics = Metrics()
             batch, kept, tokens, shown = dapo.dynamic_batch(
-                accelerator, Policy(), None, functions, prompts, sampler, args, metrics
+                accelerator, Policy(), None, functions, prompts, sampler, step, args, metrics
             )
             if batch is not None:
-                dapo.reward_metrics(metrics, batch["rewards"], G)
+                metrics.add_rewards(batch["rewards"], G)
             rows.append((batch, kept, tokens, shown, metrics.reduce(accelerator)))
         return rows
 
@@ -338,7 +337,7 @@ def test_resample_puts_the_rejected_first(processes, monkeypatch):
     ranks, seen = sample(monkeypatch, right, processes, **options)
     rounds = [[0] * 8 for _ in range(3)]
     for rank in range(processes):
-        seeds = [stream_seed(0, rank, 1, n) for n in range(3)]
+        seeds = [(0, rank, 1, n) for n in range(3)]
         for seed, indices in seen:
             if seed in seeds:
                 rounds[seeds.index(seed)][rank::processes] = indices
@@ -353,7 +352,7 @@ def test_resample_puts_the_rejected_first(processes, monkeypatch):
 
 def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
     _, seen = sample(monkeypatch, lambda i, visit: int(i % 2), 2, steps=2, seed=3, temperature=0.7)
-    expected = {stream_seed(3, rank, step, n) for rank in (0, 1) for step in (1, 2) for n in (0, 1)}
+    expected = {(3, rank, step, n) for rank in (0, 1) for step in (1, 2) for n in (0, 1)}
     assert {seed for seed, _ in seen} == expected and len(seen) == 8
 
 
@@ -363,7 +362,9 @@ def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
 def scored(reward, weights=None):
     args = args_of(reward=reward, reward_weights=weights)
     prompts = [Prompt([1], "q", "1", {})] * 3
-    return dapo.compute_rewards(load_rewards(args), prompts, ["#### 1", "#### 0", "none"], [False] * 3, args)
+    return dapo.compute_rewards(
+        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool), args
+    )
 
 
 def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
@@ -372,8 +373,10 @@ def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
     assert parts["accuracy"].tolist() == [1, -1, -1] and parts["format"].tolist() == [1, 1, 0]
     assert rewards.tolist() == [2.5, -1.5, -2.0]
     prompts = [Prompt([1], "q", "1", {})] * 3
-    functions = [Reward("accuracy", 1.0, accuracy_reward), Reward("math_verify", 1.0, accuracy_reward)]
-    rewards, correct, parts = dapo.compute_rewards(functions, prompts, ["#### 1", "#### 0", ""], [False] * 3, args_of())
+    functions = [Reward("accuracy", 1.0, BUILT_IN["accuracy"]), Reward("math_verify", 1.0, BUILT_IN["accuracy"])]
+    rewards, correct, parts = dapo.compute_rewards(
+        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool), args_of()
+    )
     assert parts["math_verify"].tolist() == [1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0] and rewards.tolist() == [2, -1, -1]
     rewards, correct, _ = scored(["format"])
@@ -557,7 +560,7 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
 
     def nothing_at_step_2(*arguments):
         result = original(*arguments)
-        return result if arguments[-1].step == 1 else (None, 0, *result[2:])
+        return result if arguments[-3] == 1 else (None, 0, *result[2:])
 
     monkeypatch.setattr(dapo, "dynamic_batch", nothing_at_step_2)
     dapo.main([*QUICK, "--max_steps", "5", "--output_dir", str(tmp_path)])
@@ -582,10 +585,10 @@ def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path)
 
     def too_few_at_step_1(*arguments):
         result = original(*arguments)
-        return result if arguments[-1].step > 1 else (None, 3, *result[2:])
+        return result if arguments[-3] > 1 else (None, 3, *result[2:])
 
     monkeypatch.setattr(dapo, "dynamic_batch", too_few_at_step_1)
-    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, args, metrics: updates.append(metrics.step))
+    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, step, args, metrics: updates.append(step))
     dapo.main([*QUICK, "--max_steps", "3", "--output_dir", str(tmp_path)])
     assert updates == [2, 3] and len(metric_rows(tmp_path)) == 4
 

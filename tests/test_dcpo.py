@@ -13,7 +13,7 @@ import dcpo
 import grpo
 from common.errors import InputError
 from common.harness.data import Prompt
-from common.rewards import Reward, accuracy_reward, load_rewards
+from common.rewards import BUILT_IN, Reward, load_rewards
 from tools import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
 
 ORACLE = ORACLES["dcpo_loss"]
@@ -445,7 +445,9 @@ def test_weights_are_the_mean_over_prompts_of_the_sum_over_the_group_of_the_mean
 
 def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     texts = ["#### 3", "#### 4", "no answer", "#### 3", r"\boxed{", "#### 3"]
-    truncated = [False, False, False, True, False, False]  # an answer at the very end of a truncated text is none
+    truncated = torch.tensor(
+        [False, False, False, True, False, False]
+    )  # an answer at the very end of a truncated text is none
     prompts = [Prompt([], "q", "3", {})] * 5 + [Prompt([], "q", None, {})]
     args = args_of(reward=["accuracy", "format"], reward_weights=[2.0, 0.5])
     rewards, correct, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts, truncated, args)
@@ -453,7 +455,7 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     assert parts["format"].tolist() == [1, 1, 0, 0, 0, 1]
     assert correct[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
-    functions = [Reward("math_verify", 1.0, accuracy_reward), Reward("accuracy", 1.0, accuracy_reward)]
+    functions = [Reward("math_verify", 1.0, BUILT_IN["accuracy"]), Reward("accuracy", 1.0, BUILT_IN["accuracy"])]
     _, correct, parts = dcpo.compute_rewards(functions, prompts[:5], texts[:5], truncated[:5], args)
     assert parts["math_verify"].tolist() == [1, 0, -1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0, 0, 0]

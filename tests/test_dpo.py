@@ -193,7 +193,7 @@ def test_a_loss_of_pairs_that_is_not_finite_ends_the_run():
     _, args, _, policy = embedded("dpo")
     recorder, pairs = GradientRecorder(policy, []), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
     with pytest.raises(InputError, match=r"step 1: loss nan, .* not finite"):
-        dpo.update_pairs(Accelerator(cpu=True), policy, recorder, pairs, args, Metrics(1))
+        dpo.update_pairs(Accelerator(cpu=True), policy, recorder, pairs, 1, args, Metrics())
     assert recorder.steps == []  # before the weights are spoilt
 
 

@@ -102,7 +102,7 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     class Prompt:
         prompt, answer, columns, gold = "1+1?", "2", {}, "2"
 
-    texts, truncated = ["3", "3", "-2", "-2"], [False, True, False, True]
+    texts, truncated = ["3", "3", "-2", "-2"], torch.tensor([False, True, False, True])
     rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 4, texts, truncated, args)
     assert rewards.tolist() == [3, 0, -2, 0]
     assert parts["part"].tolist() == [3, 3, -2, -2]  # the parts are reported as they are

@@ -8,8 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import grpo
-from common.generation import stream_seed
-from common.harness.metrics import Metrics, reward_metrics
+from common.harness.metrics import Metrics
 from tools import ORACLES, SCRIPTS, b1, embedded, fill, hand_made_batch, ragged, script, totals_of
 
 GRPO = ORACLES["grpo"]
@@ -63,7 +62,7 @@ def test_rewards_that_differ_by_rounding_agree():
     advantages = grpo.compute_advantages(rewards, args_of(std_eps=0.0))
     assert (advantages[:4] == 0).all() and (advantages[4:] != 0).all()
     metrics = Metrics()
-    reward_metrics(metrics, rewards, 4)
+    metrics.add_rewards(rewards, 4)
     assert metrics.reduce(Accelerator(cpu=True))["advantage/zero_groups"] == 0.5
 
 
@@ -291,8 +290,8 @@ def test_the_old_log_probs_are_kept_over_epochs_of_one_minibatch():
     module, args, tokenizer, policy = embedded("grpo", **options)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     batch = fill(module, batch, rewards, args)
-    optimizer, metrics, accelerator = torch.optim.SGD(policy.parameters(), lr=0.5), Metrics(1), Accelerator(cpu=True)
-    module.update(accelerator, policy, None, optimizer, batch, args, metrics)
+    optimizer, metrics, accelerator = torch.optim.SGD(policy.parameters(), lr=0.5), Metrics(), Accelerator(cpu=True)
+    module.update(accelerator, policy, None, optimizer, batch, 1, args, metrics)
     assert metrics.reduce(accelerator)["policy/ratio_max"] > 1.01
 
 
@@ -326,7 +325,7 @@ def test_an_evaluation_by_hand(monkeypatch):
     monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {}))
     args = grpo.Args(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
     result = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
-    assert seen == [([1, 3, 5, 0], 4, 0.7, 0.5, stream_seed(3, 1, 0, 0))]
+    assert seen == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0, 0))]
     assert result == pytest.approx({
         "eval/pass@1": (1 / 2 + 1 / 4) / 2,
         "eval/pass@2": ((1 - 1 / 6) + (1 - 3 / 6)) / 2,  # 1 - C(wrong, 2) / C(4, 2)

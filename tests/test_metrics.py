@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.harness.metrics import Metrics, rollout_metrics
+from common.harness.metrics import Metrics
 
 
 def test_metrics_equal_their_definitions_over_several_calls():
@@ -34,7 +34,7 @@ def test_the_metrics_of_a_rollout_by_hand():
     correct = torch.tensor([1, 1, 0, 0, 1, nan, 0, 0], dtype=torch.float64)
     rewards = torch.tensor([2, 2, 2, 2, 1, 1, 1, 1], dtype=torch.float64)
     metrics = Metrics()
-    rollout_metrics(metrics, batch, rewards, correct, {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2)}, 4)
+    metrics.add_rollout(batch, rewards, correct, {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2)}, 4)
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
         "reward/mean": 1.5,
         "reward/std": 0.5,

@@ -52,8 +52,8 @@ def prepared(name, **options):
 
 
 def gradient(module, args, model, pairs):
-    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(1), Accelerator(cpu=True)
-    module.update_pairs(accelerator, model, recorder, pairs, args, metrics)
+    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(), Accelerator(cpu=True)
+    module.update_pairs(accelerator, model, recorder, pairs, 1, args, metrics)
     (step,) = recorder.steps
     return step, metrics.reduce(accelerator)
 

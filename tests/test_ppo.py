@@ -463,10 +463,10 @@ def test_the_kl_to_the_reference_reaches_the_returns(ddof, eps):
             parameter.mul_(1.05)
         (old, _, values), (ref, _) = model(batch), reference(batch)
     coefficients.kl = 0.3  # a controller has moved it
-    metrics, accelerator = Metrics(1), Accelerator(cpu=True)
+    metrics, accelerator = Metrics(), Accelerator(cpu=True)
     from common.batches import split_rollout
 
-    ((micro_batches, _),) = split_rollout(accelerator, batch, args)
+    (micro_batches,) = split_rollout(accelerator, batch, args)
     module.assign_advantages(accelerator, model, reference, micro_batches, args, metrics, coefficients)
     result = metrics.reduce(accelerator)
     shaped, returns = rollout_by_hand(batch, old, values, ref, args, 0.3)
@@ -568,10 +568,10 @@ def test_target_kl_stops_the_updates_of_a_rollout():
         torch.manual_seed(0)
         _, _, _, policy = embedded("ppo")
         model, groups, (coefficients,) = trainable(module, args, policy)
-        optimizer, metrics, accelerator = torch.optim.SGD(groups, lr=0.5), Metrics(1), Accelerator(cpu=True)
+        optimizer, metrics, accelerator = torch.optim.SGD(groups, lr=0.5), Metrics(), Accelerator(cpu=True)
         args.target_kl, steps = target_kl, []
         optimizer.register_step_post_hook(lambda *arguments: steps.append(1))
-        module.update(accelerator, model, None, optimizer, dict(batch), args, metrics, coefficients)
+        module.update(accelerator, model, None, optimizer, dict(batch), 1, args, metrics, coefficients)
         return metrics.reduce(accelerator), policy, len(steps)
 
     free, _, steps = steps_taken(0.0)

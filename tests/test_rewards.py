@@ -14,10 +14,10 @@ from common import rewards
 from common.errors import InputError
 from common.rewards import (
     accuracy_reward,
-    correctness,
     load_rewards,
     math_verify_reward,
     score,
+    score_rewards,
     soft_overlong_punishment,
     weighted_sum,
 )
@@ -281,16 +281,21 @@ def test_weighted_sum_of_format_and_accuracy():
 
 def test_correctness_whatever_the_rewards_are():
     """Dynamic sampling keeps groups by accuracy, not by the shaped reward; accuracy is not computed twice."""
-    texts, rows, truncated = ["#### 3", "#### 4"], [row(), row()], [False, False]
-    parts = {"format": torch.tensor([5.0, 7.0])}
-    assert correctness(parts, rows, texts, truncated).tolist() == [1.0, 0.0]
-    partly = correctness(parts, [row(), row(answer=None)], texts, truncated)
+    texts, rows, truncated = ["#### 3", "#### 4"], [row(), row()], torch.tensor([False, False])
+
+    def of(**values):  # rewards with these names and values
+        return [Reward(name, 1.0, lambda completions, value=value, **_: value) for name, value in values.items()]
+
+    assert score_rewards(of(format=[5.0, 7.0]), rows, texts, truncated)[1].tolist() == [1.0, 0.0]
+    _, partly = score_rewards(of(format=[5.0, 7.0]), [row(), row(answer=None)], texts, truncated)
     assert partly[0] == 1.0 and partly[1].isnan()  # one row without an answer does not hide the others
-    assert correctness(parts, [row(answer=None)] * 2, texts, truncated) is None
-    parts["accuracy"] = torch.tensor([0.0, 1.0])
-    assert correctness(parts, rows, texts, truncated) is parts["accuracy"]
-    parts["math_verify"] = torch.tensor([1.0, 1.0])
-    assert correctness(parts, rows, texts, truncated) is parts["math_verify"]
+    assert score_rewards(of(format=[5.0, 7.0]), [row(answer=None)] * 2, texts, truncated)[1] is None
+    parts, correct = score_rewards(of(accuracy=[0.0, 1.0]), rows, texts, truncated)
+    assert correct is parts["accuracy"]
+    parts, correct = score_rewards(of(accuracy=[0.0, 1.0], math_verify=[1.0, 1.0]), rows, texts, truncated)
+    assert correct is parts["math_verify"] and correct.tolist() == [1.0, 1.0]
+    parts, _ = score_rewards(of(format=[1.0, 2.0, 3.0, 4.0]), rows, texts * 2, torch.zeros(4))  # two of each prompt
+    assert parts["format"].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_accuracy_does_not_apply_without_an_answer():

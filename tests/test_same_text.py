@@ -32,8 +32,8 @@ def new_problems(sources, **keywords):
         ("    entropy_coef: float", "    entropy: float", "the options of grpo.py are not all there"),
         ("    eval_prompts: int", "    late: int = option(1, '')\n    eval_prompts: int", "must follow std_eps"),
         (
-            "    run.restore()\n",
-            "    run.restore()\n    a = 1\n    b = 1\n",
+            "    run.keep(sampler=sampler)\n",
+            "    run.keep(sampler=sampler)\n    a = 1\n    b = 1\n",
             "main differs from grpo.py by 6 lines, allowed are",
         ),
     ],

@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from common.errors import InputError
-from common.generation import stream_seed
 from common.harness.args import parse_args
 from common.harness.loading import load_policy, load_reference
 from tools import (
@@ -55,7 +54,7 @@ def prepared(name, **options):
     batch = fill(module, batch, rewards, args)
     reference = None
     if args.kl_coef:
-        reference = load_reference(args, tokenizer)
+        reference = load_reference(policy, args)
         with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
             for parameter in reference.parameters():
                 parameter.mul_(1.05)
@@ -243,8 +242,8 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --max_new_tokens 4 --seed 3 --temperature 1.3"
     options += " --eval_every 0 --eval_prompts 4 --eval_samples 4 --eval_temperature 0.7 --eval_top_p 0.5"
     module.main([*options.split(), "--output_dir", str(tmp_path)])
-    evaluation = (stream_seed(3, 1, 0, 0), 0.7, 0.5)
-    steps = [(stream_seed(3, 1, step, 0), 1.3, 1.0) for step in (1, 2)]
+    evaluation = ((3, 1, 0, 0), 0.7, 0.5)
+    steps = [((3, 1, step, 0), 1.3, 1.0) for step in (1, 2)]
     assert seeds == [evaluation, *steps, evaluation]
 
 

@@ -22,8 +22,8 @@ from tools import script
 def step(module, accelerator, model, optimizer, pairs, state, args):
     drawn = getattr(state, "sampler", state).draw(args.pairs_per_step)
     mine = [pairs[i] for i in drawn[accelerator.process_index :: accelerator.num_processes]]
-    metrics = Metrics(1)
-    module.update_pairs(accelerator, model, optimizer, mine, args, metrics)
+    metrics = Metrics()
+    module.update_pairs(accelerator, model, optimizer, mine, 1, args, metrics)
     return metrics.reduce(accelerator)
 
 

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 
 import grpo
 from common.errors import InputError
+from common.harness.data import Prompt
 from common.harness.run import Run
 
 
@@ -42,7 +43,7 @@ def advance(run, optimizer, save=True):
     optimizer.step()
     optimizer.zero_grad()
     run.step += 1
-    run.log({"reward/mean": 0.5}, [{"prompt": "1+1", "completion": "2", "reward": 0.5}])
+    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], ["2"], [0.5], {}))
     if save:
         run.save()
 

@@ -84,7 +84,7 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
     completions = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
     lengths = torch.tensor([[len(row)] for row in rows])
     mask = torch.arange(width)[None] < lengths
-    ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.device)
+    ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)
     rewards = torch.rand(groups, group_size, generator=torch.Generator().manual_seed(1)).round(decimals=1).view(-1)
     batch = {
         "prompts": ids.repeat_interleave(group_size, dim=0),
@@ -134,8 +134,8 @@ def gradients(module, args, policy, batch, reference=None):
     from common.harness.metrics import Metrics
 
     model, groups, extra = trainable(module, args, policy)
-    recorder, metrics, accelerator = GradientRecorder(model, groups), Metrics(1), Accelerator(cpu=True)
-    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
+    recorder, metrics, accelerator = GradientRecorder(model, groups), Metrics(), Accelerator(cpu=True)
+    module.update(accelerator, model, reference, recorder, batch, 1, args, metrics, *extra)
     return recorder.steps, metrics.reduce(accelerator)
 
 

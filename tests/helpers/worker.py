@@ -12,7 +12,6 @@ import torch
 from accelerate.utils import gather_object
 
 from common.errors import clean_exit
-from common.generation import stream_seed
 from common.harness.data import load_prompts
 from common.harness.distributed import gathered, launch
 from common.harness.loading import save_pretrained
@@ -28,7 +27,7 @@ def sampled(accelerator, model, policy, module, tokenizer, args):
     prompts, found = load_prompts(args, tokenizer, True)[0][:6], {}
     with gathered(accelerator, model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
-            seed = stream_seed(0, rank)
+            seed = (0, rank)
             found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
@@ -40,7 +39,7 @@ def main(name, folder, max_grad_norm="1"):
     rank, processes = accelerator.process_index, accelerator.num_processes
     tokenizer = module.load_tokenizer(args)
     policy = module.load_policy(args, tokenizer, accelerator)
-    reference = module.load_reference(args, tokenizer, accelerator)
+    reference = module.load_reference(policy, args, accelerator)
     trained, parameters, extra = trainable(module, args, policy)
     model, optimizer = accelerator.prepare(trained, torch.optim.SGD(parameters, lr=0.01))
     batch, rewards = hand_made_batch(policy, tokenizer, args)
@@ -48,9 +47,9 @@ def main(name, folder, max_grad_norm="1"):
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = {column: values[rows] for column, values in batch.items()}
-    metrics = Metrics(1)
+    metrics = Metrics()
     before = sampled(accelerator, model, policy, module, tokenizer, args)
-    module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
+    module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
     after = sampled(accelerator, model, policy, module, tokenizer, args)
     result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
