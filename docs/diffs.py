@@ -139,7 +139,7 @@ SENTENCES = {
             "The paper's statistics are those of the population, which pool exactly over visits, without an epsilon "
             "(Eq. 29-30); and its cap, and a switch for each of its parts."
         ),
-        "compute_rewards 6c5b3b": (
+        "compute_rewards b4a10d": (
             "A completion without an answer gets -1, a wrong answer 0, so that format and correctness are told apart "
             "(Eq. 15)."
         ),

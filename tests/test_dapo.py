@@ -3,6 +3,7 @@
 import math
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ class InOrder:
 
 
 class Policy:
-    pad_token, device, stop_tokens, shares_prompts = PAD, torch.device("cpu"), [STOP], True
+    lm = SimpleNamespace(device=torch.device("cpu"))
+    pad_token, stop_tokens, shares_prompts = PAD, [STOP], True
 
 
 def scripted_rollout(right, seen):

@@ -131,7 +131,7 @@ def test_fsdp2_returns_float32_logprobs(fsdp_plugin):
 def test_the_reference_under_bf16_keeps_its_rotary_frequencies():
     # module.to(bfloat16) rounds buffers too: at the same weights the KL to the policy was then 1e-5 and not 0.
     accelerator = types.SimpleNamespace(distributed_type="FSDP", mixed_precision="bf16", device="cpu")
-    _, args, tokenizer, _ = embedded("grpo")
+    _, args, _, policy = embedded("grpo")
     reference = load_reference(policy, args, accelerator)
     assert {parameter.dtype for parameter in reference.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in reference.buffers()} == {torch.float32}

@@ -28,9 +28,9 @@ def new_problems(sources, **keywords):
         ("def evaluate(", "# a comment of its own\ndef evaluate(", "evaluate is not the text of grpo.py"),
         ("@torch.no_grad()\ndef rollout(", "def rollout(", "rollout is not the text of grpo.py"),
         ("import time\n", "from common import time\n", "time is imported otherwise than in grpo.py"),
-        ("    seed: int = ", "    seed: float = ", "the options of grpo.py are not all there"),
+        ("    group_size: int = ", "    group_size: float = ", "the options of grpo.py are not all there"),
         ("    entropy_coef: float", "    entropy: float", "the options of grpo.py are not all there"),
-        ("    eval_prompts: int", "    late: int = option(1, '')\n    eval_prompts: int", "must follow std_eps"),
+        ("    clip_low: float", "    late: int = option(1, '')\n    clip_low: float", "must follow std_eps"),
         (
             "    run.keep(sampler=sampler)\n",
             "    run.keep(sampler=sampler)\n    a = 1\n    b = 1\n",
