@@ -2,23 +2,37 @@ import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
+import gc
 import shutil
+import signal
 import sys
+import types
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
 from common.errors import Process
+from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import close
 from small_run import advance, start
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 PROCESS = {name: getattr(Process, name) for name in ("step", "bar", "training", "signal")}
+
+
+def pytest_collection_finish():
+    """What was imported stays: no search for garbage has to go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
     """Accelerate, and what a signal has to know of a run, keep their state in singletons; each test starts without.
-    One thread: the models here are tiny."""
+
+    One thread: the models here are tiny. No search for garbage at the end of each run: it takes a quarter of a second.
+    """
+    monkeypatch.setattr("accelerate.utils.memory.gc", types.SimpleNamespace(collect=lambda: 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     for name, value in PROCESS.items():
         monkeypatch.setattr(Process, name, value)
@@ -41,6 +55,16 @@ def ended(tmp_path_factory):
 def checkpoint(ended, tmp_path):
     """A checkpoint in a copy of that folder."""
     return shutil.copytree(ended, tmp_path / "run") / "checkpoints" / "step-00000001"
+
+
+@pytest.fixture(scope="session")
+def few_pairs(tmp_path_factory):
+    """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, rows in (("train", 96), ("test", 16)):
+        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text().splitlines()[:rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    return ["--dataset", str(folder)]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ python tests/same_text.py --fix grpo.py    rewrite the copies of its functions i
 
 import ast
 import difflib
+import functools
 import itertools
 import pathlib
 import re
@@ -49,6 +50,7 @@ def load(root=ROOT):
     return {name: (root / name).read_text(encoding="utf-8") for name in SCRIPTS if (root / name).exists()}
 
 
+@functools.cache
 def blocks(source):
     """{name: (first line, last line)}, counted from 0, the last not included, of what stands at top level, with its
     decorators and the comments above; imports, the docstring and `Args` are checked otherwise."""
@@ -65,22 +67,26 @@ def blocks(source):
     return found
 
 
+@functools.cache
 def texts(source):
     return {name: source.splitlines()[slice(*place)] for name, place in blocks(source).items()}
 
 
+@functools.cache
 def imports(source):
     """{name: the import that gives it}"""
     nodes = [n for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom)]
     return {a.asname or a.name: f"{getattr(n, 'module', '')}: {a.name}" for n in nodes for a in n.names}
 
 
+@functools.cache
 def arguments(source):
     """The fields of `Args`: the node, and {name: type} in their order."""
     node = next(n for n in ast.parse(source).body if getattr(n, "name", "") == "Args")
     return node, {n.target.id: ast.unparse(n.annotation) for n in node.body if isinstance(n, ast.AnnAssign)}
 
 
+@functools.cache
 def bare(source):
     """The lines without module docstring and help texts, each field of `Args` on one line."""
     lines, (node, _) = source.splitlines(), arguments(source)
@@ -93,6 +99,8 @@ def bare(source):
 
 def changes(old, new):
     """Removed lines, added lines and hunks, as `diff -U0` counts them."""
+    if old == new:
+        return 0, 0, 0
     parts = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     parts = [p for p in parts if p[0] != "equal"]
     return sum(p[2] - p[1] for p in parts), sum(p[4] - p[3] for p in parts), len(parts)

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import worker
 from common.errors import InputError
 from common.harness.distributed import SMALL_MODEL, agreed, launch, set_threads, set_up_deepspeed, set_up_fsdp
-from common.harness.loading import load_reference
+from common.harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
 
@@ -201,7 +201,7 @@ def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
 def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     torch.set_num_threads(2)
-    embedded("grpo")
+    load_policy(script("grpo").Args(), load_tokenizer(script("grpo").Args()))
     assert torch.get_num_threads() == 1
 
 

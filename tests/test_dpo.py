@@ -302,12 +302,12 @@ def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
     assert not (tmp_path / "pairs-round-2.jsonl").exists() and not (tmp_path / "model").exists()
 
 
-def test_the_temperature_is_that_of_sampling_alone(tmp_path):
+def test_the_temperature_is_that_of_sampling_alone(few_pairs, tmp_path):
     run(tmp_path / "a", "--max_steps", 0)
     run(tmp_path / "b", "--max_steps", 0, "--temperature", 0.5)
     assert (tmp_path / "a/pairs-round-1.jsonl").read_text() != (tmp_path / "b/pairs-round-1.jsonl").read_text()
     # The log-probs of given pairs do not change with it.
-    given = ["--rounds", 1, "--dataset", "common/tiny/pairs", "--max_steps", 1]
+    given = ["--rounds", 1, *few_pairs, "--max_steps", 1]
     run(tmp_path / "c", *given)
     run(tmp_path / "d", *given, "--temperature", 0.5)
     assert metric_rows(tmp_path / "c") == metric_rows(tmp_path / "d")
@@ -342,7 +342,7 @@ def test_rounds_need_prompts(tmp_path):
 
 def test_it_learns(tmp_path):
     """One round on the embedded task: pass@1 rises, completions grow longer."""
-    dpo.main(["--output_dir", str(tmp_path), "--eval_prompts", "64"])
+    dpo.main(["--output_dir", str(tmp_path), "--eval_prompts", "64", "--eval_every", "0"])
     rows = metric_rows(tmp_path)
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.4
     assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 10

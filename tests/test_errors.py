@@ -90,6 +90,12 @@ def test_weights_that_became_nan_are_not_finite_with_the_step(tmp_path, capfd, m
 # --- signals ---
 
 
+@pytest.fixture(autouse=True)
+def of_few_pairs(few_pairs, monkeypatch):
+    """`--rounds` makes pairs of its own."""
+    monkeypatch.setitem(OPTIONS, "reward_model", PAIRS + few_pairs)
+
+
 def run(name, folder, *arguments):
     """The script as its `__main__` runs it; its exit code."""
     try:

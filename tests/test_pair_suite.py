@@ -1,5 +1,6 @@
 """What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
 
+import functools
 import re
 import shutil
 
@@ -15,7 +16,7 @@ from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs
 from processes import run_processes
 from reward_model import load_reward_model
-from tools import ROOT, GradientRecorder, help_texts, largest_difference, metric_rows, script
+from tools import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
 
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
 # A few steps on given pairs, the same in both scripts.
@@ -23,13 +24,9 @@ QUICK = "--pairs_per_step 8 --max_steps 4 --eval_every 2".split()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_pairs(tmp_path_factory):
-    """A folder of 96 pairs for training and 16 for evaluation, the dataset of `run`."""
-    folder = tmp_path_factory.mktemp("pairs")
-    for split, rows in (("train", 96), ("test", 16)):
-        lines = (ROOT / "common" / "tiny" / "pairs" / f"{split}.jsonl").read_text().splitlines()[:rows]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines))
-    QUICK[:0] = ["--dataset", str(folder)]
+def of_few_pairs(few_pairs):
+    """The dataset of `run`."""
+    QUICK[:0] = few_pairs
     yield
     del QUICK[:2]
 
@@ -183,19 +180,28 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert "eval/accuracy before" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def last_loss(of_few_pairs, tmp_path_factory):
+    """The last evaluation's loss of a run of two steps a pass, as a function of script and options."""
+
+    @functools.cache
+    def loss(name, *options):
+        folder = tmp_path_factory.mktemp("run")
+        run(name, folder, "--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3, *options)
+        return metric_rows(folder)[-1]["eval/loss"]
+
+    return loss
+
+
 @pytest.mark.parametrize(
     "option, value",
     [("learning_rate", 1e-5), ("weight_decay", 10.0), ("adam_beta1", 0.0), ("adam_beta2", 0.5), ("max_grad_norm", 1e-3),
      ("warmup_steps", 4), ("lr_scheduler", "linear"), ("seed", 1), ("num_epochs", 2), ("max_length", 20),
      ("prompt_template", "1+{prompt}"), ("system_prompt", "1+2?")],
 )  # fmt: skip
-def test_every_option_changes_the_run(name, option, value, tmp_path):
-    options = ["--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3]  # two steps a pass
+def test_every_option_changes_the_run(name, option, value, last_loss):
     epochs = ["--num_epochs", 1 if option == "num_epochs" else 2]
-    run(name, tmp_path / "a", *options, *epochs)
-    run(name, tmp_path / "b", *options, *epochs, f"--{option}", value)
-    a, b = (metric_rows(tmp_path / x)[-1] for x in "ab")
-    assert a["eval/loss"] != b["eval/loss"]
+    assert last_loss(name, *epochs) != last_loss(name, *epochs, f"--{option}", value)
 
 
 # --- several processes ---
@@ -286,7 +292,7 @@ def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch
 
 def test_help_needs_neither_datasets_nor_models(name):
     for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in help_texts()[name] and option.metadata["help"]
+        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["help"]
 
 
 def test_the_glossary_names_what_is_logged(name, tmp_path):

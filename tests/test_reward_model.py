@@ -94,7 +94,7 @@ def stock_scores(folder, texts, padding_side):
 
 @pytest.mark.parametrize("pad", ["own", "eos", "none"])
 @pytest.mark.parametrize("padding_side", ["left", "right"])
-def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, padding_side, tmp_path):
+def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, padding_side, few_pairs, tmp_path):
     # Transformers finds the last token as the last that is not padding. Where pad is EOS that is the one before EOS,
     # which has another score, and nothing says so.
     from safetensors.torch import load_file
@@ -110,7 +110,7 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, padding_side, 
         tokenizer.save_pretrained(source)
     folder = tmp_path / "run"
     options = ["--max_steps", "4", "--pairs_per_step", "8", "--model_name_or_path", source, "--output_dir", folder]
-    reward_model.main([*map(str, options)])
+    reward_model.main([*few_pairs, *map(str, options)])
     assert load_file(folder / "model" / "model.safetensors")["score.weight"].abs().max() > 0
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
@@ -127,10 +127,12 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, padding_side, 
     assert torch.allclose(own, stock, atol=1e-5) and float(own.std()) > 1e-3
 
 
-def test_a_reward_model_is_loaded_with_its_head_and_trained_on(tmp_path):
-    reward_model.main(["--max_steps", "3", "--output_dir", str(tmp_path / "a")])
+def test_a_reward_model_is_loaded_with_its_head_and_trained_on(few_pairs, tmp_path):
+    reward_model.main([*few_pairs, "--max_steps", "3", "--output_dir", str(tmp_path / "a")])
     folder = str(tmp_path / "a" / "model")
-    reward_model.main(["--max_steps", "0", "--model_name_or_path", folder, "--output_dir", str(tmp_path / "b")])
+    reward_model.main(
+        [*few_pairs, "--max_steps", "0", "--model_name_or_path", folder, "--output_dir", str(tmp_path / "b")]
+    )
     a, b = metric_rows(tmp_path / "a")[-1], metric_rows(tmp_path / "b")[0]
     assert b["eval/loss"] == pytest.approx(a["eval/loss"], abs=1e-6) and b["eval/accuracy"] == a["eval/accuracy"]
 
@@ -146,7 +148,7 @@ def test_a_classifier_of_several_labels_is_refused(tmp_path):
 
 def test_it_learns(tmp_path):
     """A few steps on the embedded pairs: held-out accuracy from a half to nine tenths."""
-    reward_model.main(["--max_steps", "40", "--output_dir", str(tmp_path)])
+    reward_model.main(["--max_steps", "40", "--eval_every", "0", "--output_dir", str(tmp_path)])
     rows = metric_rows(tmp_path)
     assert rows[0]["eval/accuracy"] == 0.5 and rows[0]["eval/loss"] == pytest.approx(math.log(2))
     assert rows[-1]["eval/accuracy"] >= 0.88 and rows[-1]["eval/margin"] > 1

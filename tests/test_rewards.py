@@ -13,6 +13,7 @@ import torch
 from common import rewards
 from common.errors import InputError
 from common.rewards import (
+    Reward,
     accuracy_reward,
     load_rewards,
     math_verify_reward,

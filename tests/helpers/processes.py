@@ -4,7 +4,9 @@ A fork server imports the libraries once; every process forks from it with the e
 would give it. The real launcher is used where it is itself under test (`tools.run_script`).
 """
 
+import functools
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pathlib
 import runpy
@@ -15,12 +17,19 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PRELOAD = ["torch", "transformers.models.llama.modeling_llama", "accelerate", "datasets", "grpo"]
 
 
+@functools.cache
 def server():
+    """The context whose processes fork from a server that has done what preload.py does."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(["preload"])
+    path = os.environ.get("PYTHONPATH")  # Python 3.11 does not hand its sys.path on to the server
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    multiprocessing.forkserver.ensure_running()
+    del os.environ["PYTHONPATH"]
+    if path is not None:
+        os.environ["PYTHONPATH"] = path
     return context
 
 
@@ -67,8 +76,11 @@ def run(arguments, environment, cwd, output, end):
         end.wait()
 
 
-def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300):
-    """A finished run of one or several processes, as `subprocess.run` gives it; one that fails ends the others."""
+def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300, patience=0.5):
+    """A finished run of one or several processes, as `subprocess.run` gives it, and the exit code of each as `codes`.
+
+    One that fails ends the others `patience` seconds later.
+    """
     with tempfile.TemporaryDirectory() as folder:
         outputs = [pathlib.Path(folder) / str(rank) for rank in range(processes)]
         port = free_port() if processes > 1 else 0
@@ -82,7 +94,7 @@ def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300):
         late = time.time() > deadline
         for process in running:
             if process.is_alive():
-                process.join(0.5)
+                process.join(patience)
                 process.kill()
             process.join()
         codes = [process.exitcode for process in running]
@@ -90,4 +102,6 @@ def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300):
     if late:
         raise subprocess.TimeoutExpired(arguments, timeout, *texts)
     code = next((code for code in codes if code), 0)
-    return subprocess.CompletedProcess(arguments, 1 if code and processes > 1 else code, *texts)
+    result = subprocess.CompletedProcess(arguments, 1 if code and processes > 1 else code, *texts)
+    result.codes = codes
+    return result

@@ -1,5 +1,6 @@
 """What several test files need: the embedded model, ragged tables as tensors, a batch made by hand."""
 
+import copy
 import functools
 import importlib
 import json
@@ -7,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import torch
 from accelerate import Accelerator
@@ -50,12 +52,22 @@ def totals_of(mask, group_size):
     return {"tokens": tokens, "rows": rows, "prompts": rows // group_size, "group_tokens": group_tokens}
 
 
-def embedded(name="grpo", **options):
-    """(script, args, tokenizer, policy) with the embedded model."""
-    module = script(name)
-    args = module.Args(**options)
+@functools.cache
+def loaded(name, options):
+    args = script(name).Args(**dict(options))
     tokenizer = load_tokenizer(args)
-    return module, args, tokenizer, load_policy(args, tokenizer)
+    return args, tokenizer, load_policy(args, tokenizer)
+
+
+def embedded(name="grpo", **options):
+    """(script, args, tokenizer, policy) with the embedded model; a test may change all of it."""
+    return script(name), *copy.deepcopy(loaded(name, tuple(options.items())))
+
+
+@functools.cache
+def embedded_prompts():
+    args = script("grpo").Args()
+    return load_prompts(args, load_tokenizer(args), True)[0]
 
 
 def advantages_of(module, rewards, args):
@@ -68,7 +80,7 @@ def advantages_of(module, rewards, args):
 
 def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
     """A batch of real problems with completions of unequal lengths, right and wrong, some of them truncated."""
-    prompts = load_prompts(args, tokenizer, True)[0][:groups]
+    prompts = embedded_prompts()[:groups]
     texts = []
     for i, prompt in enumerate(prompts):
         solution = prompt.columns["answer"]
@@ -151,21 +163,27 @@ def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
 
 
 @functools.cache
-def help_texts():
-    """{script: what `--help` prints}, all from one process, which must load neither `datasets` nor a model class."""
-    code = f"""import contextlib, io, json, runpy, sys
-texts = {{}}
-for name in {[*SCRIPTS, "reward_model", "dpo"]}:
+def fresh_interpreter():
+    """What an interpreter of its own does with the scripts: {"imported": what importing them all printed and wrote,
+    "help": {script: what `--help` prints}}; `--help` must load neither `datasets` nor a model class."""
+    scripts = [*SCRIPTS, "reward_model", "dpo"]
+    code = f"""import contextlib, importlib, io, json, os, runpy, sys
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+    for name in {scripts}: importlib.import_module(name)
+result = {{"imported": [out.getvalue(), os.listdir(".")], "help": {{}}}}
+for name in {scripts}:
     sys.argv, out = [f"{{name}}.py", "--help"], io.StringIO()
     with contextlib.redirect_stdout(out):
-        try: runpy.run_path(f"{{name}}.py", run_name="__main__")
+        try: runpy.run_path(f"{ROOT}/{{name}}.py", run_name="__main__")
         except SystemExit as end: assert not end.code, end.code
     loaded = [m for m in sys.modules if m == "datasets" or m.startswith("transformers.models.") and "modeling_" in m]
     assert not loaded, (name, loaded)
-    texts[name] = out.getvalue()
-print(json.dumps(texts))"""
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    result["help"][name] = out.getvalue()
+print(json.dumps(result))"""
+    with tempfile.TemporaryDirectory() as folder:
+        command, environment = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(ROOT)}
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
     return json.loads(result.stdout)
 
 

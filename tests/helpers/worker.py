@@ -12,19 +12,18 @@ import torch
 from accelerate.utils import gather_object
 
 from common.errors import clean_exit
-from common.harness.data import load_prompts
 from common.harness.distributed import gathered, launch
 from common.harness.loading import save_pretrained
 from common.harness.metrics import Metrics
 from common.harness.run import close
-from tools import fill, hand_made_batch, pretend_gpus, script, trainable
+from tools import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 
 
-def sampled(accelerator, model, policy, module, tokenizer, args):
+def sampled(accelerator, model, policy, module, args):
     """The completions that two processes sample, the longest of one longer than those of the other."""
-    prompts, found = load_prompts(args, tokenizer, True)[0][:6], {}
+    prompts, found = embedded_prompts()[:6], {}
     with gathered(accelerator, model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (0, rank)
@@ -48,9 +47,9 @@ def main(name, folder, max_grad_norm="1"):
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = {column: values[rows] for column, values in batch.items()}
     metrics = Metrics()
-    before = sampled(accelerator, model, policy, module, tokenizer, args)
+    before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
-    after = sampled(accelerator, model, policy, module, tokenizer, args)
+    after = sampled(accelerator, model, policy, module, args)
     result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")

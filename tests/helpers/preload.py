@@ -1,0 +1,19 @@
+"""What the fork server of processes.py does once, before a process forks from it: the imports, and what the first model
+of a process costs. Nothing here starts a thread."""
+
+import gc
+
+import accelerate  # noqa: F401
+import datasets  # noqa: F401
+import torch
+from transformers import AutoModelForCausalLM
+
+import grpo
+from common.harness.data import EMBEDDED
+from common.harness.loading import load_tokenizer
+
+torch.set_num_threads(1)
+load_tokenizer(grpo.Args())
+AutoModelForCausalLM.from_pretrained(EMBEDDED)
+gc.collect()
+gc.freeze()  # the search for garbage at the end of a run would copy all of this
