@@ -423,7 +423,7 @@ def test_the_stop_token_counts_towards_the_length(monkeypatch):
 def trained_batches(monkeypatch, tmp_path, *arguments):
     """The batches that `main` hands to `update`, which does nothing."""
     batches = []
-    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, batch, args, metrics: batches.append(batch))
+    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, batch, step, args, metrics: batches.append(batch))
     options = "--max_steps 1 --prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4".split()
     dapo.main([*options, "--max_new_tokens", "12", "--output_dir", str(tmp_path / "run"), *arguments])
     return batches
