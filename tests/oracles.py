@@ -1,5 +1,5 @@
-"""The worked examples of oracles.json, computed from the papers' formulas by loops over lists: no tensors, and nothing of
-this project.
+"""The worked examples of oracles.json, computed from the papers' formulas by loops over lists: no tensors, and nothing
+of this project.
 
     python tests/oracles.py            writes tests/oracles.json
 
