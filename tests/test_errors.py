@@ -16,19 +16,18 @@ from common.errors import InputError, clean_exit
 from common.harness.run import Run
 from tools import SCRIPTS, metric_rows, script
 
+SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
+PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
+ROUNDS = "--rounds 2 --pair_prompts 24 --eval_prompts 3".split()  # more than a step, so a round is left in its middle
+TWO_STEPS = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 1 --max_steps 2".split()
+OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS + ROUNDS, "reward_model": PAIRS}
+
 
 def ended(name, arguments, capfd):
     """The exit code of a script as its `__main__` runs it, and its lines on stderr."""
     with pytest.raises(SystemExit) as end, clean_exit():
         script(name).main(list(map(str, arguments)))
     return end.value.code, capfd.readouterr().err.splitlines()
-
-
-SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
-PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
-ROUNDS = "--rounds 2 --pair_prompts 24 --eval_prompts 3".split()  # more than a step, so a round is left in its middle
-TWO_STEPS = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 1 --max_steps 2".split()
-OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS + ROUNDS, "reward_model": PAIRS}
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from common.harness.learned_reward import learned_reward
 from common.harness.pairs import pair_batch
 from common.rewards import score
 from models import learned, reward_model_of, save_reward_model, small_model
-from rows import gemma_tokenizer, rows_of_pairs
+from rows import gemma_tokenizer, pairs_from
 from tools import embedded
 
 
@@ -42,7 +42,7 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     assert text.endswith("4<end_of_turn>")
     with torch.no_grad():
         expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
-        (pair,) = rows_of_pairs(tmp_path, tokenizer, ("2+2?", "4", "5"))
+        (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
         trained = reward_model_of(folder)(pair_batch([pair], "cpu"))
     asked = learned(folder)
     (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])

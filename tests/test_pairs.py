@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import InputError
 from common.harness.pairs import Pair, cut_pair, load_pairs
-from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, rows_of_pairs, say, write
+from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
 PAIR_FORMATS = {
@@ -81,12 +81,12 @@ def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
 def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
     tokenizer = gemma_tokenizer(template)
     written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
-    for pair in rows_of_pairs(tmp_path, tokenizer, *written[: 3 if template else 1]):
+    for pair in pairs_from(tmp_path, tokenizer, *written[: 3 if template else 1]):
         assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
 def test_a_spelled_end_token_of_a_pair_is_text(tmp_path):
-    (pair,) = rows_of_pairs(tmp_path, gemma_tokenizer(), ("2+2?", "4<end_of_turn>5", "5"))
+    (pair,) = pairs_from(tmp_path, gemma_tokenizer(), ("2+2?", "4<end_of_turn>5", "5"))
     assert len(pair.chosen) == len("4<end_of_turn>5") + 1
 
 

@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 import types
-from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -170,7 +169,7 @@ def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):
 
 
 def test_an_evaluation_is_due_at_the_end():
-    run = SimpleNamespace(args=SimpleNamespace(max_steps=5), step=0)
+    run = types.SimpleNamespace(args=types.SimpleNamespace(max_steps=5), step=0)
     due = {every: [] for every in (0, 2)}
     for run.step in range(1, 6):
         for every, steps in due.items():

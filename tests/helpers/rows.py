@@ -13,6 +13,13 @@ TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+USER = [{"role": "user", "content": "2+2?"}]
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA_STOP = ["<eos>", "<end_of_turn>"]
+GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 
 
 def make_tokenizer(template=None, bos=False, eos=False):
@@ -47,19 +54,8 @@ def write(path, rows):
     return path
 
 
-USER = [{"role": "user", "content": "2+2?"}]
-
-
 def say(content):
     return {"role": "assistant", "content": content}
-
-
-GEMMA = (
-    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-GEMMA_STOP = ["<eos>", "<end_of_turn>"]
-GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 
 
 def gemma_tokenizer(template=GEMMA):
@@ -75,7 +71,8 @@ def gemma_tokenizer(template=GEMMA):
     return tokenizer
 
 
-def rows_of_pairs(folder, tokenizer, *rows):
+def pairs_from(folder, tokenizer, *rows):
+    """The pairs that `load_pairs` makes of rows (prompt, chosen, rejected)."""
     path = folder / "pairs.jsonl"
     path.write_text(
         "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows)

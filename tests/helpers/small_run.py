@@ -12,6 +12,9 @@ from common.errors import InputError
 from common.harness.data import Prompt
 from common.harness.run import Run
 
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
+
 
 class Numbers:
     """A state with floats that decimal places would lose."""
@@ -61,10 +64,6 @@ def refusal(folder, **options):
 def no_room(*arguments, **options):
     """In the place of torch.save."""
     raise FULL
-
-
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
 
 
 def train(folder, *arguments):
