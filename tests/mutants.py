@@ -1404,7 +1404,8 @@ def run_tests(tree, tests, options, result):
     os.dup2(silence, 2)
     failures = Failures()
     tests = [f"tests/{test}" for test in tests]
-    code = pytest.main([*tests, "-q", "-p", "no:cacheprovider", *options], plugins=[failures])
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", *options]  # one process, forked: it need not import torch
+    code = pytest.main([*tests, *options], plugins=[failures])
     result.send((int(code), failures.found))
 
 
