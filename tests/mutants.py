@@ -1183,8 +1183,8 @@ MUTANTS = [
         "test_checkpoints.py::test_only_its_own_checkpoints_are_chosen_and_deleted"),
     mutant("the folder that another program filled is taken", "common",
         'if found and "args.json" not in found:',
-        "if not found:",
-        "test_run.py::test_what_no_run_wrote_is_not_overwritten[model-False]"),
+        "if False:",
+        "test_run.py::test_what_no_run_wrote_is_not_overwritten[model-True]"),
     # --- signals ---
     mutant("a signal is ignored", "common",
         "    Process.signal = number\n",
