@@ -1183,8 +1183,8 @@ MUTANTS = [
         "test_checkpoints.py::test_only_its_own_checkpoints_are_chosen_and_deleted"),
     mutant("the folder that another program filled is taken", "common",
         'if found and "args.json" not in found:',
-        "if not found:",
-        "test_run.py::test_what_no_run_wrote_is_not_overwritten[model-False]"),
+        "if False:",
+        "test_run.py::test_what_no_run_wrote_is_not_overwritten[model-True]"),
     # --- signals ---
     mutant("a signal is ignored", "common",
         "    Process.signal = number\n",
@@ -1404,7 +1404,8 @@ def run_tests(tree, tests, options, result):
     os.dup2(silence, 2)
     failures = Failures()
     tests = [f"tests/{test}" for test in tests]
-    code = pytest.main([*tests, "-q", "-p", "no:cacheprovider", *options], plugins=[failures])
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", *options]  # one process, forked: it need not import torch
+    code = pytest.main([*tests, *options], plugins=[failures])
     result.send((int(code), failures.found))
 
 
