@@ -57,66 +57,65 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
     eval_dataset: str | None = option(
         None,
-        "as --dataset [its test split, a sibling test file, or 5 % of the rows]; prompts are evaluated by sampling",
+        "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]; prompts: by sampling",
         "data",
     )
     max_prompt_tokens: int = option(
-        512, "prompts of more tokens are dropped; those of given pairs: see --max_length", "data", above=0
+        512, "prompts with more tokens are dropped; for given pairs see --max_length", "data", above=0
     )
     max_steps: int = option(
-        -1, "most optimizer steps over all rounds (-1: no cap); 0 only makes pairs and evaluates", "run", least=-1
+        -1, "maximum optimizer steps over all rounds (-1: no limit); 0 only makes pairs and evaluates", "run", least=-1
     )
     eval_every: int = option(
-        0, "steps between evaluations; before training and after a round it is always done", "evaluation", least=0
+        0, "steps between evaluations; one is always done before training and after each round", "evaluation", least=0
     )
-    eval_prompts: int = option(0, "prompts, or given pairs, of an evaluation (0: all)", "evaluation", least=0)
+    eval_prompts: int = option(0, "prompts, or given pairs, per evaluation (0: all)", "evaluation", least=0)
 
     max_length: int = option(
-        1024, "tokens of prompt and completion of a given pair; the prompt's first ones go first", "data", least=3
+        1024,
+        "maximum tokens of prompt plus completion of a given pair; the prompt's start is cut first",
+        "data",
+        least=3,
     )
 
-    pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)", "batch", above=0)
+    pairs_per_step: int = option(32, "pairs per optimizer step (paper: 64)", "batch", above=0)
     num_epochs: int = option(1, "passes over the pairs of a round", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
-    rounds: int = option(
-        1, "how often pairs are made, each time with the current policy, and trained on", "batch", above=0
-    )
-    pair_prompts: int = option(512, "prompts of a round", "batch", above=0)
+    rounds: int = option(1, "how often pairs are made with the current policy and trained on", "batch", above=0)
+    pair_prompts: int = option(512, "prompts in a round", "batch", above=0)
     pair_samples: int = option(
-        8, "completions of each; one pair of the best and the worst, where they differ", "batch", above=0
+        8, "completions per prompt; the best and the worst make a pair if their rewards differ", "batch", above=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling pairs; the log-probs in the loss are at 1", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling pairs; the loss has log-probs at 1", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (paper: 1e-6, RMSprop)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant",
-        "factor on the step size over the run, times the warm-up (own pairs: needs --max_steps)",
+        "schedule of the learning rate over the run, multiplied by the warm-up (own pairs: needs --max_steps)",
         "optimizer",
     )
     warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", above=0)
-    loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, with --label_smoothing cDPO")
-    label_smoothing: float = option(
-        0.0, "share of pairs taken to be labelled the wrong way round, below 0.5", least=0, below=0.5
-    )
+    loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, or cDPO with --label_smoothing")
+    label_smoothing: float = option(0.0, "assumed share of pairs whose labels are swapped", least=0, below=0.5)
     reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
     ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
     nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", least=0)

@@ -54,67 +54,69 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(256, "prompts of a rollout (InstructGPT: 512)", "batch", above=0)
-    group_size: int = option(1, "completions of a prompt; the critic needs no group", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(256, "prompts in a rollout (InstructGPT: 512)", "batch", above=0)
+    group_size: int = option(1, "completions per prompt; the critic needs no group", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (InstructGPT: 8)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (InstructGPT: 8)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size of the policy (verl: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate of the policy (verl: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (the paper's eps)", above=0, most=1)
-    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (the paper's eps)", above=0, most=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
     kl_coef: float = option(
         0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", least=0
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
-    normalize_std: bool = option(True, "divide advantages by their deviation over the tokens; they are always centred")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; OpenAI's code: 0)")
+    normalize_std: bool = option(
+        True, "divide advantages by their standard deviation over the tokens (they are always centred)"
+    )
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; OpenAI's code: 0)")
     std_eps: float = option(1e-8, "added to its square, the variance", least=0)
     critic: Literal["separate", "shared"] = option(
-        "separate", "a backbone of its own (verl), or a head on the policy's and the joint loss"
+        "separate", "separate: a backbone of its own (verl); shared: a head on the policy's backbone, trained jointly"
     )
     critic_path: str | None = option(
-        None, "reward model that a separate critic starts from (InstructGPT) [the policy, a head of zeros]"
+        None, "reward model that a separate critic starts from (InstructGPT) [the policy with a head of zeros]"
     )
-    critic_learning_rate: float = option(0.001, "peak step size of the critic (verl: 1e-5)", above=0)
-    critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)", least=0)
+    critic_learning_rate: float = option(0.001, "peak learning rate of the critic (verl: 1e-5)", above=0)
+    critic_warmup_steps: int = option(0, "first steps, which train only the critic (VC-PPO: 50)", least=0)
     value_coef: float = option(
-        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own step size)", above=0
+        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own learning rate)", above=0
     )
     value_clip: float = option(
-        0.2, "values move at most so far from the old ones in the loss (0: off; verl: 0.5)", least=0
+        0.2, "in the loss, values move at most this far from the old ones (0: off; verl: 0.5)", least=0
     )
     gamma: float = option(1.0, "discount per token", least=0, most=1)
     gae_lambda: float = option(
-        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return less the value)", least=0, most=1
+        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return minus the value)", least=0, most=1
     )
     gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", least=0, most=1)
     length_adaptive_alpha: float = option(
@@ -123,14 +125,14 @@ class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared
     kl_in: Literal["reward", "loss"] = option(
         "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
     )
-    kl_target: float = option(0.0, "KL per token to which --kl_coef is steered (0: it stays)", least=0)
-    kl_horizon: float = option(10000.0, "completions over which it is steered (verl: 10000)", above=0)
+    kl_target: float = option(0.0, "--kl_coef is adjusted towards this KL per token (0: it stays)", least=0)
+    kl_horizon: float = option(10000.0, "completions over which it is adjusted (verl: 10000)", above=0)
     objective: Literal["clip", "penalty"] = option("clip", "Eq. 7, or Eq. 8: a penalty on KL(old, new)")
-    penalty_coef: float = option(
-        1.0, "first coefficient of that penalty; doubled or halved after each rollout", above=0
+    penalty_coef: float = option(1.0, "initial coefficient of that penalty; a rollout may double or halve it", above=0)
+    penalty_target: float = option(0.01, "KL(old, new) per token that it is adjusted towards", above=0)
+    target_kl: float = option(
+        0.0, "stop a rollout's updates when KL(old, new) per token is above this (0: off)", least=0
     )
-    penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to", above=0)
-    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)", least=0)
     missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion", least=0)
     reward_model_path: str | None = option(
         None, "folder or hub id of a reward model (reward_model.py), in place of --reward"
