@@ -154,7 +154,7 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
         with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
             losses, stats = pair_losses(model, batch, args)
             loss = losses.sum() / args.pairs_per_step
-            # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+            # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
             accelerator.backward(loss * accelerator.num_processes)
         step_loss = step_loss + loss.detach()
         for name, values in stats.items():
@@ -181,7 +181,7 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     accelerator = launch(args)
     run = Run(accelerator, args, "reward_model")
@@ -197,7 +197,7 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, f"steps: {steps}")
     rank, processes = accelerator.process_index, accelerator.num_processes
 

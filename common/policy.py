@@ -75,7 +75,7 @@ class Policy(Backbone):
             yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
 
     def forward(self, batch, with_entropy=True, states=None):
-        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 outside the mask.
 
         It equals, without the (R, T, V) logits (tests/test_policy.py::test_forward_equals_full_logits_without_padding):
 
