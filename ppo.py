@@ -533,7 +533,7 @@ def check_own_args(args):
     if args.kl_target and not args.kl_coef:
         raise InputError(f"--kl_target {args.kl_target} steers --kl_coef, which is 0: no reference is loaded")
     if args.critic == "shared" and args.critic_warmup_steps:
-        raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained apart")
+        raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained alone")
     if args.critic == "shared" and args.critic_path:
         raise InputError(f"--critic_path {args.critic_path}: --critic shared has no backbone of its own")
     if args.objective == "penalty" and args.dual_clip:

@@ -27,7 +27,7 @@ GROUPS = {  # of --help, in this order
 
 
 def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None):
-    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` holds it to."""
+    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` checks."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
@@ -160,12 +160,12 @@ class PlainLoader(yaml.SafeLoader):
         names = [str(key.value).replace("-", "_") for key, _ in node.value]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
-            raise yaml.YAMLError(f"{repeated[0]} stands there twice")
+            raise yaml.YAMLError(f"{repeated[0]} is given twice")
         return super().construct_mapping(node, deep)
 
 
 def yaml_arguments(path):
-    """The command line that says what the file says."""
+    """The content of the file as arguments of a command line."""
     try:
         with open(path, encoding="utf-8") as file:
             values = yaml.load(file, PlainLoader) or {}
@@ -192,7 +192,7 @@ def check_args(args):
     for field in dataclasses.fields(args):
         check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
-        raise InputError("--resume needs --output_dir, the folder of the run to go on with")
+        raise InputError("--resume needs --output_dir, the folder of the run to continue")
     if hasattr(args, "pairs_per_step"):
         check_pairs(args)
     else:
@@ -255,7 +255,7 @@ def check_sampling(args):
 
 
 def last_step(args, pairs):
-    """The step at which a run over given preference pairs ends; max_steps without any, where a script makes its own."""
+    """The step at which a run over given preference pairs ends; max_steps if the script makes its own pairs."""
     if not pairs:
         if args.max_steps < 0 and args.lr_scheduler != "constant":
             raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
