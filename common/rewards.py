@@ -145,7 +145,7 @@ def load_rewards(args) -> list[Reward]:
         raise InputError(f"--reward_weights must be finite numbers, not {weights}")
     names = [spec.rpartition(":")[2] for spec in args.reward]
     if len(set(names)) < len(names):
-        raise InputError(f"--reward {' '.join(args.reward)}: two have the same name, which the metrics need; rename one")
+        raise InputError(f"--reward {' '.join(args.reward)}: two have the same name in the metrics: rename one")
     taken = [spec for spec, name in zip(args.reward, names, strict=True) if name in BUILT_IN and spec != name]
     if taken:
         raise InputError(f"--reward {taken[0]}: your function has the name of a built-in reward; rename it")
