@@ -1,24 +1,24 @@
 """DAPO: Decoupled Clip and Dynamic sAmpling Policy Optimization (arXiv 2503.14476, Eq. 7-13, Algorithm 1).
 
-GRPO for long reasoning, without a reference model. For each prompt with gold answer a sample a group of G completions
-o_1..o_G, and maximize, with the token ratio r_it = pi(o_it) / pi_old(o_it),
+GRPO for long reasoning, without a reference model. For each prompt with gold answer a, sample a group of G completions
+o_1..o_G and maximize, with the token ratio r_it = pi(o_it) / pi_old(o_it),
 
     J = E[ 1/sum_i |o_i| sum_i sum_t min(r_it A_i, clip(r_it, 1-eps_low, 1+eps_high) A_i) ]                       Eq. 8
         over prompts with 0 < #{i: o_i is correct} < G                                                  Eq. 8, Eq. 11
     A_i = (R_i - mean(R)) / std(R)                                                                                Eq. 9
     R_i = (1 if o_i is correct, else -1) + R_length(|o_i|)                                                 Eq. 7, Eq. 13
 
-Against grpo.py: eps_high 0.28 above eps_low 0.2 lets unlikely tokens grow, so that entropy lasts (clip-higher);
-`dynamic_batch` samples until the batch is full of groups that are neither all right nor all wrong, whose gradient would
-be 0; `token_weights` gives every token of the batch one weight, so that a long completion counts by its length;
-`overlong_penalty` lowers the reward of completions close to the cap, or `--overlong filter` takes the truncated ones
-out of the loss; accuracy is coded +1/-1; no KL; evaluation samples with top-p 0.7. Several updates a rollout: with one
-the ratio is 1 and no clip acts.
+Against grpo.py: eps_high 0.28 is larger than eps_low 0.2, so that unlikely tokens can grow and entropy lasts
+(clip-higher). `dynamic_batch` drops groups that are all right or all wrong, whose gradient is 0, and samples until the
+batch is full. `token_weights` gives every token of the batch one weight, so that a completion counts by its length.
+`overlong_penalty` lowers the reward of completions close to the limit; `--overlong filter` takes the truncated ones out
+of the loss instead. Accuracy is +1 or -1, there is no KL, and evaluation samples with top-p 0.7. A rollout has several
+updates: with one, the ratio is 1 and nothing is clipped.
 
 Deviations from the paper: the token mean is that of the optimizer step, as in verl 0.9.0 (--token_mean group is Eq. 8
 as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch is
 discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
-Standard deviation and log-ratios as in grpo.py. Sizes, rates and overlong_cache are presets for the small model,
+Standard deviation and log-ratios are those of grpo.py. Sizes, rates and overlong_cache are presets for the small model,
 warm-up (paper: 20 steps) is off.
 Left out: nothing of the algorithm.
 
@@ -52,69 +52,69 @@ from common.rewards import deciding_part, load_rewards, score_rewards, soft_over
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
     max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", least=0)
-    eval_top_p: float = option(0.7, "nucleus of the evaluation's sampling (DAPO: 0.7)", "evaluation", above=0, most=1)
+    eval_top_p: float = option(0.7, "top-p of the evaluation's sampling (DAPO: 0.7)", "evaluation", above=0, most=1)
 
     prompts_per_step: int = option(
-        32, "prompts of a sampling round, and of the batch to train on (DAPO: 512)", "batch", above=0
+        32, "prompts in a sampling round, and in the batch to train on (DAPO: 512)", "batch", above=0
     )
-    group_size: int = option(8, "completions of a prompt, G (DAPO: 16)", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G (DAPO: 16)", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (DAPO: 16)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (DAPO: 16)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size (DAPO 32B: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (DAPO 32B: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (DAPO: 0.2)", above=0, most=1)
-    clip_high: float = option(0.28, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl's recipe: 10)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DAPO: 0.2)", above=0, most=1)
+    clip_high: float = option(0.28, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl's recipe: 10)", least=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
     overlong: Literal["none", "filter", "soft"] = option(
-        "soft", "filter: truncated completions leave the loss; soft: near the cap the reward falls (Eq. 13)"
+        "soft", "filter: truncated completions are left out of the loss; soft: the reward falls near the limit (Eq. 13)"
     )
-    overlong_cache: int = option(16, "tokens before --max_new_tokens over which it falls by 1 (DAPO: 4096 of 20480)")
+    overlong_cache: int = option(16, "soft: it falls by 1 over the last tokens, this many (DAPO: 4096 of 20480)")
     max_sampling_rounds: int = option(
-        10, "rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)", above=0
+        10, "maximum sampling rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)", above=0
     )
     on_reject: Literal["drop", "resample"] = option(
-        "drop", "prompts all right or all wrong: drop, or resample them first in the step's next round"
+        "drop", "prompts that are all right or all wrong: drop them, or resample them in the step's next round"
     )
     filter_by: Literal["accuracy", "reward"] = option(
-        "accuracy", "keep groups that are neither all right nor all wrong (Eq. 11), or whose rewards do not all agree"
+        "accuracy", "keep groups that are neither all right nor all wrong (Eq. 11), or whose rewards are not all equal"
     )
     token_mean: Literal["step", "group"] = option(
         "step",
-        "mean over the tokens of the optimizer step (verl), or of each group, then over groups (Eq. 8 as printed)",
+        "mean over the tokens of the optimizer step (verl), or of each group and then over groups (Eq. 8 as printed)",
     )
 
 
@@ -123,9 +123,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -133,7 +133,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -159,8 +159,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):
@@ -179,13 +179,13 @@ def overlong_penalty(lengths, args):
 def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
-    Accuracy decides, whatever the rewards are, or with `--filter_by reward` the rewards before the punishment: a group
-    that agrees in these and not in its lengths would train on length alone.
-    Returns the kept rows of this process as a batch with `rewards` (R,), or None if they make no update; the number of
-    groups kept on all processes; the completion tokens that this process drew; and sample completions.
+    Accuracy decides, whatever the rewards are. With `--filter_by reward` the rewards before the punishment decide: a
+    group in which only the punishments differ would train on length alone.
+    Returns the kept rows of this process as a batch with `rewards` (R,), or None if they are too few for an update; the
+    number of groups kept on all processes; the completion tokens that this process drew; and sample completions.
 
     Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
-    once a round, and end by what they gathered, so none waits for another, whatever each of them kept.
+    once a round, and stop by what they gathered, so they cannot deadlock, whatever each of them kept.
     """
     rank, processes, G = accelerator.process_index, accelerator.num_processes, args.group_size
     kept, rejected, tokens = [], [], 0
@@ -209,7 +209,7 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
         groups = []
         for i in informative.nonzero()[:, 0].tolist():
             groups.append((rank + i * processes, trim_group(batch, slice(i * G, (i + 1) * G))))
-        groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # by the place in the draw
+        groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # in the order of the draw
         kept += [(train_prompts[drawn[place]], group) for place, group in groups.items()]
         if args.on_reject == "resample":
             rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
@@ -223,7 +223,7 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
         if len(kept) >= args.prompts_per_step:
             break
 
-    unit = processes * args.num_minibatches  # what a short batch must divide into
+    unit = processes * args.num_minibatches  # a short batch must be a multiple of this
     used = min(len(kept), args.prompts_per_step) // unit * unit
     metrics.add("sampling/rounds", sampling_round + 1)
     metrics.add("sampling/surplus", len(kept) - used)  # one step later it would be off-policy
@@ -234,12 +234,12 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), 0 where a group agrees (DeepSeekMath, section 4.1.2)."""
+    """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
     return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
@@ -247,7 +247,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -257,7 +257,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
     losses = -objective
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
@@ -290,10 +290,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
+                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
@@ -302,13 +302,13 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
                     weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
@@ -347,7 +347,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
@@ -366,10 +366,10 @@ def main(argv=None):
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
 
     if run.first_eval is None:
@@ -380,7 +380,7 @@ def main(argv=None):
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             batch, kept, drawn_tokens, shown = dynamic_batch(
                 accelerator, policy, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics
             )
@@ -388,7 +388,7 @@ def main(argv=None):
         if batch is not None:
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
             batch["loss_mask"] = batch["completion_mask"]
-            if args.overlong == "filter":  # the rows stay in their group's mean and deviation
+            if args.overlong == "filter":  # the rows still count in their group's mean and std
                 batch["loss_mask"] = batch["completion_mask"] & ~batch["truncated"][:, None]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.step, args)
@@ -412,7 +412,7 @@ def main(argv=None):
             if args.filter_by == "accuracy":
                 why = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
             run.print(f"step {run.step}: {why} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends")
-            if not optimizer.state:  # AdamW's comes with the first update, and with a resume
+            if not optimizer.state:  # AdamW has one after the first update, and after a resume
                 run.exit_code = 1
             break
 

@@ -7,7 +7,7 @@ GRPO without the KL, with a clip of its own for each token (DAC), an advantage t
     lo(q) = 1/2 + 1/2 sqrt(max(1 - 4 eps_low / q, 0)),  hi(q) = min(1/2 + 1/2 sqrt(1 + 4 eps_high / q), r_max)   Eq. 27
 
 On visit i of a prompt let A_new standardize its G rewards by their own mean and standard deviation, and A_tot by those
-of all its i G rewards so far (Eq. 29-30); of two mixtures of them each completion takes the smaller:
+of all its i G rewards so far (Eq. 29-30). Each completion takes the smaller of two mixtures of them:
 
     SA_new = (i-1)/i A_new + 1/i A_tot,  SA_tot = 1/i A_new + (i-1)/i A_tot,  A = SA_tot unless |SA_new| < |SA_tot|
 
@@ -50,56 +50,54 @@ from common.rewards import deciding_part, load_rewards, score_rewards, weighted_
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(32, "prompts of a rollout", "batch", above=0)
-    group_size: int = option(8, "completions of a prompt, G (DCPO: 16)", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G (DCPO: 16)", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (DCPO: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (DCPO: 16)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (DCPO: 16)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size (DCPO: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (DCPO: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     clip_low: float = option(
-        0.16, "eps_low of the lower bound; --no_dynamic_clip: ratio clip below 1, for A < 0", above=0, most=1
+        0.16, "eps_low of Eq. 27 (with --no_dynamic_clip: clip at 1 - this for A < 0)", above=0, most=1
     )
-    clip_high: float = option(
-        0.2, "eps_high of the upper bound; --no_dynamic_clip: ratio clip above 1, for A > 0", above=0
-    )
+    clip_high: float = option(0.2, "eps_high of Eq. 27 (with --no_dynamic_clip: clip at 1 + this for A > 0)", above=0)
     dual_clip: float = option(
-        0.0, "cap c > 1 of the ratio for A < 0, only with --no_dynamic_clip (0: off; verl: 3)", least=0
+        0.0, "with --no_dynamic_clip: upper bound c > 1 of the ratio where A < 0 (0: off)", least=0
     )
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the standard deviation (no: needs --no_smooth_advantage)")
-    std_ddof: Literal[0, 1] = option(0, "degrees of freedom of that deviation (DCPO's code: 1)")
-    std_eps: float = option(0.0, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
-    dynamic_clip: bool = option(True, "ratio bounds by each token's old probability (no: 1 - clip_low, 1 + clip_high)")
-    max_ratio: float = option(10.0, "with --dynamic_clip: cap of the upper bound, and of the ratio for A < 0", above=1)
+    std_ddof: Literal[0, 1] = option(0, "ddof of that standard deviation (DCPO's code: 1)")
+    std_eps: float = option(0.0, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    dynamic_clip: bool = option(True, "ratio bounds from a token's old probability (no: 1 - clip_low, 1 + clip_high)")
+    max_ratio: float = option(10.0, "with --dynamic_clip: limit of hi, and of the ratio where A < 0 (r_max)", above=1)
     smooth_advantage: bool = option(True, "mix in the statistics of a prompt's earlier visits (no: of its group alone)")
     only_token_mean: bool = option(True, "sum over the group, mean over prompts (no: mean over rows, GRPO's)")
 
@@ -109,9 +107,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -119,7 +117,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -145,8 +143,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
@@ -157,7 +155,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 
 
 class History:
-    """Of each training prompt visits, mean, variance, min and max of its rewards so far: `table` (prompts, 5), float64.
+    """Visits, and mean, variance, min and max of the rewards so far, of each prompt: `table` (prompts, 5), float64.
 
     The key is the index of the prompt: prompts with the same text and answer are merged when they are loaded.
     """
@@ -166,7 +164,7 @@ class History:
         self.table = torch.zeros(prompts, 5, dtype=torch.float64)
 
     def write(self, accelerator, draw, rows):
-        """Write the rows of all processes, everywhere, in draw order: of a prompt drawn twice the last one wins."""
+        """Write the rows of all processes on every process, in draw order: the last row of a repeated prompt wins."""
         positions = torch.arange(accelerator.process_index, len(draw), accelerator.num_processes).double()
         rows = torch.cat([positions[:, None], rows], dim=1).to(accelerator.device)
         for position, *row in sorted(accelerator.gather(rows).tolist()):
@@ -184,7 +182,7 @@ def standardize(groups, mean, variance, low, high, args):
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (variance.sqrt() + args.std_eps)
-    return advantages.masked_fill(agree(low, high), 0)  # the variance of 0.1 x 24 over six visits is not exactly 0
+    return advantages.masked_fill(agree(low, high), 0)  # the variance of 24 times 0.1 over six visits is not exactly 0
 
 
 def smoothed_advantages(rewards, args, history):
@@ -230,7 +228,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of Eq. 8 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Smoothed advantages of a group need not sum to 0, so the loss does not print 0.
+    that of -A log pi. Smoothed advantages of a group need not sum to 0, so the loss is not 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -241,7 +239,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         objective = torch.where(advantages < 0, torch.maximum(objective, cap * advantages), objective)
     losses = -objective
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < low),
         "clip_high": (advantages > 0) & (ratio > high),
         "token_clip_ratio": objective != ratio * advantages,  # Eq. 9: either bound, or the cap
@@ -276,10 +274,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
+                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
@@ -288,13 +286,13 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
                     weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
@@ -333,7 +331,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
@@ -350,11 +348,11 @@ def main(argv=None):
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     history = History(len(train_prompts))
-    run.keep(sampler=sampler, history=history)
+    run.keep(sampler=sampler, history=history)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -368,7 +366,7 @@ def main(argv=None):
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         draw = sampler.draw(args.prompts_per_step)
         prompts = [train_prompts[i] for i in draw[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -384,7 +382,7 @@ def main(argv=None):
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
 
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)

@@ -11,13 +11,13 @@ which is put into Bradley-Terry. With l(y) = sum_t log pi(y_t | x, y_<t) over th
     ipo        L = (h - 1 / (2 beta))^2                                                             2310.12036, Eq. 17
 
 and the mean over the pairs of a step is minimized. The reference is the policy at its start: its log-probs are computed
-once, then it is not kept. At the first step h = 0 and the first two losses are ln 2, whatever beta is. h grows as well
+once, and it is not kept. At the first step h = 0 and the first two losses are ln 2, whatever beta is. h grows as well
 when both log-probs fall, the rejected one faster: watch logps/chosen; nll_coef adds -l(y_w) / |y_w| against it.
 
 The data are preference pairs, or prompts with a rule reward. From prompts it makes its own pairs: the best against the
 worst of pair_samples completions of the current policy, for each prompt where these differ, written to
-pairs-round-1.jsonl as a preference dataset that can be used again. With more rounds it does so again, with the policy
-as it then is, which is also the reference of that round: that is the answer to DPO's being off-policy.
+pairs-round-1.jsonl as a preference dataset that can be used again. Each further round makes new pairs with the policy
+of that time, which is also the reference of that round: so the pairs do not become off-policy.
 
 Deviations from the paper: AdamW in place of RMSprop, no warm-up by default; dropout is off. Sizes and rates are presets
 for the small model.
@@ -57,66 +57,65 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
     eval_dataset: str | None = option(
         None,
-        "as --dataset [its test split, a sibling test file, or 5 % of the rows]; prompts are evaluated by sampling",
+        "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]; prompts: by sampling",
         "data",
     )
     max_prompt_tokens: int = option(
-        512, "prompts of more tokens are dropped; those of given pairs: see --max_length", "data", above=0
+        512, "prompts with more tokens are dropped; for given pairs see --max_length", "data", above=0
     )
     max_steps: int = option(
-        -1, "most optimizer steps over all rounds (-1: no cap); 0 only makes pairs and evaluates", "run", least=-1
+        -1, "maximum optimizer steps over all rounds (-1: no limit); 0 only makes pairs and evaluates", "run", least=-1
     )
     eval_every: int = option(
-        0, "steps between evaluations; before training and after a round it is always done", "evaluation", least=0
+        0, "steps between evaluations; one is always done before training and after each round", "evaluation", least=0
     )
-    eval_prompts: int = option(0, "prompts, or given pairs, of an evaluation (0: all)", "evaluation", least=0)
+    eval_prompts: int = option(0, "prompts, or given pairs, per evaluation (0: all)", "evaluation", least=0)
 
     max_length: int = option(
-        1024, "tokens of prompt and completion of a given pair; the prompt's first ones go first", "data", least=3
+        1024,
+        "maximum tokens of prompt plus completion of a given pair; the prompt's start is cut first",
+        "data",
+        least=3,
     )
 
-    pairs_per_step: int = option(32, "pairs of an optimizer step (paper: 64)", "batch", above=0)
+    pairs_per_step: int = option(32, "pairs per optimizer step (paper: 64)", "batch", above=0)
     num_epochs: int = option(1, "passes over the pairs of a round", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
-    rounds: int = option(
-        1, "how often pairs are made, each time with the current policy, and trained on", "batch", above=0
-    )
-    pair_prompts: int = option(512, "prompts of a round", "batch", above=0)
+    rounds: int = option(1, "how often pairs are made with the current policy and trained on", "batch", above=0)
+    pair_prompts: int = option(512, "prompts in a round", "batch", above=0)
     pair_samples: int = option(
-        8, "completions of each; one pair of the best and the worst, where they differ", "batch", above=0
+        8, "completions per prompt; the best and the worst make a pair if their rewards differ", "batch", above=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling pairs; the log-probs in the loss are at 1", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling pairs; the loss has log-probs at 1", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size (paper: 1e-6, RMSprop)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (paper: 1e-6, RMSprop)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant",
-        "factor on the step size over the run, times the warm-up (own pairs: needs --max_steps)",
+        "schedule of the learning rate over the run, multiplied by the warm-up (own pairs: needs --max_steps)",
         "optimizer",
     )
     warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", above=0)
-    loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, with --label_smoothing cDPO")
-    label_smoothing: float = option(
-        0.0, "share of pairs taken to be labelled the wrong way round, below 0.5", least=0, below=0.5
-    )
+    loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, or cDPO with --label_smoothing")
+    label_smoothing: float = option(0.0, "assumed share of pairs whose labels are swapped", least=0, below=0.5)
     reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
     ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
     nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", least=0)
@@ -127,9 +126,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -137,7 +136,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -163,8 +162,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -202,7 +201,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
     """Sample pair_samples completions of each prompt and pair the best with the worst where their rewards differ.
 
     Returns [Pair] and the same as rows of a preference dataset, both in the order of the prompts and the same on all
-    processes. Completions without a stop token are in no pair: a file could not tell that they were cut.
+    processes. Completions without a stop token are in no pair: the file could not say that they are truncated.
     """
     rank, processes, n = accelerator.process_index, accelerator.num_processes, args.pair_samples
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
@@ -219,7 +218,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         if i >= len(prompts):
             continue
         ended = [row for row in range(start, start + n) if not truncated[row]]
-        best = max(ended, key=lambda row: float(rewards[row]), default=None)  # the first of equal ones, as here:
+        best = max(ended, key=lambda row: float(rewards[row]), default=None)  # of equal ones the first, as below
         worst = min(ended, key=lambda row: float(rewards[row]), default=None)
         differ = best is not None and not agree(rewards[worst], rewards[best])
         metrics.add("pairs/yield", float(differ))
@@ -276,7 +275,7 @@ def preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, 
 
 def pair_losses(model, batch, args):
     """Losses (B,) and diagnostics {name: (B,)} of the B pairs of a forward."""
-    logprobs, _ = model(batch, with_entropy=False)  # (2B, T), 0 beside the mask
+    logprobs, _ = model(batch, with_entropy=False)  # (2B, T), 0 outside the mask
     chosen, rejected = logprobs.sum(dim=1).chunk(2)
     ref_chosen, ref_rejected = batch["ref_logprobs"].chunk(2)
     chosen_lengths, rejected_lengths = batch["completion_mask"].sum(dim=1).chunk(2)
@@ -303,7 +302,7 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
         with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
             losses, stats = pair_losses(model, batch, args)
             loss = losses.sum() / args.pairs_per_step
-            # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+            # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
             accelerator.backward(loss * accelerator.num_processes)
         step_loss = step_loss + loss.detach()
         for name, values in stats.items():
@@ -352,7 +351,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
-    """Held-out pairs, where there are any, and sampling on prompts, where there are any."""
+    """Evaluate on held-out pairs and by sampling on prompts, each where there are any."""
     result = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}
     if prompts:
         with gathered(accelerator, model):
@@ -381,7 +380,7 @@ def load_data(args, tokenizer):
 
 
 def check_loss(args):
-    """Refuse options of the loss that would do nothing, or nothing sensible."""
+    """Refuse options of the loss that would have no effect, or no sensible one."""
     if args.label_smoothing and args.loss == "ipo":
         raise InputError(f"--label_smoothing {args.label_smoothing}: the ipo loss has none")
     if args.ipo_per_token and args.loss != "ipo":
@@ -391,7 +390,7 @@ def check_loss(args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     check_loss(args)
     reward_functions = load_rewards(args)
@@ -404,17 +403,17 @@ def main(argv=None):
     policy.temperature = 1.0  # log-probs of the model itself, at whatever temperature the pairs are sampled
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
-    run.keep(round=current, sampler=sampler)
+    run.keep(round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     for number in range(max(1, current.number), args.rounds + 1):
         round_metrics = {}
-        # Make pairs with the current policy, or take the given ones, and ask the reference.
-        if number > current.number:  # a resumed run has its round
+        # Make pairs with the current policy, or take the given ones, and compute the reference's log-probs.
+        if number > current.number:  # a resumed run has the pairs of its round
             metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
             if train_prompts:
                 prompts = [train_prompts[i] for i in sampler.draw(min(args.pair_prompts, len(train_prompts)))]
@@ -445,7 +444,7 @@ def main(argv=None):
             run.log_evaluation(result)
             run.log(round_metrics | result)
             round_metrics = {}
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         while current.steps_left() > 0 and run.step != args.max_steps and not run.interrupted:
             step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]

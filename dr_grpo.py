@@ -7,17 +7,17 @@ or nearly never solved. What is left is the plain policy gradient with a baselin
     A_i = R_i - mean(R)
     J = E[ 1/G sum_i 1/C sum_t min(r_it A_i, clip(r_it, 1-eps, 1+eps) A_i) ]                    C = max_new_tokens
 
-The paper's formula has no C; its Listing 1 divides by a constant of the whole run so that rates carry over. No KL, so
-no reference. A completion cut off by max_new_tokens scores 0.
+The paper's formula has no C; its Listing 1 divides by a constant of the whole run, so that learning rates carry
+over. No KL, so no reference. A completion cut off by max_new_tokens scores 0.
 
 Against grpo.py: `normalize_std` is off and `token_weights` divides by C, never by the width of a tensor, which changes
 from rollout to rollout; `compute_rewards` sets truncated rows to 0 after the weighted sum, so that no part of a reward
 is earned by rambling on; `--mask_truncated` keeps those rows out of the loss (they still count as rows).
 
-As in the paper R_i stays in its own baseline; leaving it out is a factor G / (G - 1). Deviations: a group whose rewards
-agree has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model. Left
+As in the paper R_i stays in its own baseline; leaving it out is a factor G / (G - 1). Deviations: a group of equal
+rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model. Left
 out: the r1 template's rule that an answer without its tags scores 0 (give such a reward with --reward
-file.py:function). Equation numbers at functions that are grpo.py's are those of its paper.
+file.py:function).
 
     accelerate launch dr_grpo.py                           a small embedded model learns to think; nothing is downloaded
     accelerate launch dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
@@ -47,50 +47,50 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(32, "prompts of a rollout", "batch", above=0)
-    group_size: int = option(8, "completions of a prompt, G (Dr. GRPO: 8)", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G (Dr. GRPO: 8)", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (Dr. GRPO: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (Dr. GRPO: 8)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (Dr. GRPO: 8)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
     max_new_tokens: int = option(
-        64, "tokens of a completion, its stop token included; C of the loss", "sampling", above=0
+        64, "maximum tokens in a completion, including its stop token; C of the loss", "sampling", above=0
     )
 
-    learning_rate: float = option(1e-4, "peak step size (Dr. GRPO: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (Dr. GRPO: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment (Dr. GRPO: 0.95)", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (Dr. GRPO: 0.2)", above=0, most=1)
-    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (Dr. GRPO: 0.2)", above=0, most=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(False, "divide advantages by the group's standard deviation (GRPO: yes)")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
     mask_truncated: bool = option(False, "keep truncated completions out of the loss; they still count as rows")
 
 
@@ -99,9 +99,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -109,7 +109,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -135,8 +135,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts, 0 if truncated.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts).masked_fill(truncated.cpu(), 0)
@@ -144,12 +144,12 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), 0 where a group agrees (DeepSeekMath, section 4.1.2)."""
+    """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
     return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
@@ -157,7 +157,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -167,7 +167,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
     losses = -objective
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
@@ -198,10 +198,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
+                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
@@ -210,13 +210,13 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
                     weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
@@ -255,7 +255,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
@@ -268,10 +268,10 @@ def main(argv=None):
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -284,7 +284,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -295,7 +295,7 @@ def main(argv=None):
             batch["loss_mask"] = batch["completion_mask"] & ~batch["truncated"][:, None]
         rollout_end = time.perf_counter()
 
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)

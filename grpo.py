@@ -1,7 +1,7 @@
 """GRPO: Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300, Eq. 3-4, Algorithm 1).
 
-For each prompt q sample a group of G completions o_1..o_G from the policy, score each with a reward R_i, and compare it
-with its group: no critic. A completion's advantage is the same at each of its tokens,
+For each prompt q, sample a group of G completions o_1..o_G from the policy, and score each with a reward R_i. There is
+no critic: a completion's advantage compares it with its group, and is the same at each of its tokens,
 
     A_i = (R_i - mean(R)) / std(R)                                                          outcome supervision, 4.1.2
 
@@ -10,11 +10,12 @@ and the policy maximizes, with the ratio r_it = pi(o_it) / pi_old(o_it),
     J = E[ 1/G sum_i 1/|o_i| sum_t { min(r_it A_i, clip(r_it, 1-eps, 1+eps) A_i) - beta KL_it } ]                 Eq. 3
     KL_it = pi_ref/pi - log(pi_ref/pi) - 1                                                  k3, against ref, Eq. 4
 
-The KL to the frozen reference stands in the loss, per token, under the same weights. |o_i| counts the stop token.
+The KL to the frozen reference is part of the loss, per token and with the same weights. |o_i| counts the stop token. A
+truncated completion, which has none, stays in the loss; the reward functions are told that it is truncated.
 
 Deviations from the paper: the reference is the model at the start of the run and is not refreshed; eps is 0.2 by
-convention, the standard deviation has ddof 1 and an epsilon of 1e-6 (the paper gives none of these); a group whose
-rewards agree has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model.
+convention, the standard deviation has ddof 1 and an epsilon of 1e-6 (the paper gives none of these); a group of
+equal rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model.
 Left out: process supervision, and the retraining of a reward model (iterative GRPO).
 
     accelerate launch grpo.py                              a small embedded model learns to think; nothing is downloaded
@@ -45,48 +46,48 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(32, "prompts of a rollout", "batch", above=0)
-    group_size: int = option(8, "completions of a prompt, G (DeepSeekMath: 64)", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G (DeepSeekMath: 64)", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (DeepSeekMath's mu: 1)", "batch", above=0)
-    num_minibatches: int = option(1, "optimizer steps of a pass", "batch", above=0)
+    num_minibatches: int = option(1, "optimizer steps in a pass", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size (DeepSeekMath 7B: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (DeepSeekMath 7B: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (DeepSeekMath's eps)", above=0, most=1)
-    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DeepSeekMath's eps)", above=0, most=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
     kl_coef: float = option(0.04, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
 
 
 @torch.no_grad()
@@ -94,9 +95,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -104,7 +105,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -130,8 +131,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -139,12 +140,12 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), 0 where a group agrees (DeepSeekMath, section 4.1.2)."""
+    """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
     return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
@@ -152,7 +153,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -162,7 +163,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
     losses = -objective
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "ratio_max": ratio,
@@ -179,7 +180,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T), 1 in sum over an optimizer step: the mean over rows of the mean over tokens (DeepSeekMath Eq. 3).
+    """Weights (R, T) of sum 1 over an optimizer step: the mean over rows of the mean over tokens (DeepSeekMath Eq. 3).
 
     The denominators count all processes and micro-batches, so the gradient does not depend on how the rows are split.
     """
@@ -194,10 +195,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
+                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
@@ -206,13 +207,13 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
                     weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
@@ -251,7 +252,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
@@ -264,10 +265,10 @@ def main(argv=None):
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -280,7 +281,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -289,7 +290,7 @@ def main(argv=None):
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
 
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)

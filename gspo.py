@@ -1,7 +1,7 @@
 """GSPO: Group Sequence Policy Optimization (arXiv 2507.18071, Eq. 5-7; GSPO-token, Eq. 13-14).
 
-GRPO with one ratio for a whole completion. The reward judges completions, so that is what is clipped and weighted too;
-the ratio of a single token, one sample of its distribution, is noise. With GRPO's advantages
+GRPO with one ratio for a whole completion. The reward judges completions, so they are clipped and weighted as a whole;
+the ratio of a single token is noise, as it comes from one sample of its distribution. With GRPO's advantages
 
     s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|) = exp( 1/|o_i| sum_t log r_it )           the length-normalized ratio, Eq. 7
     J = E[ 1/G sum_i min(s_i A_i, clip(s_i, 1-eps_low, 1+eps_high) A_i) ]                                          Eq. 5
@@ -15,9 +15,8 @@ Against grpo.py: `policy_loss` takes the ratio from the mean log-ratio of a row,
 of |log s| instead of tokens. Each token carries its row's loss, so that GRPO's weights give Eq. 5. The rest is GRPO's.
 
 Deviations from the paper: eps_low and eps_high as in its experiments (Eq. 5 prints one eps); log s is clamped to +-20;
-a group whose rewards agree has advantage exactly 0; standard deviation as in grpo.py. Rates, sizes and lengths are not
-in the paper: they are presets for the small model. Left out: routing replay (the paper needs none for GSPO). Equation
-numbers at functions that are grpo.py's are those of its paper.
+a group of equal rewards has advantage exactly 0; standard deviation as in grpo.py. Rates, sizes and lengths are not
+in the paper: they are presets for the small model. Left out: routing replay (the paper needs none for GSPO).
 
     accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
@@ -47,48 +46,48 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(32, "prompts of a rollout", "batch", above=0)
-    group_size: int = option(8, "completions of a prompt, G", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (GSPO: 4; with 1 it is GRPO)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (GSPO: 4; with 1 it is GRPO)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(3e-4, "clip of s below 1: acts for A < 0 (GSPO: 3e-4)", above=0, most=1)
-    clip_high: float = option(4e-4, "clip of s above 1: acts for A > 0 (GSPO: 4e-4)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of s for A < 0 (0: off)", least=0)
+    clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0 (GSPO: 3e-4)", above=0, most=1)
+    clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0 (GSPO: 4e-4)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of s where A < 0 (0: off)", least=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
     ratio_level: Literal["sequence", "token"] = option(
         "sequence", "sequence: GSPO; token: GSPO-token, the same unless advantages differ within a row"
     )
@@ -99,9 +98,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -109,7 +108,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -135,8 +134,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -144,28 +143,28 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), 0 where a group agrees (DeepSeekMath, section 4.1.2)."""
+    """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if args.normalize_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the deviation of 0.3 x 6 is not exactly 0
+    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
     return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
     """The loss of each token (R, T), -J of Eq. 5 without its averages, and diagnostics {name: (R, T) or (R, 1)}.
 
-    The loss of a row stands at each of its tokens. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
+    Each token carries the loss of its row. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. Advantages of a group sum to 0: the mean of row means then prints 0 and still learns.
+    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
     """
     if args.ratio_level == "sequence" and advantages.shape[1] != 1:
         raise ValueError("advantages of single tokens need --ratio_level token: s would give each token their mean")
-    log_ratios = torch.where(loss_mask, logprobs - old_logprobs, 0)  # (R, T), not clamped: their mean is
+    log_ratios = torch.where(loss_mask, logprobs - old_logprobs, 0)  # (R, T), not clamped: only their mean is
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
-    log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1) Eq. 7, in float32: s - 1 is some 1e-4
+    log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1) Eq. 7, in float32: s - 1 is about 1e-4
     if args.ratio_level == "token":
         log_s = log_ratios - log_ratios.detach() + log_s.detach()  # (R, T) Eq. 14, equal along a row
     ratio = log_s.clamp(-20, 20).exp()
@@ -176,7 +175,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     losses = -objective
     s = ratio[:, :1]
     stats = {
-        "approx_kl": kl_estimate(old_logprobs, logprobs, loss_mask, "k3"),  # of KL(old || new): the samples are old's
+        "approx_kl": kl_estimate(old_logprobs, logprobs, loss_mask, "k3"),  # of KL(old || new), as in grpo.py
         "clip_low": (advantages < 0) & (s < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (s > 1 + args.clip_high),
         "ratio_max": s,
@@ -194,7 +193,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T), 1 in sum over an optimizer step: the mean over rows of the mean over tokens (DeepSeekMath Eq. 3).
+    """Weights (R, T) of sum 1 over an optimizer step: the mean over rows of the mean over tokens (DeepSeekMath Eq. 3).
 
     The denominators count all processes and micro-batches, so the gradient does not depend on how the rows are split.
     """
@@ -209,10 +208,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first step, by the very forwards of the updates: the first ratio is exactly 1
+                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
-                    with accelerator.autocast():  # `prepare` has put it around the model's forward, not around this one
+                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
@@ -221,13 +220,13 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
                     logprobs, entropy = model(micro)
                     mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # a single update: they are equal
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
                     weights = token_weights(mask, micro["totals"], args)
                     loss = (losses * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
@@ -266,7 +265,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
@@ -279,10 +278,10 @@ def main(argv=None):
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -295,7 +294,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -304,7 +303,7 @@ def main(argv=None):
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
 
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(run.step, args)
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)

@@ -1,7 +1,7 @@
 """PPO: Proximal Policy Optimization (arXiv 1707.06347) with a critic, as used for language models (arXiv 2203.02155).
 
-For each prompt sample one completion y_1..y_T from the policy. Its reward R arrives with the last token; a critic V
-predicts it from every prefix, and what came out better than predicted is the advantage of a token: GAE, V_{T+1} = 0,
+For each prompt, sample one completion y_1..y_T from the policy. Its reward R arrives with the last token. A critic V
+predicts it from every prefix; a token's advantage is how much better it came out (GAE, with V_{T+1} = 0):
 
     R_t = 1[t = T] R - beta log(pi_old / pi_ref)                      the KL to the reference, where it is in the reward
     delta_t = R_t + gamma V_{t+1} - V_t                                                                          Eq. 12
@@ -15,10 +15,10 @@ and the critic minimizes 1/2 max((V - return)^2, (clip(V, V_old-eps_v, V_old+eps
 rate and, with a backbone of its own, with its own gradient clip. Advantages are whitened over the tokens of a rollout;
 the returns are not.
 
-Against grpo.py: a critic in place of the group, an advantage for each token, values beside the log-probs in what
-Accelerate prepares, the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = R - V_t.
+Against grpo.py: a critic in place of the group, an advantage for each token, policy and critic prepared as one module,
+the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = R - V_t.
 
-Deviations from the paper: whitening, value clipping, a KL to a reference and the missing-EOS penalty are RLHF's; the
+Deviations from the paper: whitening, value clipping, KL to a reference and missing-EOS penalty come from RLHF; the
 critic starts from the policy's weights with a head of zeros (InstructGPT: from the reward model, --critic_path); a
 truncated completion ends an episode like a finished one; the KL of Eq. 8 is estimated from the samples. Left out:
 PPO-ptx (the mix with pretraining gradients) and InstructGPT's normalisation of the reward by a bias.
@@ -54,67 +54,69 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared there, and the same in every script
-    prompts_per_step: int = option(256, "prompts of a rollout (InstructGPT: 512)", "batch", above=0)
-    group_size: int = option(1, "completions of a prompt; the critic needs no group", "batch", above=0)
+class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+    prompts_per_step: int = option(256, "prompts in a rollout (InstructGPT: 512)", "batch", above=0)
+    group_size: int = option(1, "completions per prompt; the critic needs no group", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps of a pass (InstructGPT: 8)", "batch", above=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (InstructGPT: 8)", "batch", above=0)
     micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward, padding included, instead of --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
     rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: prompts computed once, finished rows dropped; stock: as transformers does it", "sampling"
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
     )
     rollout_batch_size: int = option(
-        0, "most completions in one generate call of one process (0: all)", "sampling", least=0
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
     )
-    temperature: float = option(1.0, "of sampling, and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "tokens of a completion, its stop token included", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
-    learning_rate: float = option(1e-4, "peak step size of the policy (verl: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate of the policy (verl: 1e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over max_steps, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
-    clip_low: float = option(0.2, "ratio clip below 1: acts for A < 0 (the paper's eps)", above=0, most=1)
-    clip_high: float = option(0.2, "ratio clip above 1: acts for A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "cap c > 1 of the ratio for A < 0 (0: off; verl: 3)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (the paper's eps)", above=0, most=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
     kl_coef: float = option(
         0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", least=0
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "in a loss k1's gradient is noise, k2's that of KL(pi||ref), k3's of KL(ref||pi)"
+        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
-    normalize_std: bool = option(True, "divide advantages by their deviation over the tokens; they are always centred")
-    std_ddof: Literal[0, 1] = option(1, "degrees of freedom of that deviation (verl, TRL: 1; OpenAI's code: 0)")
+    normalize_std: bool = option(
+        True, "divide advantages by their standard deviation over the tokens (they are always centred)"
+    )
+    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; OpenAI's code: 0)")
     std_eps: float = option(1e-8, "added to its square, the variance", least=0)
     critic: Literal["separate", "shared"] = option(
-        "separate", "a backbone of its own (verl), or a head on the policy's and the joint loss"
+        "separate", "separate: a backbone of its own (verl); shared: a head on the policy's backbone, trained jointly"
     )
     critic_path: str | None = option(
-        None, "reward model that a separate critic starts from (InstructGPT) [the policy, a head of zeros]"
+        None, "reward model that a separate critic starts from (InstructGPT) [the policy with a head of zeros]"
     )
-    critic_learning_rate: float = option(0.001, "peak step size of the critic (verl: 1e-5)", above=0)
-    critic_warmup_steps: int = option(0, "steps that train the critic alone (VC-PPO: 50)", least=0)
+    critic_learning_rate: float = option(0.001, "peak learning rate of the critic (verl: 1e-5)", above=0)
+    critic_warmup_steps: int = option(0, "first steps, which train only the critic (VC-PPO: 50)", least=0)
     value_coef: float = option(
-        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own step size)", above=0
+        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own learning rate)", above=0
     )
     value_clip: float = option(
-        0.2, "values move at most so far from the old ones in the loss (0: off; verl: 0.5)", least=0
+        0.2, "in the loss, values move at most this far from the old ones (0: off; verl: 0.5)", least=0
     )
     gamma: float = option(1.0, "discount per token", least=0, most=1)
     gae_lambda: float = option(
-        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return less the value)", least=0, most=1
+        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return minus the value)", least=0, most=1
     )
     gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", least=0, most=1)
     length_adaptive_alpha: float = option(
@@ -123,14 +125,14 @@ class Args(RolloutArgs):  # model, data, reward, run and evaluation are declared
     kl_in: Literal["reward", "loss"] = option(
         "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
     )
-    kl_target: float = option(0.0, "KL per token to which --kl_coef is steered (0: it stays)", least=0)
-    kl_horizon: float = option(10000.0, "completions over which it is steered (verl: 10000)", above=0)
+    kl_target: float = option(0.0, "--kl_coef is adjusted towards this KL per token (0: it stays)", least=0)
+    kl_horizon: float = option(10000.0, "completions over which it is adjusted (verl: 10000)", above=0)
     objective: Literal["clip", "penalty"] = option("clip", "Eq. 7, or Eq. 8: a penalty on KL(old, new)")
-    penalty_coef: float = option(
-        1.0, "first coefficient of that penalty; doubled or halved after each rollout", above=0
+    penalty_coef: float = option(1.0, "initial coefficient of that penalty; a rollout may double or halve it", above=0)
+    penalty_target: float = option(0.01, "KL(old, new) per token that it is adjusted towards", above=0)
+    target_kl: float = option(
+        0.0, "stop a rollout's updates when KL(old, new) per token is above this (0: off)", least=0
     )
-    penalty_target: float = option(0.01, "KL(old, new) per token that it is steered to", above=0)
-    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above (0: off)", least=0)
     missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion", least=0)
     reward_model_path: str | None = option(
         None, "folder or hub id of a reward model (reward_model.py), in place of --reward"
@@ -160,7 +162,7 @@ class Critic(nn.Module):
         self.head = ValueHead(hidden_size)
 
     def forward(self, batch, rows, columns, hidden):
-        """Float32 values (R, T) from the states of the completions' tokens (`Backbone.states`), 0 beside the mask."""
+        """Float32 values (R, T) from the states of the completions' tokens (`Backbone.states`), 0 outside the mask."""
         empty = torch.zeros(batch["completions"].shape, device=hidden.device)
         return empty.index_put((rows, columns), self.head(hidden)[:, 0])
 
@@ -176,9 +178,9 @@ class ActorCritic(nn.Module):
             self._no_split_modules |= set(critic.backbone.lm._no_split_modules or ())
 
     def forward(self, batch, with_entropy=True):
-        """What `Policy` returns, and float32 values (R, T), 0 beside the mask.
+        """What `Policy` returns, and float32 values (R, T), 0 outside the mask.
 
-        The value of a token is read where its log-prob is, one position before it: the state has not seen it yet.
+        The value of a token is read where its log-prob is, one position before it: that state has not seen the token.
         """
         states = self.policy.states(batch)
         logprobs, entropy = self.policy(batch, with_entropy, states)
@@ -193,7 +195,7 @@ def load_critic(args, policy):
     if args.critic_path:  # InstructGPT (arXiv 2203.02155, C.4): a value is at first the score of the text so far
         lm = load_scorer(args, "critic_path", policy.lm.device)
         critic = Critic(lm.score.in_features, Backbone(lm.base_model))
-        critic.backbone.shares_prompts = False  # exact for any architecture
+        critic.backbone.shares_prompts = False  # whole rows are exact for any architecture
         critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
         return critic.to(policy.lm.device, policy.lm.dtype).train()
     hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
@@ -211,9 +213,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T), truncated (R,); where the
-    update may compute a prompt once for all its rows, prompt_index (R, 1), equal for rows of one prompt; and unless
-    `--rollout stock` rollout_logprobs (R, T).
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
+    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
+    rollout_logprobs (R, T), except with `--rollout stock`.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     stock = args.rollout == "stock"
@@ -221,7 +223,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
-    model.eval()  # generate() does not; in training mode gradient checkpointing silently drops the cache
+    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
     with seeded(seed, model.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
@@ -247,8 +249,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 def compute_rewards(reward_functions, prompts, texts, truncated, args):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
-    Returns rewards (R,), correct (R,) (1 or 0 whatever the rewards are; None without gold answers) and parts
-    {name: (R,)}; NaN where there is no answer or a function does not apply.
+    Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
+    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -256,9 +258,9 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 
 
 def shape_rewards(rewards, truncated, kl, completion_mask, args, kl_coef):
-    """Rewards of each token (R, T): that of the completion (R,) on its last one, and the KL (R, T) to the reference."""
+    """Rewards of the tokens (R, T): the completion's (R,) on its last token, minus the KL (R, T) to the reference."""
     token_rewards = torch.zeros_like(kl) if args.kl_in == "loss" else -kl_coef * kl
-    last = completion_mask.sum(dim=1, keepdim=True).clamp(min=1) - 1  # the stop token, or where it was cut
+    last = completion_mask.sum(dim=1, keepdim=True).clamp(min=1) - 1  # the stop token, or the last one before the cut
     rewards = rewards - args.missing_eos_penalty * truncated
     return token_rewards.scatter_add(1, last, rewards[:, None].to(kl.dtype))
 
@@ -280,7 +282,7 @@ def compute_advantages(token_rewards, values, completion_mask, args):
 
 
 def gae(token_rewards, values, mask, gamma, gae_lambda):
-    """sum_k (gamma lambda)^k delta_{t+k} (R, T); tokens beside the mask are stepped over."""
+    """sum_k (gamma lambda)^k delta_{t+k} (R, T); tokens outside the mask are skipped."""
     advantages = torch.zeros_like(values)
     advantage = next_value = torch.zeros_like(values[:, 0])  # (R,) of the token after t; nothing follows the last one
     for t in reversed(range(values.shape[1])):
@@ -304,14 +306,14 @@ def policy_loss(
 ):
     """The loss of each token (R, T), the negative of Eq. 7 or 8 before the mean, and diagnostics {name: (R, T)}.
 
-    The coefficients are those of `args` unless a controller has moved them. `ref_logprobs` only where the KL to the
-    reference is in the loss. In the first minibatch the ratio is 1 and nothing is clipped.
+    The coefficients are those of `args` unless a controller has moved them. `ref_logprobs` is given only if the KL to
+    the reference is in the loss. In the first minibatch the ratio is 1 and nothing is clipped.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     objective = ratio * advantages
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the samples are old's
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "ratio_max": ratio,
         "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
     }
@@ -336,7 +338,7 @@ def policy_loss(
 
 
 def value_loss(values, old_values, returns, loss_mask, args):
-    """1/2 of the squared error of each token (R, T), the larger one of the value and the clipped value; diagnostics."""
+    """Half the squared error of each token (R, T), the larger of the value's and the clipped value's; diagnostics."""
     errors = torch.where(loss_mask, values - returns, 0).square()
     stats = {"mean": values}
     if args.value_clip:
@@ -356,26 +358,26 @@ def token_weights(loss_mask, totals, args):
 
 
 class Coefficients:
-    """The coefficients that controllers move once a rollout; part of the checkpoint."""
+    """The coefficients that controllers move once per rollout. They are a part of every checkpoint."""
 
     def __init__(self, args):
         self.kl, self.penalty = args.kl_coef, args.penalty_coef
 
     def steer(self, metrics, args):
-        """After a rollout, by its metrics; what was logged is what the rollout used."""
+        """Move them after a rollout, by its metrics. Those that are logged are those that the rollout used."""
         if args.kl_target:
             self.steer_kl(metrics["policy/kl_old_ref"], args.prompts_per_step * args.group_size, args)
         if args.objective == "penalty":
             self.steer_penalty(metrics["policy/kl_old_new"], args)
 
     def steer_kl(self, kl, completions, args):
-        """Towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2, there with the KL of a
-        whole completion; per token as in verl) and a factor of 2 a rollout: below 0 the loss would pay for the KL."""
+        """Move towards --kl_target, by at most 0.2 / horizon a completion (arXiv 1909.08593, 2.2, there with the KL of
+        a whole completion; per token as in verl) and a factor of 2 per rollout. Below 0 it would reward the KL."""
         error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
         self.kl *= min(max(1 + error * completions / args.kl_horizon, 0.5), 2)
 
     def steer_penalty(self, kl, args):
-        """Halved or doubled where KL(old, new) is more than 1.5 times off --penalty_target (section 4)."""
+        """Halve or double it where KL(old, new) is off --penalty_target by more than a factor of 1.5 (section 4)."""
         if kl < args.penalty_target / 1.5:
             self.penalty /= 2
         elif kl > args.penalty_target * 1.5:
@@ -390,9 +392,9 @@ class Coefficients:
 
 @torch.no_grad()
 def assign_advantages(accelerator, model, reference, micro_batches, args, metrics, coefficients):
-    """Old log-probs and values, and from them whitened advantages and the returns, into every micro-batch.
+    """Put old log-probs and values, and from them whitened advantages and returns, into every micro-batch.
 
-    Before the first step, by the very forwards of the updates: the first ratio is exactly 1.
+    This comes before the first update and runs the same forward as the updates: the first ratio is exactly 1.
     """
     for micro in micro_batches:
         mask = micro["loss_mask"]
@@ -425,7 +427,7 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
     (_, variance), (_, unexplained) = (
         moments(values, 0, accelerator.reduce) for values in (returns, returns - of_all_tokens("old_values"))
     )
-    if variance > 1e-8:  # returns that all agree differ by rounding
+    if variance > 1e-8:  # equal returns still differ by rounding
         metrics.add("value/explained_variance", 1 - unexplained / variance)
 
 
@@ -453,7 +455,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
                     value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
                     weights = token_weights(mask, micro["totals"], args)
                     loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()
-                    # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+                    # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
                 step_loss = step_loss + loss.detach()
                 step_kl = step_kl + torch.where(mask, stats["approx_kl"], 0).sum().detach()
@@ -487,7 +489,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
 
 
 def clip_gradients(accelerator, optimizer, args):
-    """Clip policy and critic apart, or a shared model as one; the norms before (DeepSpeed: jointly, one norm)."""
+    """Clip policy and critic separately, a shared model as one; return the norms before (DeepSpeed: one joint norm)."""
     policy, critic = (group["params"] for group in optimizer.param_groups)
     parts = [policy, critic] if args.critic == "separate" else [policy + critic]
     return [clip_grad_norm(accelerator, part, args.max_grad_norm) for part in parts]
@@ -531,7 +533,7 @@ def check_own_args(args):
     if args.kl_target and not args.kl_coef:
         raise InputError(f"--kl_target {args.kl_target} steers --kl_coef, which is 0: no reference is loaded")
     if args.critic == "shared" and args.critic_warmup_steps:
-        raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained apart")
+        raise InputError(f"--critic_warmup_steps {args.critic_warmup_steps}: a shared backbone cannot be trained alone")
     if args.critic == "shared" and args.critic_path:
         raise InputError(f"--critic_path {args.critic_path}: --critic shared has no backbone of its own")
     if args.objective == "penalty" and args.dual_clip:
@@ -541,7 +543,7 @@ def check_own_args(args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     check_own_args(args)
     reward_functions = load_rewards(args)
@@ -560,10 +562,10 @@ def main(argv=None):
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
     optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
-    # `model` wraps `policy` (DDP, FSDP2): what has a gradient goes through it. `policy` samples, and is saved.
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
-    run.keep(sampler=sampler, coefficients=coefficients)
+    run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     rank, processes = accelerator.process_index, accelerator.num_processes
 
@@ -576,7 +578,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):
+        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -585,7 +587,7 @@ def main(argv=None):
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
 
-        # Update, and write down how it went.
+        # Update the model, and log the metrics.
         rate = learning_rate(run.step, args)
         rates = {
             "optim/lr": 0.0 if run.step < args.critic_warmup_steps else rate,
@@ -599,7 +601,7 @@ def main(argv=None):
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if run.step > args.critic_warmup_steps:  # before, the policy does not move
+        if run.step > args.critic_warmup_steps:  # before that, the policy does not move
             coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):

@@ -41,7 +41,7 @@ from common.masked import positions
 
 
 @dataclass
-class Args(RunArgs):  # model, data and run are declared there, and the same in every script
+class Args(RunArgs):  # the options of model, data and run are declared there, once for all scripts
     model_name_or_path: str = option(
         "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny", "model"
     )
@@ -51,26 +51,28 @@ class Args(RunArgs):  # model, data and run are declared there, and the same in 
         "data",
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset", "data")
-    seed: int = option(0, "of the data order and of what is held out", "run", least=0, below=2**32)
-    max_steps: int = option(-1, "most optimizer steps (-1: no cap); 0 only evaluates", "run", least=-1)
+    seed: int = option(0, "seed of the data order and of the held-out pairs", "run", least=0, below=2**32)
+    max_steps: int = option(-1, "maximum optimizer steps (-1: no limit); 0 only evaluates", "run", least=-1)
 
-    max_length: int = option(1024, "tokens of prompt and completion; the prompt's first ones go first", "data", least=3)
-
-    pairs_per_step: int = option(32, "pairs of an optimizer step", "batch", above=0)
-    num_epochs: int = option(3, "passes over the pairs", "batch", above=0)
-    micro_batch_size: int = option(
-        64, "completions in one forward of one process; does not change the gradient", "batch", above=0
+    max_length: int = option(
+        1024, "maximum tokens of prompt plus completion; the prompt's start is cut first", "data", least=3
     )
 
-    learning_rate: float = option(1e-3, "peak step size (InstructGPT 6B: 9e-6)", "optimizer", above=0)
+    pairs_per_step: int = option(32, "pairs per optimizer step", "batch", above=0)
+    num_epochs: int = option(3, "passes over the pairs", "batch", above=0)
+    micro_batch_size: int = option(
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+    )
+
+    learning_rate: float = option(1e-3, "peak learning rate (InstructGPT 6B: 9e-6)", "optimizer", above=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "factor on the step size over the run, times the warm-up", "optimizer"
+        "constant", "schedule of the learning rate over the run, multiplied by the warm-up", "optimizer"
     )
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
     adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm (0: off)", "optimizer", least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     center_coef: float = option(
         0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)", least=0
@@ -78,7 +80,7 @@ class Args(RunArgs):  # model, data and run are declared there, and the same in 
 
     eval_every: int = option(
         25,
-        "steps between evaluations; one before and one after are always done (0: only these)",
+        "steps between evaluations; one before and one after training are always done (0: only these)",
         "evaluation",
         least=0,
     )
@@ -152,7 +154,7 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
         with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
             losses, stats = pair_losses(model, batch, args)
             loss = losses.sum() / args.pairs_per_step
-            # Accelerate averages gradients over processes; the weights already count all of them: a plain sum.
+            # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
             accelerator.backward(loss * accelerator.num_processes)
         step_loss = step_loss + loss.detach()
         for name, values in stats.items():
@@ -179,7 +181,7 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 
 def main(argv=None):
-    # Set up: everything that can be refused is refused before the model is loaded.
+    # Set up: what can be checked without the model is checked before it is loaded.
     args = Args.parse(argv)
     accelerator = launch(args)
     run = Run(accelerator, args, "reward_model")
@@ -195,7 +197,7 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
-    run.keep(sampler=sampler)
+    run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, f"steps: {steps}")
     rank, processes = accelerator.process_index, accelerator.num_processes
 

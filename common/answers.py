@@ -1,11 +1,11 @@
-r"""Where the answer is in a text, and whether two answers are one.
+r"""Where the answer is in a text, and whether two answers are the same.
 
 `extract_answer` finds the text of the answer, `answers_match` decides whether two such texts mean the same. Nothing is
 executed: model text meets only regular expressions that cannot backtrack far, on bounded lengths, and `Fraction` on
 numbers of bounded size, so every call ends within milliseconds whatever the text is.
 
 How answers compare:
-- Numbers compare as exact rationals, without tolerance: `0.5`, `.50`, `1/2` and `5e-1` are one; 0.333 is not 1/3.
+- Numbers compare as exact rationals, without tolerance: `0.5`, `.50`, `1/2` and `5e-1` are equal; 0.333 is not 1/3.
   A comma, a blank or LaTeX's `,\!` may stand between groups of three digits: `5,600` and `5 600` are 5600; `1 2` and
   `1 234 5` are no numbers, and `3 1/2` is three and a half.
 - A unit counts only where both sides have one: `5 cm` matches `5`, not `5 m`. So does a name: `x = 3` matches `3`, not
@@ -13,7 +13,7 @@ How answers compare:
 - Of steps of arithmetic the last side counts: `2+40 = 42` matches `42`. With an unknown, as in `2x = 6`, it is text.
 - `3 or 4`, `3, 4` and `\{3, 4\}` are lists. They match lists alone, in any order. Tuples and intervals match element by
   element and by their brackets.
-- Everything else compares as a string, after what does not change the meaning is taken away: LaTeX for the eye,
+- Everything else compares as a string, after what does not change the meaning is removed: LaTeX for the eye,
   Markdown, a pair of quotes, an end-of-text token with what follows it, and the doubling of every backslash by JSON.
 """
 
@@ -199,7 +199,7 @@ def _same(a: Parsed, b: Parsed) -> bool:
 @functools.lru_cache(maxsize=4096)  # a gold comes back for each completion of its group
 def _parse_answer(answer: str) -> Parsed:
     text = _clean(answer)
-    return _parse(text, depth=0) if text else _text(answer)  # nothing is left of `**`: it is no other's equal
+    return _parse(text, depth=0) if text else _text(answer)  # nothing is left of `**`: it equals no other answer
 
 
 def _clean(answer: str) -> str:

@@ -15,7 +15,7 @@ def left_pad(rows, pad_token, device):
 
 
 def take_rows(batch, rows):
-    """Some rows of a batch, cut of the padding they all share: prompts on the left, completions on the right."""
+    """Some rows of a batch, without the padding they all share: prompts on the left, completions on the right."""
     T = batch["completion_mask"].shape[1]
     part = {name: tensor[rows] for name, tensor in batch.items()}
     left = int(part["prompt_mask"].sum(dim=1).max())
@@ -39,7 +39,7 @@ def trim_group(batch, rows):
 
 
 def unite_groups(groups, model):
-    """The batch, with the columns of `rollout` and `rewards` (R,), of a list of (prompt, what was sent of its rows)."""
+    """The batch of a list of (prompt, what `trim_group` sent of its rows): columns of `rollout`, and `rewards` (R,)."""
     prompts, sent = zip(*groups, strict=True)
     n, device, batch = len(sent[0]["rewards"]), model.lm.device, {}
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
@@ -58,8 +58,8 @@ def unite_groups(groups, model):
 def micro_batches(lengths, args, keep_order=False):
     """Cut rows of the given lengths [(prompt tokens, completion tokens)] into the index lists of single forwards.
 
-    Sorted by length unless `keep_order`, so that the rows of one forward need little padding; what a row contributes
-    does not depend on it. `micro_batch_tokens` counts the padded tokens of a forward; a longer row goes alone.
+    Rows are sorted by length unless `keep_order`, so that those of one forward need little padding. No gradient depends
+    on it. `micro_batch_tokens` counts the padded tokens of a forward; a row longer than that goes alone.
     """
     order = list(range(len(lengths)))
     if not keep_order:
@@ -92,7 +92,7 @@ def split_rollout(accelerator, batch, args):
     batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
     starts = range(0, rows * args.num_minibatches, rows)
-    keep_order = "prompt_index" in batch  # the completions of a prompt belong into one forward
+    keep_order = "prompt_index" in batch  # the completions of a prompt should share a forward
     cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
     cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
     most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()

@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class Process:
-    """What a signal and an error have to know of the run of this process, of which there is one at a time."""
+    """What signals and errors need to know about the run of this process. There is one run at a time."""
 
     step = None  # the last finished one; None before there is a run
     bar = None
@@ -28,7 +28,7 @@ class Process:
 def on_signal(number, frame):
     """The first SIGINT (Ctrl-C) or SIGTERM: end the run after the step that is being made, or at once before the first.
 
-    The next one has its default action, which ends the process at once, in whatever it waits.
+    The next one has its default action, which ends the process at once, whatever it is waiting for.
     """
     if not Process.training:
         set_handlers(signal.SIG_DFL)
@@ -78,15 +78,15 @@ def clean_exit():
 def report(error):
     """Print why the run ends, below its progress bar; return the exit code.
 
-    An error that all processes have is printed by the first of each machine: it waits least, and the launcher ends the
-    others once it is gone. So it does with one that fails only because another one is gone.
+    If all processes fail, the first one of each machine prints the error: it waits least, and the launcher ends the
+    others once it is gone. The launcher also ends those that fail only because another one is gone.
     """
     first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
         time.sleep(1 if first else 3)
     if Process.bar is not None:
         Process.bar.close()
-        if int(os.environ.get("RANK", 0)) > 0:  # its own bar is hidden, that of the first process may be in the line
+        if int(os.environ.get("RANK", 0)) > 0:  # its bar is hidden, but the first process's bar may be in the line
             print(file=sys.stderr)
     if isinstance(error, KeyboardInterrupt):
         number = error.args[0] if error.args else signal.SIGINT

@@ -39,7 +39,7 @@ def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_seque
 
 @contextlib.contextmanager
 def seeded(key, device):
-    """Draw from the stream that `key` names: `generate` samples from the global generators, which are then restored.
+    """Draw random numbers from the stream that `key` names. `generate` uses the global generators: restore them after.
 
     `key` is one or several numbers, such as (seed, rank, step, round); streams of unequal keys are independent.
     """
@@ -77,7 +77,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def inverse_cdf_sample(probs):
-    """One token (R, 1) of each row of `probs` (R, V), from one random number a row; never one of probability 0.
+    """One token (R, 1) of each row of `probs` (R, V), from one random number per row; never one of probability 0.
 
     Exact to the 2**-24 of a float32 random number: on CPU `cumsum` of float32 adds up in float64.
     """
@@ -85,7 +85,7 @@ def inverse_cdf_sample(probs):
     total = cdf[:, -1:].contiguous()
     u = torch.rand(len(probs), 1, device=probs.device) * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))  # the product may round up to the total
-    return torch.searchsorted(cdf, u, right=True).clamp(max=cdf.shape[1] - 1)  # NaN would give the one after the last
+    return torch.searchsorted(cdf, u, right=True).clamp(max=cdf.shape[1] - 1)  # NaN would give the index after it
 
 
 def last_logits(model, inputs, head_is_last):
@@ -153,18 +153,18 @@ def decode(
         elif drop_finished and device.type == "cpu":  # multinomial draws a random number for each vocabulary entry
             tokens = inverse_cdf_sample(probs)
         else:
-            tokens = torch.multinomial(probs.masked_fill(probs[:, :1].isnan(), 1), 1)  # where NaN ends the process
+            tokens = torch.multinomial(probs.masked_fill(probs[:, :1].isnan(), 1), 1)  # NaN would end the process
         tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
         completions[running, t] = tokens[:, 0]
         logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
         finished |= torch.isin(tokens[:, 0], stop_tokens)
         if t + 1 == max_new_tokens:
             break
-        if device.type == "cpu" or t % 8 == 7:  # to look means to wait for a GPU
+        if device.type == "cpu" or t % 8 == 7:  # looking means waiting for the GPU
             keep = (~finished).nonzero()[:, 0]
             if len(keep) == 0:
                 break
-            rarely = past_key_values.get_seq_length() >= 256  # each time copies the cache: the longer, the dearer
+            rarely = past_key_values.get_seq_length() >= 256  # it copies the cache: the longer, the slower
             if drop_finished and len(keep) <= (0.8 if rarely else 0.9) * len(finished):
                 past_key_values.batch_select_indices(keep)
                 running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
@@ -174,7 +174,7 @@ def decode(
         position_ids = position_ids + 1
         inputs |= {"input_ids": tokens, "attention_mask": attention_mask, "position_ids": position_ids}
         logits = last_logits(model, inputs, head_is_last)
-    if not logprobs.isfinite().all():  # looked at once, after the last token: to look means to wait for a GPU
+    if not logprobs.isfinite().all():  # looked at once, after the last token: looking means waiting for the GPU
         raise InputError(
             "sampling: log-probs are not finite: the model's logits are not, or a tiny temperature made them infinite"
         )

@@ -1,8 +1,8 @@
 """Masked arithmetic on (R, T) tensors: R rows (completions), T completion tokens, V vocabulary.
 
 A mask is boolean and true on the tokens that count. Values where it is false may be anything, NaN included: they go
-through `torch.where` before any sum or `exp`, since `nan * 0` is NaN and a `where` on the finished result makes the
-gradient NaN.
+through `torch.where` before any sum or `exp`, since `nan * 0` is NaN, and a `where` on the finished result would make
+the gradient NaN.
 """
 
 import torch
@@ -11,7 +11,7 @@ import torch
 def completion_mask(completions, stop_tokens):
     """Which tokens of `completions` (R, T) belong to the completion: all up to the first stop token, which is included.
 
-    By position, never by comparing with the pad id: pad may be a stop token, and may be sampled inside a completion.
+    Only positions count, never the pad id: it may be a stop token, and it may be sampled inside a completion.
     Returns the mask (R, T) and `truncated` (R,), true for rows without a stop token.
     """
     is_stop = torch.isin(completions, torch.as_tensor(stop_tokens, device=completions.device))
@@ -27,8 +27,8 @@ def log_ratio(logprobs, old_logprobs, mask):
 def kl_estimate(logprobs, ref_logprobs, mask, estimator):
     """Per-token estimate (R, T) of KL(pi || ref) from tokens sampled by pi (Schulman's k1, k2, k3).
 
-    0 where the mask is false. In a loss they differ by the gradient, in expectation: that of k1 is noise of mean 0, k2
-    has that of KL(pi || ref), k3 that of KL(ref || pi).
+    0 where the mask is false. In a loss their expected gradients differ: k1 has 0 (only noise), k2 that of
+    KL(pi || ref), k3 that of KL(ref || pi).
     """
     difference = -log_ratio(logprobs, ref_logprobs, mask)  # d = log(ref / pi)
     if estimator == "k1":
@@ -70,7 +70,7 @@ def moments(values, ddof, reduce):
 
 
 def agree(low, high):
-    """Whether rewards from `low` to `high`, float64 of any shape, are one reward but for the rounding of their sums."""
+    """Whether rewards between `low` and `high` (float64 of any shape) are equal, up to the rounding of their sums."""
     return high - low <= 1e-9 * high.abs().clamp(min=1)
 
 

@@ -17,7 +17,7 @@ CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 class Backbone(nn.Module):
     """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share."""
 
-    chunked = True  # whether the states come from the base model; else they are its logits
+    chunked = True  # whether the states are hidden states of the base model; otherwise they are logits
 
     def __init__(self, lm):
         super().__init__()
@@ -72,10 +72,10 @@ class Policy(Backbone):
         if not self.chunked:
             yield "this model changes its logits after the head: log-probs take more memory"
         if not self.shares_prompts:
-            yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
+            yield "updates compute a prompt again for each completion (due to checkpointing, sharding, or the model)"
 
     def forward(self, batch, with_entropy=True, states=None):
-        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 beside the mask.
+        """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 outside the mask.
 
         It equals, without the (R, T, V) logits (tests/test_policy.py::test_forward_equals_full_logits_without_padding):
 
@@ -85,7 +85,7 @@ class Policy(Backbone):
 
         `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
         prompt_index (R, 1) rows of one index have one prompt, which is computed once. `states`: those of `self.states`,
-        where they are there already.
+        if they have been computed already.
         """
         rows, columns, hidden = self.states(batch) if states is None else states
         tokens = batch["completions"][rows, columns]
@@ -110,7 +110,7 @@ def head_is_last(lm):
     """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
 
     Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
-    the head's output amplified, so that a soft cap shows itself on a model of small logits too.
+    the head's output amplified, so that a soft cap also shows when the logits are small.
     """
     head, seen = lm.get_output_embeddings(), {}
 

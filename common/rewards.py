@@ -41,11 +41,11 @@ def format_reward(completion: str, truncated: bool = False) -> float:
 
 
 def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """As `accuracy_reward`; what it does not accept, the `math-verify` package judges symbolically.
+    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`.
 
-    math-verify's own timeouts are signals: they work in the main thread alone and do not interrupt one long power. So
-    it runs without them in a process of its own, killed after `MATH_VERIFY_SECONDS`; that counts as wrong and is
-    logged. Raises InputError if the package is missing.
+    math-verify's own timeouts are signals: they work in the main thread alone and cannot interrupt one large power. So
+    it runs without them in a process of its own. After `MATH_VERIFY_SECONDS` that is killed, which counts as wrong and
+    is logged. Raises InputError if the package is missing.
     """
     _require_math_verify()
     predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
@@ -135,7 +135,7 @@ def load_rewards(args) -> list[Reward]:
     """The functions that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each).
 
     A name is `accuracy`, `format`, `math_verify`, or the user's `file.py:function` or `package.module:function`, which
-    has the signature of reward functions in TRL's GRPOTrainer; in the metrics it bears the function's name. Raises
+    has the signature of reward functions in TRL's GRPOTrainer; in the metrics it has the function's name. Raises
     InputError for what cannot be found or does not fit.
     """
     weights = [1.0] * len(args.reward) if args.reward_weights is None else args.reward_weights
@@ -145,7 +145,7 @@ def load_rewards(args) -> list[Reward]:
         raise InputError(f"--reward_weights must be finite numbers, not {weights}")
     names = [spec.rpartition(":")[2] for spec in args.reward]
     if len(set(names)) < len(names):
-        raise InputError(f"--reward {' '.join(args.reward)}: two have one name, which the metrics need; rename one")
+        raise InputError(f"--reward {' '.join(args.reward)}: two have the same name in the metrics: rename one")
     taken = [spec for spec, name in zip(args.reward, names, strict=True) if name in BUILT_IN and spec != name]
     if taken:
         raise InputError(f"--reward {taken[0]}: your function has the name of a built-in reward; rename it")
@@ -186,7 +186,7 @@ def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str
     """The parts {name: (R,)} of the rewards of R completions, adjacent rows of one prompt, and what is correct.
 
     `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if no row has
-    one. It is the part that decides where there is one, so that nothing is scored twice.
+    one. It is the part of the reward that decides, if there is one, so that nothing is scored twice.
     """
     rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
     truncated = torch.as_tensor(truncated).tolist()
@@ -294,7 +294,7 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). NaN, where a function returned None, counts as nothing; a row of NaN only is an
+    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is an
     InputError."""
     values = torch.stack([reward.weight * parts[reward.name] for reward in reward_functions])  # (functions, R)
     unscored = values.isnan().all(dim=0).nonzero().flatten().tolist()

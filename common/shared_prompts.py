@@ -1,7 +1,7 @@
 """The hidden states of rows that share a prompt, with each prompt computed once: an exact shortcut.
 
-Completions of one prompt attend to the keys and values of one pass over it, through which the gradient flows back. What
-comes out is what `Policy.plain_states` returns, to rounding (tests/test_shared_prompts.py).
+Completions of one prompt attend to the keys and values of one pass over it, through which the gradient flows back. The
+result is that of `Policy.plain_states`, up to rounding (tests/test_shared_prompts.py).
 """
 
 import copy
@@ -36,7 +36,7 @@ def shared_states(lm, batch, size):
         width = int(row_mask.sum(dim=1).max())
         owners, row_mask = owner[rows].to(mask.device), row_mask[:, :width]
         hidden = last[owners]
-        if width > 1:  # the last token predicts nothing: it stays outside
+        if width > 1:  # the last token predicts nothing and is left out
             attention_mask = torch.cat([batch["prompt_mask"][rows], row_mask[:, :-1]], dim=1)
             outputs = lm.base_model(
                 input_ids=batch["completions"][rows, : width - 1],

@@ -59,7 +59,7 @@ SENTENCES = {
             "A truncated completion scores 0, as in the released code: its whole sum does, so that no part of a reward "
             "is earned by running into the cap."
         ),
-        "token_weights 7405ce": (
+        "token_weights 2fd4c6": (
             "A constant of the run takes the place of the row's length (Listing 1), under which a long wrong "
             "completion is pushed down less per token than a short one, and wrong answers grow longer."
         ),
@@ -91,12 +91,12 @@ SENTENCES = {
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before a cut would teach it (Eq. 13)."
         ),
-        "dynamic_batch fce0c6": (
+        "dynamic_batch 9d9d2e": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
             "learns."
         ),
-        "token_weights 7200f9": (
+        "token_weights aacb87": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
         ),
@@ -105,7 +105,7 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 613e4e": (
+        "main 0caa02": (
             "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
             "none at all, the end of the run, with exit code 1 where it never found a group to train on."
         ),
@@ -121,7 +121,7 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 93944f": (
+        "policy_loss 52122d": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
@@ -143,10 +143,10 @@ SENTENCES = {
             "A completion without an answer gets -1, a wrong answer 0, so that format and correctness are told apart "
             "(Eq. 15)."
         ),
-        "History fd5147": (
+        "History baa832": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
-        "standardize 169944": (
+        "standardize f69f07": (
             "GRPO's standardization with the statistics as arguments, since they are now those of the group (A_new) or "
             "of all visits (A_tot)."
         ),
@@ -155,23 +155,23 @@ SENTENCES = {
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages c8b3fe": (
+        "compute_advantages 9ba84a": (
             "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
         ),
         "clip_bounds 710022": (
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss 408a39": (
+        "policy_loss e5bb00": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
-        "token_weights 1196a8": (
+        "token_weights 5033b1": (
             "The sum over a group of its rows' token means, G times GRPO's loss, as Eq. 8 has it; the mean over "
             "prompts is ours."
         ),
         "main 9882f4": "Options that cannot work are refused before a model is loaded; and the name of the run.",
-        "main fc56f0": "The history is saved and restored with the rest.",
+        "main 5d7df7": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."

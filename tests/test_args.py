@@ -42,8 +42,8 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("max_steps: 1\nmax_steps: 2", "max_steps stands there twice"),
-        ("max_steps: 1\nmax-steps: 2", "max_steps stands there twice"),
+        ("max_steps: 1\nmax_steps: 2", "max_steps is given twice"),
+        ("max_steps: 1\nmax-steps: 2", "max_steps is given twice"),
         ("config: other.yaml", "config: a file cannot name another one"),
         ("system_prompt: {a: b}", "system_prompt: expected a value"),
         ("reward: [[accuracy]]", "reward: expected a value"),

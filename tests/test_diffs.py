@@ -42,7 +42,7 @@ def test_the_hunks_make_the_script_out_of_grpo(script):
         ('/ args.max_new_tokens / totals["rows"]', '/ args.max_new_tokens / totals["prompts"]', 1, 1),
         ("mask_truncated: bool = option(False", "mask_truncated: bool = option(True", 1, 1),
         # a new one needs a sentence
-        ("    run.keep(sampler=sampler)\n", "    run.keep(sampler=sampler)\n    more = 1\n", 1, 0),
+        ("    run.start(data_summary", "    more = 1\n    run.start(data_summary", 1, 0),
         ("def evaluate(", "def one_more():\n    pass\n\n\ndef evaluate(", 1, 0),
         ("import time\n", "import math\nimport time\n", 1, 0),
         # one that is gone leaves a sentence over

@@ -124,7 +124,7 @@ def test_the_first_signal_finishes_the_step_and_saves(name, tmp_path, monkeypatc
     signal_in(monkeypatch, script(name), update, signal.SIGINT, call=2)
     assert run(name, tmp_path) == 130
     out, err = capfd.readouterr()
-    assert out.splitlines()[-1] == f"stopped at step 2: --resume --output_dir {tmp_path} goes on"
+    assert out.splitlines()[-1] == f"stopped at step 2: --resume --output_dir {tmp_path} continues"
     assert "SIGINT: stops after this step; a second one ends at once\n" in err and "Traceback" not in err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]  # --save_every is 0
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2

@@ -152,7 +152,7 @@ def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
     options = "--prompts_per_step 8 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3"
     command = ["grpo.py", *options.split(), "--reward", "spy.py:spy", "--output_dir", "run"]
     result = run_processes(*command, processes=2, cwd=tmp_path, patience=60)
-    assert "stopped at step 1: --resume --output_dir run goes on" in result.stdout, result.stderr
+    assert "stopped at step 1: --resume --output_dir run continues" in result.stdout, result.stderr
     assert result.codes == [143, 143]
     assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "meta.json").exists()
     assert not (tmp_path / "run" / "model").exists()

@@ -251,7 +251,7 @@ def test_function_without_kwargs_is_told_so(user_file):
         (["accuracy"], [1.0, 2.0], "1.*2"),
         (["accuracy", "format"], [1.0], "2.*1"),
         (["accuracy"], [float("nan")], "finite"),
-        (["accuracy", "accuracy"], None, "one name"),
+        (["accuracy", "accuracy"], None, "the same name"),
         (["mine.py:accuracy"], None, "mine.py:accuracy.*rename it"),  # it would be recoded, and count as correctness
         (["mine:math_verify", "accuracy"], None, "mine:math_verify.*rename it"),
         ([], None, "0"),

@@ -24,7 +24,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_resume_without_checkpoint_star
     train(tmp_path, "--max_steps", 1)
     with pytest.raises(InputError, match="holds a run"):
         train(tmp_path, "--max_steps", 1)
-    with pytest.raises(InputError, match="nothing to go on from"):  # it would erase what the run wrote
+    with pytest.raises(InputError, match="nothing to resume from"):  # it would erase what the run wrote
         train(tmp_path, "--max_steps", 1, "--resume")
     shutil.rmtree(tmp_path / "model")  # as if it had been killed before its first checkpoint
     train(tmp_path, "--max_steps", 1, "--resume")
@@ -37,7 +37,7 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
     folder = checkpoint.parents[1] if resume else tmp_path / "new"
     folder.mkdir(exist_ok=True)
     with filelock.FileLock(folder / "lock"):  # what a run in another process does
-        assert refusal(folder, resume=resume) == f"--output_dir {folder}: another run is at work in it"
+        assert refusal(folder, resume=resume) == f"--output_dir {folder}: another run is using it"
     start(folder, resume=resume)
 
 

@@ -24,7 +24,7 @@ def new_problems(sources, **keywords):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("KL(old || new): the samples", "KL(old || new), the samples", "policy_loss is not the text of grpo.py"),
+        ("KL(old || new): the old", "KL(old || new), the old", "policy_loss is not the text of grpo.py"),
         ("def evaluate(", "# a comment of its own\ndef evaluate(", "evaluate is not the text of grpo.py"),
         ("@torch.no_grad()\ndef rollout(", "def rollout(", "rollout is not the text of grpo.py"),
         ("import time\n", "from common import time\n", "time is imported otherwise than in grpo.py"),
@@ -32,8 +32,8 @@ def new_problems(sources, **keywords):
         ("    entropy_coef: float", "    entropy: float", "the options of grpo.py are not all there"),
         ("    clip_low: float", "    late: int = option(1, '')\n    clip_low: float", "must follow std_eps"),
         (
-            "    run.keep(sampler=sampler)\n",
-            "    run.keep(sampler=sampler)\n    a = 1\n    b = 1\n",
+            "    run.start(data_summary",
+            "    a = 1\n    b = 1\n    run.start(data_summary",
             "main differs from grpo.py by 6 lines, allowed are",
         ),
     ],

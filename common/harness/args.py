@@ -27,7 +27,7 @@ GROUPS = {  # of --help, in this order
 
 
 def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None):
-    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` holds it to."""
+    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` checks."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
@@ -41,11 +41,11 @@ class RunArgs:
     model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny", "model")
     dtype: Literal["float32", "bfloat16"] = option(
         "float32",
-        "of the weights; bfloat16 has no float32 copy and loses small updates: prefer accelerate's bf16",
+        "dtype of the weights; bfloat16 keeps no float32 copy and loses small updates: prefer accelerate's bf16",
         "model",
     )
     attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)", "model"
+        "sdpa", "attention implementation of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)", "model"
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"
@@ -57,22 +57,20 @@ class RunArgs:
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
-        None, "as --dataset [its test split, a sibling test file, or 5 % of the rows]", "data"
+        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data"
     )
     eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
-    prompt_column: str | None = option(None, "column of the prompts [found by the known formats]", "data")
-    system_prompt: str | None = option(
-        None, "a system message, or a text before the prompt without a chat template", "data"
-    )
-    prompt_template: str | None = option(None, "text around the user's prompt, holds {prompt}", "data")
+    prompt_column: str | None = option(None, "column of the prompts [recognized by its name]", "data")
+    system_prompt: str | None = option(None, "system message; without a chat template, text before the prompt", "data")
+    prompt_template: str | None = option(None, "text around the user's prompt; it must contain {prompt}", "data")
 
     output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]", "run")
-    seed: int = option(0, "of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
+    seed: int = option(0, "seed of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
     resume: bool = option(False, "continue from the last checkpoint in --output_dir", "run")
     max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", least=0)
     save_every: int = option(0, "steps between checkpoints (0: none)", "run", least=0)
     keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", above=0)
-    report_to: list[str] = option([], "trackers of accelerate: tensorboard, wandb, trackio", "run")
+    report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
 
     @classmethod
     def parse(cls, argv=None):
@@ -84,8 +82,8 @@ class RunArgs:
 class RolloutArgs(RunArgs):
     """The options of every script that samples: those of `RunArgs`, reward and evaluation."""
 
-    answer_column: str | None = option(None, "column of the gold answers [found by the known formats]", "data")
-    max_prompt_tokens: int = option(512, "prompts of more tokens are dropped", "data", above=0)
+    answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
+    max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", above=0)
 
     reward: list[str] = option(
         ["accuracy"], "accuracy, format, math_verify, file.py:function or module:function", "reward"
@@ -94,15 +92,17 @@ class RolloutArgs(RunArgs):
 
     eval_every: int = option(
         25,
-        "steps between evaluations; one before and one after are always done (0: only these)",
+        "steps between evaluations; one before and one after training are always done (0: only these)",
         "evaluation",
         least=0,
     )
-    eval_prompts: int = option(0, "prompts of an evaluation (0: all)", "evaluation", least=0)
-    eval_samples: int = option(8, "completions of each", "evaluation", above=0)
+    eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", least=0)
+    eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", above=0)
     eval_k: int = option(4, "k of pass@k", "evaluation", above=0)
-    eval_temperature: float = option(1.0, "0 is greedy: one completion, no pass@k", "evaluation", least=0)
-    eval_top_p: float = option(1.0, "nucleus of the evaluation's sampling", "evaluation", above=0, most=1)
+    eval_temperature: float = option(
+        1.0, "sampling temperature (0: greedy, one completion, no pass@k)", "evaluation", least=0
+    )
+    eval_top_p: float = option(1.0, "top-p of the evaluation's sampling", "evaluation", above=0, most=1)
 
     @property
     def needs_answers(self):
@@ -160,12 +160,12 @@ class PlainLoader(yaml.SafeLoader):
         names = [str(key.value).replace("-", "_") for key, _ in node.value]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
-            raise yaml.YAMLError(f"{repeated[0]} stands there twice")
+            raise yaml.YAMLError(f"{repeated[0]} is given twice")
         return super().construct_mapping(node, deep)
 
 
 def yaml_arguments(path):
-    """The command line that says what the file says."""
+    """The content of the file as arguments of a command line."""
     try:
         with open(path, encoding="utf-8") as file:
             values = yaml.load(file, PlainLoader) or {}
@@ -192,7 +192,7 @@ def check_args(args):
     for field in dataclasses.fields(args):
         check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
-        raise InputError("--resume needs --output_dir, the folder of the run to go on with")
+        raise InputError("--resume needs --output_dir, the folder of the run to continue")
     if hasattr(args, "pairs_per_step"):
         check_pairs(args)
     else:
@@ -255,7 +255,7 @@ def check_sampling(args):
 
 
 def last_step(args, pairs):
-    """The step at which a run over given preference pairs ends; max_steps without any, where a script makes its own."""
+    """The step at which a run over given preference pairs ends; max_steps if the script makes its own pairs."""
     if not pairs:
         if args.max_steps < 0 and args.lr_scheduler != "constant":
             raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")

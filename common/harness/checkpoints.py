@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, checked when they are read, and without code in them."""
+"""Checkpoints: written completely or not at all, checked when they are read, and without code in them."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ class Checkpoints:
     `kept` are the parts of a checkpoint besides weights, optimizer and random states: {name: object}.
     """
 
-    # On a resume these may differ from the checkpoint's; max_steps only where the schedule does not depend on it.
+    # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
     MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
 
     def __init__(self, accelerator, args, script, folder):
@@ -31,7 +31,7 @@ class Checkpoints:
         self.kept, self.saved_step = {}, None
 
     def last(self):
-        """The last checkpoint, complete and of this very run; None without one."""
+        """The path of the last checkpoint, checked to be complete and of this run; None if there is none."""
         done = find_checkpoints(self.folder)
         if done:
             self.check(done[-1])
@@ -47,7 +47,7 @@ class Checkpoints:
         if meta["mixed_precision"] != now:
             raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
         if meta["threads"] != torch.get_num_threads():
-            print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: not bit by bit the same run")
+            print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: it does not resume bit for bit")
         old, new = meta["args"], dataclasses.asdict(self.args)
         may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
         differing = [name for name in new if old.get(name) != new[name]]
@@ -60,12 +60,12 @@ class Checkpoints:
             raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
 
     def load(self, path):
-        """Load a checkpoint. Of one process and of DDP nothing is unpickled but tensors and plain data."""
+        """Load a checkpoint. With one process and with DDP, only tensors and plain data are unpickled."""
         from accelerate.utils import load
 
         try:
             self.accelerator.load_state(str(path))
-            # load_state() goes on with other random numbers where it cannot read them.
+            # load_state() continues with other random numbers if it cannot read them.
             load(path / f"random_states_{self.accelerator.process_index}.pkl")
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
             for name, part in self.kept.items():
@@ -89,7 +89,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             accelerator.wait_for_everyone()
-            logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # it warns of tied heads: they return
+            logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tied heads: they need no warning
             accelerator.save_state(str(temporary))
             accelerator.wait_for_everyone()  # save_state has no barrier at its end
             if accelerator.is_main_process:
@@ -102,7 +102,7 @@ class Checkpoints:
         accelerator.wait_for_everyone()
 
     def complete(self, folder):
-        """Write into a checkpoint what Accelerate does not: what is kept, whose it is, and what its files hold."""
+        """Add what Accelerate does not write: the kept parts, the run they are of, and the checksums of all files."""
         state = {name: part.state_dict() for name, part in self.kept.items()}
         (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -119,7 +119,7 @@ class Checkpoints:
 
 
 def find_checkpoints(folder):
-    """The folders checkpoints/step-N of a run, oldest first. What has any other name is not the run's."""
+    """The folders checkpoints/step-N of a run, oldest first. Other names are not checkpoints of the run."""
     root = folder / "checkpoints"
     paths = sorted(root.iterdir()) if root.is_dir() else []
     return [path for path in paths if re.fullmatch("step-[0-9]{8}", path.name) and path.is_dir()]
@@ -155,7 +155,7 @@ def put_in_place(temporary, final):
 
 
 def rows_up_to(path, step):
-    """The text of a JSONL file up to `step`, and without a last line that is cut: the rest came after the checkpoint.
+    """The text of a JSONL file up to `step`, without an incomplete last line: the rest came after the checkpoint.
 
     Raises InputError where a line is not a row of a run.
     """
@@ -176,7 +176,7 @@ def rows_up_to(path, step):
 
 
 def write_text(path, text):
-    """Write a file in one act: there is the old one or the new one, never a part."""
+    """Write a file atomically: there is the old one or the new one, never a part."""
     temporary = path.with_suffix(".tmp")
     with writing(path):
         temporary.write_text(text, encoding="utf-8")
@@ -185,7 +185,7 @@ def write_text(path, text):
 
 @contextlib.contextmanager
 def writing(what):
-    """Around what writes `what`: an InputError where that fails (disk full, no permission, a name too long)."""
+    """Put around code that writes `what`: an InputError if it fails (disk full, no permission, a name too long)."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's

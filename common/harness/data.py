@@ -122,7 +122,7 @@ def split_files(folder: Path) -> dict[str, Source]:
 
 def load_splits(name: str, config: str | None) -> dict[str, Source]:
     """The splits of a hub dataset, of a local copy of one, or of a folder that `save_to_disk` made."""
-    import datasets  # here, because it takes seconds and bad input is to be answered before
+    import datasets  # imported here, because it takes seconds and bad input should be reported first
 
     saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
     try:
@@ -312,7 +312,7 @@ def check_prompt(prompt: Any, where: str) -> str | list[dict]:
 def check_unicode(text: str, what: str, where: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can hold half a surrogate pair, no tokenizer takes it
+    except UnicodeEncodeError as error:  # JSON can hold half a surrogate pair, which no tokenizer accepts
         raise InputError(f"{where}: {what} is not valid Unicode: {error}") from None
 
 
@@ -400,7 +400,7 @@ def chat_text(messages: list[dict], row: Row, tokenizer) -> str:
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=False
         )
-    except Exception as error:  # a template is a program and raises what it likes
+    except Exception as error:  # a template is a program and may raise anything
         raise InputError(f"{row.where}: the chat template refuses the prompt: {describe(error)}") from None
 
 
@@ -436,7 +436,7 @@ def end_of_turn(tokenizer) -> int | None:
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": PROBE}]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception as error:  # a template is a program and raises what it likes
+    except Exception as error:  # a template is a program and may raise anything
         raise InputError(f"the chat template refuses a question with its answer: {describe(error)}") from None
     _, answer, after = text.rpartition(PROBE)
     if not answer:  # a template that leaves the answer out says nothing about its end
@@ -466,7 +466,7 @@ class PromptSampler:
     """Endless permutations of the indices of `rows` (prompts or pairs), a new one each epoch, by `seed` alone.
 
     Every process draws the whole global batch and takes its own part of it, so the order and the state are the same for
-    any number of processes. Its state knows the rows by a digest: an index is worth nothing among others.
+    any number of processes. Its state holds a digest of the rows, because an index means nothing among other rows.
     """
 
     def __init__(self, rows: Sequence, seed: int):

@@ -20,7 +20,7 @@ def launch(args):
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
-    patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
+    patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
     try:
         accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
     except ValueError as error:
@@ -52,8 +52,8 @@ def launch(args):
 def set_threads(weights):
     """Choose the threads on CPU for a model of so many weights: its share of the cores, or one for a small model.
 
-    Threads wait for each other by spinning. Beside a busy process that takes a small model, whose operations are short,
-    tens of times as long as one thread does, and a second thread would gain it little (docs/performance.md).
+    Threads wait for each other by spinning. Next to a busy process this makes a small model, with its short operations,
+    tens of times slower than one thread is; and a second thread would gain it little (docs/performance.md).
     """
     if torch.cuda.is_available():
         return
@@ -63,7 +63,7 @@ def set_threads(weights):
 
 
 def device_and_threads(accelerator):
-    """Where this process computes, for the lines at start."""
+    """The device of this process, for the lines printed at the start."""
     if accelerator.device.type != "cpu":
         return accelerator.device.type
     return f"cpu (threads of each: {torch.get_num_threads()})"
@@ -106,7 +106,7 @@ def set_up_deepspeed(config, args):
 
 
 def strategy(accelerator):
-    """How the weights lie on the processes."""
+    """How the weights are distributed over the processes, as a name."""
     if accelerator.distributed_type == "DEEPSPEED":
         return f"ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
     return {"NO": "single", "FSDP": "FSDP2"}.get(accelerator.distributed_type.value, "DDP")
@@ -124,9 +124,9 @@ def first_device(accelerator):
 
 @contextlib.contextmanager
 def gradient_sync(accelerator, model, last):
-    """Around forward and backward of a micro-batch: gradients add up, and are averaged over processes at the last one.
+    """Put around forward and backward of a micro-batch: gradients add up; the last averages them over processes.
 
-    FSDP2 averages at each: otherwise every process would collect the gradients of the whole model.
+    FSDP2 averages at each one, because otherwise every process would collect the gradients of the whole model.
     """
     accelerator.sync_gradients = last  # the prepared optimizer's step() reads it; DeepSpeed steps where it is true
     with contextlib.nullcontext() if last or accelerator.is_fsdp2 else accelerator.no_sync(model):
@@ -146,9 +146,9 @@ def clip_grad_norm(accelerator, parameters, max_norm):
 def gathered(accelerator, model):
     """The prepared `model` with all its weights on every process, so that each can sample on its own.
 
-    Else FSDP2 and ZeRO-3 gather each layer anew for each token, and all processes must sample equally many. One copy of
-    the weights must fit beside the shards (FSDP2: of the policy's; ZeRO-3: of a critic's too). All processes have to
-    enter; the other strategies have nothing to gather.
+    Otherwise FSDP2 and ZeRO-3 would gather each layer again for each token, and all processes would have to sample
+    equally many. A copy of the weights must fit beside the shards (FSDP2: the policy's; ZeRO-3: a critic's too). All
+    processes have to enter; the other strategies have nothing to gather.
     """
     if strategy(accelerator) == "ZeRO-3":
         import deepspeed
@@ -177,7 +177,7 @@ def gathered(accelerator, model):
 
 @contextlib.contextmanager
 def agreed(accelerator):
-    """Around what the first process does alone: an InputError there is raised on all processes."""
+    """Put around what the first process does alone: an InputError there is raised on all processes."""
     from accelerate.utils import broadcast_object_list
 
     problem = None

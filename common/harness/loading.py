@@ -1,4 +1,4 @@
-"""Tokenizer, policy and reference from a checkpoint, checked that it is one; and writing model/."""
+"""Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
 import os
@@ -50,7 +50,7 @@ def load_tokenizer(args):
     """The tokenizer of the policy; one without a pad token pads with its EOS (masks never look at the pad id)."""
     tokenizer = read_tokenizer(args, "model_name_or_path")
     if tokenizer.eos_token_id is None:
-        refuse(args, "model_name_or_path", "its tokenizer has no EOS token, nothing ends")
+        refuse(args, "model_name_or_path", "its tokenizer has no EOS token, so no completion could end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -96,7 +96,7 @@ def load_reference(policy, args, accelerator=None):
     reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
-        if accelerator.mixed_precision == "bf16":  # as there: bfloat16 weights, but rotary frequencies in float32
+        if accelerator.mixed_precision == "bf16":  # as the policy: bfloat16 weights, but rotary frequencies in float32
             for parameter in reference.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
     return reference
@@ -138,7 +138,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
 def check_weights(args, option, lm, info, new_head):
     """Refuse a checkpoint whose weights are not those of the model; returns the names of a new head's weights.
 
-    Transformers has left out what is tied or known to be unused. What serves other ends than text is named in one line.
+    Transformers has left out what is tied or known to be unused. Unused weights of images or sound get one line.
     """
 
     def of_backbone(name):
@@ -213,7 +213,7 @@ def reads_last_token(lm):
 def influence(lm, ids, part):
     """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
 
-    Exactly 0, in any dtype, for a token that is not looked at.
+    It is exactly 0, in any dtype, for a token that the model does not look at.
     """
     seen = []
     hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -251,7 +251,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
 
 
 def load_scorer(args, option, device):
-    """The reward model of `option`, with a linear head `score`, to be asked for texts in the policy's token ids: its
+    """The reward model of `option`, with a linear head `score`, for texts in the policy's token ids: its
     tokenizer must have them all."""
     tokenizer = read_tokenizer(args, option)
     vocabulary = tokenizer.get_vocab()

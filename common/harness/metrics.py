@@ -62,7 +62,7 @@ class Metrics:
         self.add_ratio(name, values.square().sum(), len(values), kind="square")
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
-        """What was drawn: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
+        """Count a rollout: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
         if rewards is not None:
             self.add_rewards(rewards, group_size)
         lengths = batch["completion_mask"].sum(dim=1).cpu()
@@ -82,7 +82,7 @@ class Metrics:
             self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
 
     def add_rewards(self, rewards, group_size):
-        """The metrics of what the advantage sees."""
+        """Count the rewards that the advantages are made of."""
         self.add("reward/mean", rewards)
         self.add_std("reward/std", rewards)
         groups = rewards.view(-1, group_size)

@@ -144,7 +144,7 @@ def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]
 
 def cut_pair(pair: Pair, max_length: int) -> Pair:
     """The pair in at most `max_length` tokens a row: the prompt loses its first ones, the same for both completions;
-    when one is left of it, the completions lose those before their end token."""
+    once only one is left, the completions lose those before their end token."""
     room = max_length - max(len(pair.chosen), len(pair.rejected))
     prompt = pair.prompt[-max(1, room) :]
     most = max_length - len(prompt)

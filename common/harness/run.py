@@ -25,7 +25,7 @@ class Run:
     """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/ and, at the end, model/.
 
     The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
-    counts the finished steps. What an algorithm has to keep besides weights and optimizer it gives to `keep`.
+    counts the finished steps. An algorithm gives to `keep` what a checkpoint needs besides weights and optimizer.
     """
 
     FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "pairs-round-*.jsonl", "checkpoints", "model")
@@ -64,7 +64,7 @@ class Run:
         try:
             Run.lock.acquire()
         except filelock.Timeout:
-            raise InputError(f"--output_dir {folder}: another run is at work in it") from None
+            raise InputError(f"--output_dir {folder}: another run is using it") from None
         self.check_folder(folder)  # again: that run may have ended between the first look and the lock
         return folder
 
@@ -79,18 +79,18 @@ class Run:
             )
         if found and not self.args.resume:
             raise InputError(
-                f"--output_dir {folder} holds a run already: --resume goes on with it, another folder starts afresh"
+                f"--output_dir {folder} already holds a run: --resume continues it, another folder starts a new one"
             )
         if "model" in found and not find_checkpoints(folder):
             raise InputError(
-                f"--output_dir {folder} holds a finished run without checkpoints (--save_every): nothing to go on from"
+                f"--output_dir {folder} holds a finished run without checkpoints (--save_every): nothing to resume from"
             )
 
     def keep(self, **parts):
         """Make `parts` part of each checkpoint: {name: object}, equal on all processes.
 
         `state_dict()` of an object gives what JSON can hold, so that loading a checkpoint runs no code;
-        `load_state_dict` takes it back. Floats return bit by bit, tuples as lists.
+        `load_state_dict` takes it back. Floats return bit for bit, tuples return as lists.
         """
         self.checkpoints.kept |= parts
 
@@ -106,13 +106,13 @@ class Run:
             sys.stdout.flush()
 
     def start(self, *lines):
-        """Print what the run is, after a resume where it is one. Call when the model is prepared, and after `keep`."""
+        """Resume if asked to, then print what the run is. Call it after `prepare` and `keep`."""
         self.restore()
         for line in (*lines, batch_equation(self.args, self.accelerator)):
             self.print(line)
 
     def restore(self):
-        """With --resume: load the last checkpoint, cut the files back to it."""
+        """With --resume: load the last checkpoint, and cut the files back to its step."""
         from accelerate.utils import broadcast_object_list
 
         main, path = self.accelerator.is_main_process, [None]
@@ -188,13 +188,13 @@ class Run:
         self.checkpoints.save(self.step)
 
     def finish(self, model, policy, tokenizer):
-        """Write model/ where steps were made, and print the closing line: the score before and after, or how to go on.
+        """Write model/ where steps were made, and print the closing line: the score before and after, or how to resume.
 
-        Where model/ cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
+        If model/ cannot be written, a checkpoint is written and an InputError raised; a resume then writes model/.
         """
         self.bar.close()
         if self.interrupted:
-            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} goes on")
+            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
             return
         if self.step > 0:
             try:
@@ -215,7 +215,7 @@ class Run:
         self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
 
     def close(self):
-        """The end of every process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+        """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
         close(self.accelerator)
         if self.exit_code:
             raise SystemExit(self.exit_code)
@@ -229,7 +229,7 @@ class Run:
                         shutil.rmtree(temporary, ignore_errors=True)
                     save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
                     if self.accelerator.is_main_process:
-                        shutil.rmtree(final, ignore_errors=True)  # of a run that a resume made longer
+                        shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                         put_in_place(temporary, final)
             except InputError:
                 shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
@@ -237,7 +237,7 @@ class Run:
 
 
 def close(accelerator):
-    """End the processes' work together, and let go of the folder."""
+    """End the work of all processes together, and unlock the folder."""
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
@@ -245,14 +245,14 @@ def close(accelerator):
 
 
 def unlock_folder():
-    """Let go of the folder of this process's run, if it has one."""
+    """Unlock the folder of this process's run, if it has one."""
     if Run.lock:
         Run.lock.release(force=True)
         Run.lock = None
 
 
 def new_folder(name):
-    """Make a folder that was not there: `name`, or, where another run was faster, `name`-2, `name`-3, ..."""
+    """Make a new folder: `name` or, if another run has that one, `name`-2, `name`-3, ..."""
     for number in itertools.count(1):
         folder = pathlib.Path(name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
