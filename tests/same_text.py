@@ -24,7 +24,7 @@ DIFFERS = {
     ("dr_grpo.py", "main"): ("its name, and the loss mask without truncated rows", 5),
     ("gspo.py", "policy_loss"): ("the ratio is that of the row", 26),
     ("gspo.py", "main"): ("its name", 2),
-    ("dapo.py", "compute_rewards"): ("+1/-1, and the overlong punishment", 8),
+    ("dapo.py", "compute_rewards"): ("+1/-1", 8),
     ("dapo.py", "token_weights"): ("one weight for every token", 10),
     ("dapo.py", "main"): ("its name, checks of its options, and dynamic sampling", 60),
     ("dcpo.py", "compute_rewards"): ("-1 without an answer", 3),
