@@ -24,6 +24,7 @@ RESULTS = ROOT / "docs" / "results"
 RUNS = pathlib.Path("runs") / "results"
 PAIRS = "dpo.py --dataset common/tiny/pairs --eval_dataset embedded"
 REWARD_MODEL = f"--reward_model_path {RUNS}/reward_model-seed{{seed}}/model"
+CRITIC = f"--critic_path {RUNS}/reward_model-seed{{seed}}/model"
 # {page: {name of the files: command}}
 COMMANDS = {
     "grpo": {"grpo": "grpo.py"},
@@ -36,6 +37,7 @@ COMMANDS = {
         "reward_model": "reward_model.py",
         "ppo-kl": f"ppo.py {REWARD_MODEL} --kl_coef 0.05 --gae_lambda 0.95",
         "ppo-no_kl": f"ppo.py {REWARD_MODEL}",
+        "ppo-critic": f"ppo.py {REWARD_MODEL} {CRITIC} --kl_coef 0.05 --gae_lambda 0.95 --max_steps 25",
     },
     "dpo": {"dpo": "dpo.py --rounds 4", "dpo-pairs": PAIRS, "dpo-nll": f"{PAIRS} --nll_coef 1"},
     "reward_model": {"reward_model": "reward_model.py"},
@@ -143,6 +145,18 @@ def learned_reward_table():
     return table(header, found)
 
 
+def critic_table():
+    """PPO with the reward models and the KL: the critic starts from the reward model, or with a head of zeros."""
+    from_model, zeros, found = load("ppo-critic"), load("ppo-kl"), []
+    for seed in sorted(from_model.keys() & zeros.keys()):
+        for start, rows in (("reward model", from_model[seed]), ("head of zeros", zeros[seed])):
+            before, after = [row["eval/pass@1"] for row in evaluations(rows)[:2]]
+            explained = [f"{row['value/explained_variance']:.2f}" for row in rows[1:5]]
+            found.append([seed, start, *explained, rows[4]["reward/accuracy"], before, after])
+    header = ["seed", "critic from", "explained variance, step 1", "2", "3", "4", "training accuracy, step 4"]
+    return table([*header, "pass@1 before", "after 25 steps"], found)
+
+
 def rounds_table():
     """DPO in rounds: an evaluation ends each."""
     found = []
@@ -195,7 +209,7 @@ def passes_table():
 def tables(page):
     """The tables of a page's section of results, in its order; those without files are left out."""
     made = {
-        "ppo": lambda: [rollout_table("ppo"), learned_reward_table()],
+        "ppo": lambda: [rollout_table("ppo"), learned_reward_table(), critic_table()],
         "dpo": lambda: [rounds_table(), given_pairs_table(), losses_table(), passes_table()],
         "reward_model": lambda: [reward_model_table()],
     }

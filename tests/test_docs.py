@@ -15,10 +15,6 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import results  # noqa: E402
 
-# Pages with tables whose runs are not all in docs/results yet: `python docs/results.py PAGE` makes and prints them
-PENDING = ("dapo",)
-no_files = pytest.mark.xfail(strict=True, reason="no files in docs/results yet")
-
 
 def tables_of(page):
     """The tables of a page's section of results, as lists of lines."""
@@ -26,9 +22,7 @@ def tables_of(page):
     return [found.splitlines() for found in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)]
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=no_files) if page in PENDING else page for page in results.COMMANDS]
-)
+@pytest.mark.parametrize("page", results.COMMANDS)
 def test_every_table_of_results_comes_from_files(page):
     """A number without a file, or one that differs from its file, fails; so does a row that a page left out."""
     assert tables_of(page) == results.tables(page), f"python docs/results.py {page} --seeds 0 prints other tables"
