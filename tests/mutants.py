@@ -241,7 +241,7 @@ MUTANTS = [
         "test_ppo.py::test_the_kl_is_in_the_reward_or_in_the_loss"),
     mutant("the reference is scored at temperature 1", "common",
         "reference = copy.deepcopy(policy).requires_grad_(False).eval()",
-        "reference = load_policy(args, tokenizer, accelerator).requires_grad_(False).eval()\n"
+        "reference = copy.deepcopy(policy).requires_grad_(False).eval()\n"
         "    reference.temperature = 1.0",
         WHOLE["grpo"]),
     mutant("ppo: the reference is scored at temperature 1", "ppo",
