@@ -1259,7 +1259,7 @@ MUTANTS = [
         "cuts = []",
         "test_data.py::test_a_spelled_special_token_is_text"),
     mutant("ppo: the head of --critic_path is not loaded", "ppo",
-        '    critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())\n',
+        '        critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())\n',
         "",
         "test_ppo.py::test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores"),
     mutant("ppo: a critic may have other token ids", "common",

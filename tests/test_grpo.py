@@ -175,8 +175,8 @@ def test_without_dual_clip_the_ratio_is_uncapped_for_negative_advantages():
 def test_tokens_beyond_the_clamp_are_counted(name):
     # Of gspo the ratio of the row. One row of two is beyond it, and of the reference one token of four.
     old, mask = torch.zeros(2, 3), torch.tensor([[True, True, False]] * 2)
-    new = torch.tensor([[25.0, 25.0, 0.0], [0.0, 0.0, math.nan]])
-    ref = new + torch.tensor([[0.0, 0.0, 99.0], [-21.0, 0.0, 99.0]])
+    new = torch.tensor([[25.0, 25.0, 0.0], [15.0, 15.0, math.nan]])
+    ref = new + torch.tensor([[0.0, 0.0, 99.0], [-21.0, 15.0, 99.0]])
     module, metrics = script(name), Metrics()
     _, stats = module.policy_loss(new, old, torch.zeros(2, 1), mask, module.Args(), ref)
     metrics.add_stats("policy", stats, mask)
