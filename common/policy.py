@@ -73,7 +73,7 @@ class Policy(Backbone):
         if not self.chunked:
             yield "the head of this model cannot run in chunks: log-probs take more memory"
         if not self.plain_cache:
-            yield "this model's cache is not of keys and values alone: --rollout stock, and each row computes its prompt"
+            yield "this model keeps not only keys and values: --rollout stock, and each row computes its prompt"
         elif not self.shares_prompts:
             yield "each completion of an update computes its prompt anew (checkpointing, sharding, or the model)"
 

@@ -43,9 +43,7 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     assert largest_difference(ours, plain) < 2e-6 * scale
 
 
-LLAMA4 = dict(
-    head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8
-)
+LLAMA4 = dict(head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, "llama4_text"])
