@@ -215,10 +215,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
     (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
     is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), except with `--rollout stock`.
+    rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock"
+    stock = args.rollout == "stock" or not model.plain_cache
     config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
     size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
     completions, logprobs = [], []

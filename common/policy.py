@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from common.masked import logprobs_and_entropy, positions
-from common.shared_prompts import shared_states, sharing_is_exact
+from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact
 
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 
@@ -63,15 +63,18 @@ class Policy(Backbone):
         self.temperature = temperature
         self.entropy_grad = entropy_grad
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
-        self.chunked = head_is_last(lm)
-        self.shares_prompts = self.chunked and sharing_is_exact(self)
+        self.chunked = passes(head_is_last, lm)
+        self.plain_cache = passes(has_plain_cache, lm)  # else stock `generate` samples
+        self.shares_prompts = self.chunked and self.plain_cache and passes(sharing_is_exact, self)
 
     def notes(self, tokenizer):
         """What a user should know about this model, a line each."""
         yield f"stop tokens: {tokenizer.convert_ids_to_tokens(self.stop_tokens)}"
         if not self.chunked:
-            yield "this model changes its logits after the head: log-probs take more memory"
-        if not self.shares_prompts:
+            yield "the head of this model cannot run in chunks: log-probs take more memory"
+        if not self.plain_cache:
+            yield "the cache of this model holds more than keys and values: stock generate() samples, as --rollout stock"
+        elif not self.shares_prompts:
             yield "updates compute a prompt again for each completion (due to checkpointing, sharding, or the model)"
 
     def forward(self, batch, with_entropy=True, states=None):
@@ -105,12 +108,21 @@ class Policy(Backbone):
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
 
 
+def passes(check, *inputs):
+    """What `check` says of a model; of one that it cannot be run on it says no. A shortcut is not worth a crash."""
+    try:
+        return check(*inputs)
+    except Exception:  # models raise nearly every type there is; what they need beside the shortcut raises again
+        return False
+
+
 @torch.no_grad()
 def head_is_last(lm):
     """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
 
     Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
-    the head's output amplified, so that a soft cap also shows when the logits are small.
+    the head's output amplified, so that a soft cap also shows when the logits are small. It raises an error where
+    `base_model` gives no hidden states (Llama 4, whose text model contains the head).
     """
     head, seen = lm.get_output_embeddings(), {}
 

@@ -72,15 +72,34 @@ def runs_of_similar_length(lengths, most_padding):
 
 
 @torch.no_grad()
+def has_plain_cache(lm):
+    """Whether `lm` keeps keys and values, and nothing else: the rows of such a cache can be repeated and selected.
+
+    Hybrids keep the states of convolutions and of linear attention too, some in subclasses of the plain layers.
+    """
+    from transformers import DynamicCache
+
+    if not layer_types(lm) <= {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}:
+        return False
+    cache, ids = DynamicCache(config=lm.config), torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+    outputs = lm(input_ids=ids, past_key_values=cache, use_cache=True)
+    return getattr(outputs, "past_key_values", None) is cache
+
+
+def layer_types(lm):
+    """The names of the classes of the layers in the cache that `generate` makes for `lm`."""
+    from transformers import DynamicCache
+
+    return {type(layer).__name__ for layer in DynamicCache(config=lm.config).layers}
+
+
+@torch.no_grad()
 def sharing_is_exact(policy):
     """Whether `shared_states` gives the log-probs of `plain_states`, on rows of unequal lengths.
 
-    Only for caches of keys and values, whose rows can be selected with their gradient.
+    Never for layers that use the keys and values of another one, where nobody has looked at the gradient.
     """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=policy.lm.config).layers):
+    if "DummyLayer" in layer_types(policy.lm):
         return False
     device, vocabulary = policy.lm.device, policy.lm.get_output_embeddings().weight.shape[0]
     counts = torch.arange(6, device=device)

@@ -7,9 +7,9 @@ from transformers import GenerationConfig
 import grpo
 from common.batches import left_pad
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
-from common.harness.data import load_prompts
+from common.harness.data import Prompt, load_prompts
 from common.masked import completion_mask
-from models import ARCHITECTURES, IDS, random_policy
+from models import ARCHITECTURES, HYBRIDS, IDS, random_policy
 from tools import embedded
 
 
@@ -43,6 +43,20 @@ def test_greedy_with_dropping_equals_stock_generate(name):
     tokens, _ = generate(policy, 1, temperature=0, prompts=prompts)
     assert completion_mask(stock, policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
     assert torch.equal(tokens, stock)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_is_sampled_by_stock_generate(name):
+    # Its cache cannot be repeated and selected. Greedy tokens are those of a plain forward of each row alone.
+    policy, args = random_policy(name), grpo.Args(max_new_tokens=6)
+    prompts = [Prompt(ids, "", None, {}) for ids in ([5, 6, 7, 8, 9], [11, 12])]
+    batch = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, args)
+    assert "rollout_logprobs" not in batch and "prompt_index" not in batch
+    for prompt, tokens, mask in zip(prompts, batch["completions"], batch["completion_mask"], strict=True):
+        row = torch.tensor([[*prompt.ids, *tokens[mask]]])
+        expected = policy.lm(row).logits[0, len(prompt.ids) - 1 : -1].argmax(dim=-1)
+        assert torch.equal(tokens[mask], expected)
+    assert len(grpo.rollout(policy, prompts, 3, 1.0, 1.0, 0, args)["completions"]) == 6
 
 
 def test_top_p_reaches_the_loop():

@@ -77,6 +77,46 @@ def test_a_checkpoint_that_is_not_the_model_is_refused(load, edit, config, says,
 
 
 @pytest.mark.parametrize("load", [policy_of, reward_model_of])
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes"])
+def test_quantised_weights_are_refused(load, method, tmp_path):
+    # Those of fp8 and mxfp4 load without a message, as numbers that nothing can be learned with.
+    quantised = {"load_in_4bit": True} if method == "bitsandbytes" else {"quant_method": method}
+    line = refused(load, copy_of_embedded(tmp_path / "model", quantization_config=quantised))
+    assert f"its weights are quantised ({method}): a copy in bfloat16 or float32 is needed" in line
+
+
+def test_a_quantised_text_model_inside_another_is_refused(tmp_path):
+    text = {**SMALL, "num_key_value_heads": 1, "quantization_config": {"quant_method": "fp8"}}
+    folder = copy_of_embedded(tmp_path / "model", model_type="gemma3", text_config=text)
+    assert "its weights are quantised (fp8)" in refused(policy_of, folder)
+
+
+SINKS = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8, num_key_value_heads=2)
+
+
+@pytest.mark.parametrize(
+    "kind, sizes", [("gemma2", {"head_dim": 8, "num_key_value_heads": 1}), ("bloom", {"n_head": 2}), ("gpt_oss", SINKS)]
+)
+def test_a_model_without_sdpa_runs_with_eager_and_says_so(kind, sizes, tmp_path, capsys):
+    folder = small_model(tmp_path, AutoModelForCausalLM, kind, **sizes)
+    policy = policy_of(folder)
+    assert policy.lm.config._attn_implementation == "eager"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert str(folder) in line and line.endswith("has no sdpa attention, it runs with eager")
+    assert torch.isfinite(policy(random_batch(vocabulary=20))[0]).all()
+
+
+def test_another_attention_is_taken_as_it_is_named(tmp_path, capsys):
+    _, _, _, policy = embedded(attn_implementation="eager")
+    assert policy.lm.config._attn_implementation == "eager"
+    assert embedded()[3].lm.config._attn_implementation == "sdpa"
+    assert not capsys.readouterr().out
+    args = grpo.Args(model_name_or_path="embedded", attn_implementation="nope")
+    with pytest.raises(InputError, match="nope"):
+        load_policy(args, load_tokenizer(args))
+
+
+@pytest.mark.parametrize("load", [policy_of, reward_model_of])
 def test_a_truncated_file_of_weights_is_one_line(load, tmp_path):
     path = copy_of_embedded(tmp_path / "model") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
+from common.harness.data import EMBEDDED
 from common.policy import Policy
-from models import backward, random_batch, random_policy
+from models import HYBRIDS, backward, random_batch, random_policy
 from tools import embedded, hand_made_batch, largest_difference
 
 
@@ -40,6 +41,39 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     plain = backward(policy, plain_forward(policy, batch)[0], weights)
     scale = max(float(g.abs().max()) for g in plain)
     assert largest_difference(ours, plain) < 2e-6 * scale
+
+
+LLAMA4 = dict(head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
+
+
+@pytest.mark.parametrize("name", [*HYBRIDS, "llama4_text"])
+def test_what_a_shortcut_cannot_serve_goes_without_it_and_says_so(name):
+    # Convolutions and linear attention keep other states; Llama 4's base model has the head in it.
+    policy = random_policy(name, **LLAMA4 if name == "llama4_text" else {}).eval()
+    assert not policy.shares_prompts
+    assert policy.chunked == (name not in ("granitemoehybrid", "llama4_text"))  # Granite scales its logits
+    assert policy.plain_cache == (name == "llama4_text")
+    _, *notes = policy.notes(AutoTokenizer.from_pretrained(EMBEDDED))
+    assert ["cannot run in chunks" in note for note in notes].count(True) == (not policy.chunked)
+    assert ["--rollout stock" in note for note in notes].count(True) == (not policy.plain_cache)
+    batch = random_batch()
+    for ours, expected in zip(policy(batch), plain_forward(policy, batch), strict=True):
+        assert torch.allclose(ours, expected, atol=2e-5)
+
+
+def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
+    policy = random_policy("qwen2")
+    assert policy.chunked and policy.plain_cache and policy.shares_prompts
+    plain = policy.lm.model.forward
+
+    def forward(*args, past_key_values=None, **kwargs):
+        if past_key_values is not None:
+            raise RuntimeError("Sizes of tensors must match")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(policy.lm.model, "forward", forward)
+    policy = Policy(policy.lm, 0, [2], 1.0, False)
+    assert policy.chunked and not policy.plain_cache and not policy.shares_prompts
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):

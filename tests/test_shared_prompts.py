@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.shared_prompts import runs_of_similar_length
+from common.shared_prompts import layer_types, runs_of_similar_length
 from models import backward, random_batch, random_policy
 from tools import largest_difference
 
@@ -29,6 +29,15 @@ def test_shared_prompts_give_the_plain_log_probs_and_gradients(name, padded):
     assert torch.allclose(plain, shared, atol=1e-6) and torch.allclose(plain_entropy, entropy, atol=1e-6)
     assert largest_difference(gradient, plain_gradient) < 1e-6 * max(float(g.abs().max()) for g in plain_gradient)
     assert name == "gemma3_text" or policy.shares_prompts
+
+
+def test_layers_that_use_the_keys_of_another_one_share_no_prompts():
+    # Gemma 4: the shared rollout serves it, as its layers without keys and values have nothing to repeat.
+    options = dict(num_key_value_heads=2, head_dim=8, global_head_dim=8, vocab_size_per_layer_input=40)
+    options |= dict(num_kv_shared_layers=1, layer_types=["full_attention"] * 2, hidden_size_per_layer_input=4)
+    policy = random_policy("gemma4_text", **options)
+    assert layer_types(policy.lm) == {"DynamicLayer", "DummyLayer"}
+    assert policy.chunked and policy.plain_cache and not policy.shares_prompts
 
 
 @pytest.mark.parametrize("most_padding", [0, 10, 300, 1e9])

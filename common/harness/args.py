@@ -45,7 +45,9 @@ class RunArgs:
         "model",
     )
     attn_implementation: str = option(
-        "sdpa", "attention implementation of transformers: sdpa, eager, ... (flash needs a GPU and bfloat16)", "model"
+        "sdpa",
+        "attention of transformers: sdpa (eager where a model lacks it), eager, ... (flash needs a GPU and bfloat16)",
+        "model",
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"

@@ -32,6 +32,12 @@ def refuse(args, option, problem):
     raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
 
 
+def say(args, option, note):
+    """Print, once, a note on the model that an option names."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"--{option} {getattr(args, option)}: {note}")
+
+
 def in_short(error):
     """An exception of a library in one line that is not too long; the message alone may be a mere name."""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
@@ -116,6 +122,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(model_path(args, option))
+        check_not_quantised(args, option, config)
         saved_dtype = config.dtype or torch.float32
         dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
         for name in dropout:
@@ -124,15 +131,28 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
             new_head = False
         elif new_head:
             config.num_labels = 1
-        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+        attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
+        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
         options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
         lm, info = auto_class.from_pretrained(model_path(args, option), config=config, **options)
+    except InputError:
+        raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no model: {in_short(error)}")
     finally:
         logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
+    if attention is None and lm.config._attn_implementation != "sdpa":
+        say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
     return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
+
+
+def check_not_quantised(args, option, config):
+    """Refuse fp8, mxfp4, bitsandbytes, GPTQ and their like: what is rounded to a few bits cannot be trained."""
+    for part in (config, config.get_text_config()):
+        if quantised := getattr(part, "quantization_config", None):
+            method = quantised.get("quant_method", "bitsandbytes")  # whose old checkpoints do not say it
+            refuse(args, option, f"its weights are quantised ({method}): a copy in bfloat16 or float32 is needed")
 
 
 def check_weights(args, option, lm, info, new_head):
@@ -160,8 +180,8 @@ def check_weights(args, option, lm, info, new_head):
     ):
         if names:
             refuse(args, option, f"{problem}: {some(names)}")
-    if beside_text and os.environ.get("RANK", "0") == "0":
-        print(f"--{option} {getattr(args, option)}: a {kind} leaves weights unused: {some(beside_text)}")
+    if beside_text:
+        say(args, option, f"a {kind} leaves weights unused: {some(beside_text)}")
     return new
 
 

@@ -30,6 +30,20 @@ ARCHITECTURES = {
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),  # absolute positions
     "mistral": dict(num_key_value_heads=2, sliding_window=8),  # a cache that forgets
 }
+LINEAR = dict(linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+MAMBA = dict(mamba_n_heads=2, mamba_d_state=4, mamba_chunk_size=8)
+MIXED = ["linear_attention", "full_attention"]
+HYBRIDS = {  # more in the cache than keys and values
+    "qwen3_next": dict(**LINEAR, layer_types=MIXED, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8),
+    "qwen3_5_text": dict(**LINEAR, layer_types=MIXED),
+    "lfm2": dict(num_key_value_heads=2, layer_types=["conv", "full_attention"]),
+    "zamba2": dict(
+        mamba_d_state=4, n_mamba_heads=2, mamba_ngroups=1, layers_block_type=["mamba", "hybrid"], num_mem_blocks=1
+    ),
+    "granitemoehybrid": dict(**MAMBA, layer_types=["mamba", "attention"], num_local_experts=0, logits_scaling=3.0),
+    "falcon_h1": dict(**MAMBA, mamba_d_ssm=16, mamba_d_head=8, num_key_value_heads=2),
+    "mamba2": dict(num_heads=2, head_dim=32, state_size=4, n_groups=1, chunk_size=8),
+}
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
@@ -37,9 +51,8 @@ IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
-    config = AutoConfig.for_model(name, **sizes, **ARCHITECTURES.get(name, {}), **IDS, **options)
-    attention = "eager" if name == "gemma2" else "sdpa"  # Gemma 2 has no other
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    config = AutoConfig.for_model(name, **sizes, **(ARCHITECTURES | HYBRIDS).get(name, {}), **IDS, **options)
+    lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
             parameter.mul_(scale) if parameter.dim() > 1 else None
