@@ -73,7 +73,7 @@ class Policy(Backbone):
         if not self.chunked:
             yield "the head of this model cannot run in chunks: log-probs take more memory"
         if not self.plain_cache:
-            yield "the cache of this model holds more than keys and values: stock generate() samples, as --rollout stock"
+            yield "the cache of this model holds more than keys and values: samples as with --rollout stock"
         elif not self.shares_prompts:
             yield "updates compute a prompt again for each completion (due to checkpointing, sharding, or the model)"
 
