@@ -22,7 +22,9 @@ def launch(args):
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process whose rewards are ready early
     try:
-        accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
+        # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
+        options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
+        accelerator = Accelerator(cpu=on_cpu, **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
     if world_size() != accelerator.num_processes:

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import datetime
+import importlib
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -14,7 +16,7 @@ import filelock
 import torch
 from tqdm import tqdm
 
-from common.errors import InputError, Process
+from common.errors import InputError, Process, one_line
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
@@ -47,9 +49,21 @@ class Run:
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
         if args.report_to:
-            accelerator.project_configuration.set_directories(str(self.folder))
-            config = {k: " ".join(v) if isinstance(v, list) else v for k, v in dataclasses.asdict(args).items()}
-            accelerator.init_trackers(script, config=config)
+            with agreed(accelerator):
+                self.start_trackers()
+
+    def start_trackers(self):
+        """Start the trackers of --report_to: the project is the script, the run has the name of its folder."""
+        folder = self.folder.resolve()
+        self.accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
+        os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
+        options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
+        values = dataclasses.asdict(self.args)
+        values |= {name: " ".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
+        try:
+            self.accelerator.init_trackers(self.script, config=values, init_kwargs=options)
+        except Exception as error:  # each tracker has its own way to fail: no key, no network, no room
+            raise InputError(f"--report_to {' '.join(self.args.report_to)}: {one_line(error)}") from None
 
     def claim_folder(self):
         """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
@@ -156,6 +170,16 @@ class Run:
             sample = samples[0]
             reward = f"step {self.step}, reward {sample['reward']:g}"
             self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
+            self.log_table(samples)
+
+    def log_table(self, samples):
+        """Give these rows of samples.jsonl to the trackers that have tables."""
+        columns = ["prompt", "completion", "answer", "reward"]
+        rows = [[sample[column] for column in columns] for sample in samples]
+        for tracker in self.accelerator.trackers:
+            if tracker.name in ("wandb", "trackio"):
+                table = importlib.import_module(tracker.name).Table(columns=columns, data=rows)
+                tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result):
         """Remember an evaluation: the first and the last one make the closing line."""
