@@ -285,7 +285,7 @@ def new_folder(name):
 
 
 def append(path, rows):
-    with writing(path), open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
