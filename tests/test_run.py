@@ -74,7 +74,9 @@ def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "pairs-round-2.jsonl", "model", "checkpoints"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "samples.jsonl", "pairs-round-2.jsonl", "model", "checkpoints", "model-step-3"]
+)
 def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     if "." in name:
         (tmp_path / name).write_text("mine")
@@ -161,6 +163,27 @@ def test_a_folder_without_model_and_checkpoint_never_counts_as_finished(tmp_path
     monkeypatch.undo()
     train(tmp_path, "--resume", "--max_steps", 0)
     assert "starting at step 0" in capsys.readouterr().out
+
+
+def test_models_on_the_way_load_and_are_not_deleted(tmp_path, capsys):
+    train(tmp_path, "--save_model_every", 1)
+    one, two, end = (tmp_path / name for name in ("model-step-1", "model-step-2", "model"))
+    assert (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(one), AutoTokenizer.from_pretrained(one)
+    assert lm.dtype == torch.float32 and tokenizer.eos_token == "<eos>"
+    assert {path.name for path in one.iterdir()} == {path.name for path in end.iterdir()}
+    shutil.rmtree(two)
+    shutil.rmtree(end)
+    train(tmp_path, "--resume", "--save_model_every", 2)  # without a checkpoint: from the start
+    assert one.exists() and (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
+
+
+def test_a_training_whose_model_cannot_be_written_on_the_way_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(FULL))
+    with pytest.raises(InputError, match="model-step-1 cannot be written: .*No space left.*; the training is kept"):
+        train(tmp_path, "--save_model_every", 1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert not list(tmp_path.glob("model*"))
 
 
 def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):

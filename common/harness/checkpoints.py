@@ -24,7 +24,7 @@ class Checkpoints:
     """
 
     # On a resume these may differ from the checkpoint's; max_steps only where the schedule does not depend on it.
-    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
+    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "report_to")
 
     def __init__(self, accelerator, args, script, folder):
         self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder

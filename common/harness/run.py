@@ -24,13 +24,21 @@ from common.harness.loading import save_pretrained
 
 
 class Run:
-    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/ and, at the end, model/.
+    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/, model-step-N/, at the end model/.
 
     The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
     counts the finished steps. What an algorithm has to keep besides weights and optimizer it gives to `keep`.
     """
 
-    FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "pairs-round-*.jsonl", "checkpoints", "model")
+    FILES = (
+        "args.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "pairs-round-*.jsonl",
+        "checkpoints",
+        "model",
+        "model-step-*",
+    )
     lock = None  # on the folder of the run of this process
 
     def __init__(self, accelerator, args, script):
@@ -212,25 +220,13 @@ class Run:
         self.checkpoints.save(self.step)
 
     def finish(self, model, policy, tokenizer):
-        """Write model/ where steps were made, and print the closing line: the score before and after, or how to go on.
-
-        Where model/ cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
-        """
+        """Write model/ where steps were made; print the closing line: the score before and after, or how to go on."""
         self.bar.close()
         if self.interrupted:
             self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} goes on")
             return
         if self.step > 0:
-            try:
-                self.write_model(model, policy, tokenizer)
-            except InputError as error:
-                try:
-                    self.save()
-                except InputError as also:
-                    raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
-                raise InputError(
-                    f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
-                ) from None
+            self.save_model(model, policy, tokenizer, "model")
         name = next(
             (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
         )
@@ -244,8 +240,24 @@ class Run:
         if self.exit_code:
             raise SystemExit(self.exit_code)
 
-    def write_model(self, model, policy, tokenizer):
-        temporary, final = self.folder / "model.tmp", self.folder / "model"
+    def save_model(self, model, policy, tokenizer, name):
+        """Write the model into the folder `name` of the run, so that `from_pretrained` loads it.
+
+        Where it cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
+        """
+        try:
+            self.write_model(model, policy, tokenizer, name)
+        except InputError as error:
+            try:
+                self.save()
+            except InputError as also:
+                raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
+            raise InputError(
+                f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
+            ) from None
+
+    def write_model(self, model, policy, tokenizer, name):
+        temporary, final = self.folder / "model.tmp", self.folder / name
         with agreed(self.accelerator):
             try:
                 with writing(final):
