@@ -407,6 +407,8 @@ def main(argv=None):
         run.log(result, shown)
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
             run.save()
+        if run.due(args.save_model_every, at_end=False):
+            run.save_model(model, policy, tokenizer, f"model-step-{step}")
         if none_kept:
             why = "the rewards of every group agree"
             if args.filter_by == "accuracy":

@@ -466,6 +466,8 @@ def main(argv=None):
             run.log(result)
             if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
+            if run.due(args.save_model_every, at_end=False):
+                run.save_model(model, policy, tokenizer, f"model-step-{step}")
         if run.step == args.max_steps or run.interrupted:
             break
 

@@ -612,6 +612,8 @@ def main(argv=None):
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
+        if run.due(args.save_model_every, at_end=False):
+            run.save_model(model, policy, tokenizer, f"model-step-{step}")
 
     run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups

@@ -223,6 +223,8 @@ def main(argv=None):
         run.log(result)
         if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
             run.save()
+        if run.due(args.save_model_every, at_end=False):
+            run.save_model(model, reward_model, tokenizer, f"model-step-{step}")
 
     run.finish(model, reward_model, tokenizer)
     del reward_model, model, optimizer

@@ -1,6 +1,8 @@
 """common/harness/checkpoints.py: what a checkpoint may hold, what is damaged, and which ones are a run's own."""
 
+import _pyio
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from common.errors import InputError
+from common.harness.checkpoints import put_in_place
 from small_run import QUICK, advance, no_room, refusal, start, train
 from tools import ROOT, metric_rows, script
 
@@ -74,6 +77,29 @@ def test_what_is_kept_returns_bit_by_bit(tmp_path):
     again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
+
+
+# --- Windows ---
+
+
+def test_the_files_that_reach_the_disk_are_open_for_writing(tmp_path, monkeypatch):
+    fcntl, modes = pytest.importorskip("fcntl"), []
+    monkeypatch.setattr(os, "fsync", lambda handle: modes.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("text")
+    put_in_place(tmp_path / "a", tmp_path / "b")
+    assert modes == [os.O_RDWR] and (tmp_path / "b" / "file").read_text() == "text"
+
+
+def test_rows_end_with_one_newline_where_lines_end_with_two_characters(tmp_path, monkeypatch):
+    # On Windows each resume would put one more \\r at the end of each row.
+    monkeypatch.setattr(os, "linesep", "\r\n")
+    monkeypatch.setattr(io, "open", _pyio.open)
+    monkeypatch.setattr("builtins.open", _pyio.open)
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    start(tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1, "reward/mean": 0.5}\n'
 
 
 # --- damaged files ---

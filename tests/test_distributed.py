@@ -96,6 +96,7 @@ def test_two_machines(tmp_path):
 def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
+    options += " --save_model_every 3"
     command = ["tests/helpers/sharded.py", name, *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
@@ -108,6 +109,8 @@ def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
     assert metric_rows(a) == metric_rows(b)
     first, second = (AutoModelForCausalLM.from_pretrained(folder / "model").state_dict() for folder in (a, b))
     assert all(torch.equal(first[key], second[key]) for key in first)
+    on_the_way = AutoModelForCausalLM.from_pretrained(a / "model-step-3").state_dict()
+    assert all(torch.equal(first[key], on_the_way[key]) for key in first)
 
 
 @pytest.fixture
@@ -182,6 +185,22 @@ def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
     with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
         launch(script("grpo").Args())
+
+
+@pytest.mark.parametrize("kind", ["FSDP", pytest.param("DEEPSPEED", marks=needs_deepspeed)])
+def test_sharding_without_gpus_is_refused(kind, monkeypatch):
+    # configs/fsdp2.yaml ran DDP on a machine without GPUs, and did not say so.
+    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
+    with pytest.raises(InputError, match=f"the launcher asks for {kind}, which needs GPUs"):
+        launch(script("grpo").Args())
+
+
+def test_a_mac_computes_on_its_cpu_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert launch(script("grpo").Args()).device.type == "cpu"
+    assert capsys.readouterr().out.startswith("mps is not used: it has no float64")
 
 
 @pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])

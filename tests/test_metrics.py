@@ -1,12 +1,14 @@
 """common/harness/metrics.py: sums, maxima and deviations over several calls, and the metrics of a rollout."""
 
 import math
+import sys
+import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from common.harness.metrics import Metrics
+from common.harness.metrics import Metrics, peak_memory_gb
 
 
 def test_metrics_equal_their_definitions_over_several_calls():
@@ -47,3 +49,11 @@ def test_the_metrics_of_a_rollout_by_hand():
         "completion/truncated": 1 / 8,
         "completion/unique": (3 / 4 + 3 / 4) / 2,  # what stands after the stop token does not count
     })  # fmt: skip
+
+
+def test_the_peak_memory_on_windows_which_has_no_resource(monkeypatch):
+    memory = types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=3_000_000_000))
+    monkeypatch.setattr("psutil.Process", lambda: memory)
+    monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert peak_memory_gb(torch.device("cpu")) == 3.0

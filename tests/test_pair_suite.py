@@ -129,6 +129,7 @@ def test_equal_completions_and_swapped_pairs(name):
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
     options += ["--save_every", 1, "--keep_checkpoints", 9, "--max_steps", 6, "--num_epochs", 2]
+    options += ["--save_model_every", 2]
     options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
@@ -146,6 +147,9 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
             assert file.read_text() == (tmp_path / "b" / file.name).read_text()
         a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    assert {path.name for path in tmp_path.glob("b/model-step-*")} == {"model-step-2", "model-step-4", "model-step-6"}
+    early, last = (load_file(tmp_path / "b" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
+    assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
 
 
 @pytest.mark.parametrize("missing", ["optimizer.bin", "state.json"])

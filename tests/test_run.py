@@ -2,13 +2,18 @@
 
 import datetime
 import errno
+import importlib.util
+import json
 import os
 import shutil
+import sqlite3
+import sys
 import types
 
 import filelock
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -69,7 +74,9 @@ def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "pairs-round-2.jsonl", "model", "checkpoints"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "samples.jsonl", "pairs-round-2.jsonl", "model", "checkpoints", "model-step-3"]
+)
 def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     if "." in name:
         (tmp_path / name).write_text("mine")
@@ -158,11 +165,100 @@ def test_a_folder_without_model_and_checkpoint_never_counts_as_finished(tmp_path
     assert "starting at step 0" in capsys.readouterr().out
 
 
+def test_models_on_the_way_load_and_are_not_deleted(tmp_path, capsys):
+    train(tmp_path, "--save_model_every", 1)
+    one, two, end = (tmp_path / name for name in ("model-step-1", "model-step-2", "model"))
+    assert (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(one), AutoTokenizer.from_pretrained(one)
+    assert lm.dtype == torch.float32 and tokenizer.eos_token == "<eos>"
+    assert {path.name for path in one.iterdir()} == {path.name for path in end.iterdir()}
+    shutil.rmtree(two)
+    shutil.rmtree(end)
+    train(tmp_path, "--resume", "--save_model_every", 2)  # without a checkpoint: from the start
+    assert one.exists() and (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
+
+
+def test_a_training_whose_model_cannot_be_written_on_the_way_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(FULL))
+    with pytest.raises(InputError, match="model-step-1 cannot be written: .*No space left.*; the training is kept"):
+        train(tmp_path, "--save_model_every", 1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert not list(tmp_path.glob("model*"))
+
+
 def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path)
     assert not (tmp_path / "model").exists()
+
+
+# --- trackers ---
+
+
+def tracked(name, folder):
+    """{metric: values} that the tracker of this name wrote into the folder of a run."""
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder / "grpo")).Reload()
+        return {key: [event.value for event in events.Scalars(key)] for key in events.Tags()["scalars"]}
+    with sqlite3.connect(folder / "trackio" / "grpo.db") as database:
+        rows = database.execute("select run_name, metrics from metrics order by step").fetchall()
+    assert {run for run, _ in rows} == {folder.name}
+    rows = [json.loads(metrics) for _, metrics in rows]
+    assert sum("samples" in row for row in rows) == 2
+    return {name: [row[name] for row in rows if name in row] for name in set().union(*rows)}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_named_gets_the_metrics_in_the_folder_of_the_run(name, tmp_path, monkeypatch):
+    # TensorBoard was refused by every run: Accelerate wants to know its folder before the run has one.
+    if not importlib.util.find_spec(name):  # not importorskip: trackio reads where to write when it is imported
+        pytest.skip(f"needs {name}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", "")
+    monkeypatch.delenv("TRACKIO_DIR")
+    folder = tmp_path / "a-name"
+    train(folder, "--report_to", name)
+    if name == "wandb":  # a format of its own
+        importlib.import_module(name).teardown()  # waits until all is written
+        (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+        assert all(text in file.read_bytes() for text in (b"eval/pass@1", b"optim/loss", folder.name.encode()))
+        assert len(list(folder.glob("wandb/offline-run-*/files/media/table/samples_*.json"))) == 2
+        return
+    logged, rows = tracked(name, folder), metric_rows(folder)
+    for key in set().union(*rows) - {"step"}:
+        assert logged[key] == pytest.approx([row[key] for row in rows if key in row]), key
+
+
+def test_a_run_has_the_name_of_its_folder_and_gives_samples_to_trackers_with_tables(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", "")
+    monkeypatch.delenv("TRACKIO_DIR")
+    started, logged = [], []
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda *given, **options: started.append((given[1:], options)))
+    run, optimizer, _ = start(tmp_path / "a-name", report_to=["wandb", "trackio"], reward_weights=[0.5, 2.0])
+    (((script,), options),) = started
+    assert script == "grpo" and options["config"]["reward_weights"] == "0.5 2.0"
+    assert options["init_kwargs"]["wandb"] == {"name": "a-name", "dir": str(tmp_path / "a-name")}
+    assert options["init_kwargs"]["trackio"] == {"name": "a-name"}
+    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "a-name" / "trackio")
+    table = types.SimpleNamespace(Table=lambda columns, data: (columns, data))
+    for name in ("tensorboard", "wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, table)
+        log = lambda values, step, name=name: logged.append((name, values, step))  # noqa: E731
+        run.accelerator.trackers.append(types.SimpleNamespace(name=name, log=log, finish=lambda: None))
+    advance(run, optimizer, save=False)
+    samples = {"samples": (["prompt", "completion", "answer", "reward"], [["1+1", "2", None, 0.5]])}
+    assert [call for call in logged if "samples" in call[1]] == [("wandb", samples, 1), ("trackio", samples, 1)]
+
+
+def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+    def no_key(*given, **options):
+        raise ConnectionError("no API key\nconfigured")
+
+    monkeypatch.setattr(Accelerator, "init_trackers", no_key)
+    assert refusal(tmp_path, report_to=["wandb"]) == "--report_to wandb: no API key configured"
 
 
 # --- the end of a step ---

@@ -219,9 +219,8 @@ def run(name, folder, *arguments):
     script(name).main([*QUICK, "--output_dir", str(folder), *map(str, arguments)])
 
 
-def weights(folder):
-
-    return load_file(folder / "model" / "model.safetensors")
+def weights(folder, name="model"):
+    return load_file(folder / name / "model.safetensors")
 
 
 class Reached(Exception):
@@ -275,8 +274,8 @@ def test_the_rate_of_each_step_reaches_the_optimizer(name, tmp_path, monkeypatch
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
-    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2)
-    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--resume")
+    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
+    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
@@ -284,6 +283,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))  # the resume keeps the first
+    assert all(torch.equal(last[key], b[key]) for key in b) and any(not torch.equal(first[key], b[key]) for key in b)
     initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
 

@@ -72,6 +72,9 @@ class RunArgs:
     max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", least=0)
     save_every: int = option(0, "steps between checkpoints (0: none)", "run", least=0)
     keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", above=0)
+    save_model_every: int = option(
+        0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", least=0
+    )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
 
     @classmethod

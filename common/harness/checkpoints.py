@@ -24,7 +24,7 @@ class Checkpoints:
     """
 
     # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
-    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
+    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "report_to")
 
     def __init__(self, accelerator, args, script, folder):
         self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
@@ -149,7 +149,7 @@ def put_in_place(temporary, final):
     """Rename a folder once all its files are on the disk: a crash leaves `final` whole or not at all."""
     for path in temporary.rglob("*"):
         if path.is_file():
-            with open(path, "rb") as file:
+            with open(path, "rb+") as file:  # Windows flushes what may be written only
                 os.fsync(file.fileno())
     os.replace(temporary, final)
 
@@ -179,7 +179,7 @@ def write_text(path, text):
     """Write a file atomically: there is the old one or the new one, never a part."""
     temporary = path.with_suffix(".tmp")
     with writing(path):
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")  # Windows would make \r\n of it at each resume
         os.replace(temporary, path)
 
 

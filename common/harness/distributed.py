@@ -22,7 +22,9 @@ def launch(args):
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
     try:
-        accelerator = Accelerator(cpu=on_cpu, log_with=args.report_to or None, kwargs_handlers=[patience])
+        # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
+        options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
+        accelerator = Accelerator(cpu=on_cpu, **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
     if world_size() != accelerator.num_processes:
@@ -32,6 +34,13 @@ def launch(args):
         )
     if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
         raise InputError(f"{accelerator.distributed_type.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
+    for kind in ("FSDP", "DEEPSPEED"):
+        asked = os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true"
+        if asked and accelerator.distributed_type != kind:  # Accelerate goes on without it
+            raise InputError(
+                f"the launcher asks for {kind}, which needs GPUs (FSDP: several): {accelerator.num_processes} x "
+                f"{accelerator.device.type} would train without it"
+            )
     if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
         raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
     if accelerator.mixed_precision == "fp16":
@@ -45,6 +54,8 @@ def launch(args):
     missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
     if missing:
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
+    if torch.backends.mps.is_available() and accelerator.is_main_process:
+        print("mps is not used: it has no float64, which token weights and metrics need; this runs on cpu")
     set_seed(args.seed)
     return accelerator
 

@@ -1,7 +1,6 @@
 """Metrics: global sums, maxima and quantiles, and what every script logs of a rollout and of a step."""
 
 import math
-import resource
 import sys
 import time
 from dataclasses import dataclass, field
@@ -151,4 +150,10 @@ def peak_memory_gb(device):
     """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    if sys.platform == "win32":
+        import psutil  # which Accelerate brings; Windows has no `resource`, and elsewhere psutil knows no peak
+
+        return psutil.Process().memory_info().peak_wset / 1e9
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

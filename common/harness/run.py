@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import datetime
+import importlib
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -14,7 +16,7 @@ import filelock
 import torch
 from tqdm import tqdm
 
-from common.errors import InputError, Process
+from common.errors import InputError, Process, one_line
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
@@ -22,13 +24,13 @@ from common.harness.loading import save_pretrained
 
 
 class Run:
-    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/ and, at the end, model/.
+    """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/, model-step-N/, at the end model/.
 
     The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
     counts the finished steps. An algorithm gives to `keep` what a checkpoint needs besides weights and optimizer.
     """
 
-    FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "pairs-round-*.jsonl", "checkpoints", "model")
+    FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
     lock = None  # on the folder of the run of this process
 
     def __init__(self, accelerator, args, script):
@@ -47,9 +49,21 @@ class Run:
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
         if args.report_to:
-            accelerator.project_configuration.set_directories(str(self.folder))
-            config = {k: " ".join(v) if isinstance(v, list) else v for k, v in dataclasses.asdict(args).items()}
-            accelerator.init_trackers(script, config=config)
+            with agreed(accelerator):
+                self.start_trackers()
+
+    def start_trackers(self):
+        """Start the trackers of --report_to: the project is the script, the run has the name of its folder."""
+        folder = self.folder.resolve()
+        self.accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
+        os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
+        options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
+        values = dataclasses.asdict(self.args)
+        values |= {name: " ".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
+        try:
+            self.accelerator.init_trackers(self.script, config=values, init_kwargs=options)
+        except Exception as error:  # each tracker has its own way to fail: no key, no network, no room
+            raise InputError(f"--report_to {' '.join(self.args.report_to)}: {one_line(error)}") from None
 
     def claim_folder(self):
         """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
@@ -156,6 +170,16 @@ class Run:
             sample = samples[0]
             reward = f"step {self.step}, reward {sample['reward']:g}"
             self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
+            self.log_table(samples)
+
+    def log_table(self, samples):
+        """Give these rows of samples.jsonl to the trackers that have tables."""
+        columns = ["prompt", "completion", "answer", "reward"]
+        rows = [[sample[column] for column in columns] for sample in samples]
+        for tracker in self.accelerator.trackers:
+            if tracker.name in ("wandb", "trackio"):
+                table = importlib.import_module(tracker.name).Table(columns=columns, data=rows)
+                tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result):
         """Remember an evaluation: the first and the last one make the closing line."""
@@ -188,25 +212,13 @@ class Run:
         self.checkpoints.save(self.step)
 
     def finish(self, model, policy, tokenizer):
-        """Write model/ where steps were made, and print the closing line: the score before and after, or how to resume.
-
-        If model/ cannot be written, a checkpoint is written and an InputError raised; a resume then writes model/.
-        """
+        """Write model/ where steps were made; print the closing line: the score before and after, or how to resume."""
         self.bar.close()
         if self.interrupted:
             self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
             return
         if self.step > 0:
-            try:
-                self.write_model(model, policy, tokenizer)
-            except InputError as error:
-                try:
-                    self.save()
-                except InputError as also:
-                    raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
-                raise InputError(
-                    f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
-                ) from None
+            self.save_model(model, policy, tokenizer, "model")
         name = next(
             (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
         )
@@ -220,8 +232,24 @@ class Run:
         if self.exit_code:
             raise SystemExit(self.exit_code)
 
-    def write_model(self, model, policy, tokenizer):
-        temporary, final = self.folder / "model.tmp", self.folder / "model"
+    def save_model(self, model, policy, tokenizer, name):
+        """Write the model into the folder `name` of the run, so that `from_pretrained` loads it.
+
+        Where it cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
+        """
+        try:
+            self.write_model(model, policy, tokenizer, name)
+        except InputError as error:
+            try:
+                self.save()
+            except InputError as also:
+                raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
+            raise InputError(
+                f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
+            ) from None
+
+    def write_model(self, model, policy, tokenizer, name):
+        temporary, final = self.folder / "model.tmp", self.folder / name
         with agreed(self.accelerator):
             try:
                 with writing(final):
@@ -261,7 +289,7 @@ def new_folder(name):
 
 
 def append(path, rows):
-    with writing(path), open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
