@@ -252,7 +252,7 @@ def zip_weights(result, folder, name):
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--dataset common/tiny --dataset_split dev", "dev"),
         ("--model_name_or_path /no/such", "no/such"),
-        ("--report_to trackio", "trackio"),
+        ("--report_to swanlab", "swanlab"),  # not among the extras
         ("--pairs_per_step 1000", "96 pairs x"),
         ("--num_epochs 0", "num_epochs"),
     ],

@@ -333,7 +333,7 @@ def test_it_learns(name, tmp_path):
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--model_name_or_path /no/such", "no/such"),
-        ("--report_to trackio", "trackio"),
+        ("--report_to swanlab", "swanlab"),  # not among the extras
         ("--max_steps -1", "max_steps"),
         ("--clip_low 1.5", "clip_low"),
         ("--eval_top_p 0", "eval_top_p"),
