@@ -19,8 +19,7 @@ found, 0 to a wrong one (Eq. 15).
 Deviations from the paper: the mean over prompts is ours, the paper gives none; rewards that agree have A_new (and, over
 all visits, A_tot) exactly 0 by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
 counts as one visit, of which the last group is kept; log-ratios are clamped to +-20. Sizes and rates are presets.
-Left out: the official script's settings, which switch SAS off. docs/dcpo.md has the nearest options, usage, results, and
-the details of the implementation one by one.
+Left out: the official script's settings, which switch SAS off. docs/dcpo.md has the nearest options, results, details.
 
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\

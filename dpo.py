@@ -19,7 +19,7 @@ worst of pair_samples completions of the current policy, for each prompt where t
 pairs-round-1.jsonl as a preference dataset that can be used again. Each further round makes new pairs with the policy
 of that time, which is also the reference of that round: so the pairs do not become off-policy.
 
-Deviations from the paper: AdamW in place of RMSprop, no warm-up by default; dropout is off; sizes and rates are presets.
+Deviations from the paper: AdamW instead of RMSprop, no warm-up by default; dropout is off; sizes and rates are presets.
 Left out: SimPO, KTO, hinge and other relatives; a reference other than the starting policy.
 
     accelerate launch dpo.py                     the embedded model and pairs of its own; nothing is downloaded
