@@ -207,7 +207,7 @@ def test_a_mac_computes_on_its_cpu_and_says_so(monkeypatch, capsys):
 def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
     processes, weights, threads, monkeypatch
 ):
-    # Two threads that wait for each other by spinning make a small model crawl beside a busy process (docs/performance.md).
+    # Two threads that wait for each other by spinning make a small model crawl beside a busy process.
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     before = torch.get_num_threads()
