@@ -1,7 +1,7 @@
 """What the scripts do with a model: which of the shortcuts serve it, and how exact its log-probs are.
 
     python docs/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    prints a row for each, a folder or a hub id
-    python docs/models.py --write                              makes the table of docs/models.md, three minutes
+    python docs/models.py --write                              makes the table of docs/models.md, a minute or two
 
 It runs on CPU in float32, and holds the weights and two gradients of them. The columns are explained in docs/models.md.
 """
@@ -14,6 +14,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import textwrap
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -155,7 +156,8 @@ def row(folder, tokenizer=None):
     try:
         policy = load_policy(args, tokenizer or load_tokenizer(args))
     except InputError as error:
-        return [f"refused: {str(error).split(f'{folder}: ')[-1]}"] + [""] * (len(COLUMNS) - 2)
+        reason = textwrap.shorten(str(error).split(f"{folder}: ")[-1], 100, placeholder=" ...")
+        return [f"refused: {reason}"] + [""] * (len(COLUMNS) - 2)
     batch = sample(policy, args)
     expected, mask = plain_logprobs(policy, batch), batch["completion_mask"]
     with torch.no_grad():

@@ -104,4 +104,4 @@ def sampling_problem(policy):
     effect = (longer - alone).abs().max()
     rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.1
     if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
-        return f"gives a row other log-probs (by {float(error):.2g}) when it is sampled, or padded on the left"
+        return f"computes a row behind padding otherwise (a log-prob differs by {float(error):.2g})"
