@@ -188,9 +188,9 @@ def sample(policy, args, n=2):
     if "rollout_logprobs" not in batch:  # stock `generate` again, from the same random numbers
         prompts, mask = left_pad(ids, policy.pad_token, policy.lm.device)
         config = sampling_config(policy, 1.0, 1.0, args.max_new_tokens, n)
-        more = dict(generation_config=config, output_logits=True, return_dict_in_generate=True)
+        config.update(output_logits=True, return_dict_in_generate=True)
         with seeded(SEED, policy.lm.device):
-            output = policy.lm.generate(input_ids=prompts, attention_mask=mask.long(), **more)
+            output = policy.lm.generate(input_ids=prompts, attention_mask=mask.long(), generation_config=config)
         assert torch.equal(output.sequences[:, prompts.shape[1] :], batch["completions"])
         logprobs = torch.stack(output.logits, dim=1).float().log_softmax(-1)
         batch["rollout_logprobs"] = logprobs.gather(-1, batch["completions"][..., None])[..., 0]

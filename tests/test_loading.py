@@ -138,7 +138,7 @@ def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
     policy = policy_of(copy_of_embedded(tmp_path / "model", add))
     (line,) = capsys.readouterr().out.splitlines()
     unused = "model.vision_tower.conv.weight, mtp.norm.weight, transformer.h.0.attn.attention.bias"
-    assert line.endswith(f"a LlamaForCausalLM leaves weights unused: {unused}")
+    assert line.endswith(f"a LlamaForCausalLM leaves weights unused, and model/ will lack them: {unused}")
     own = AutoModelForCausalLM.from_pretrained(EMBEDDED).state_dict()
     assert all(torch.equal(value, own[name]) for name, value in policy.lm.state_dict().items())
 

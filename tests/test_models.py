@@ -106,6 +106,7 @@ def test_a_model_for_images_is_trained_and_saved_whole(kind, tmp_path, capsys):
     docs_models.build(kind, tmp_path / "a", torch.bfloat16)
     policy = policy_of(tmp_path / "a")
     frozen = {name for name, weight in policy.lm.named_parameters() if not weight.requires_grad}
+    assert policy._no_split_modules <= {type(module).__name__ for module in policy.lm.modules()}  # else no FSDP2
     assert frozen and all("vision" in name or "visual" in name or "projector" in name for name in frozen)
     count = sum(policy.lm.get_parameter(name).numel() for name in frozen)
     assert f"texts do not use {count:,} of {policy.lm.num_parameters():,} weights, frozen: " in capsys.readouterr().out

@@ -142,6 +142,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     finally:
         logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
+    kinds = {type(module).__name__ for module in lm.modules()}
+    lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
     return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
@@ -191,7 +193,7 @@ def check_weights(args, option, lm, info, new_head):
         if names:
             refuse(args, option, f"{problem}: {some(names)}")
     if beside_text:
-        say(args, option, f"a {kind} leaves weights unused: {some(beside_text)}")
+        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {some(beside_text)}")
     return new
 
 

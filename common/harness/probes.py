@@ -1,5 +1,6 @@
 """What a model does with a few tokens: whether it can be trained here, and which of its weights texts use."""
 
+import copy
 import re
 
 import torch
@@ -77,23 +78,24 @@ def sampling_problem(policy):
     and of the row with its padding. The padding as a part of the prompt gives the scale: a model that ignores the mask
     (RWKV) is as far from the row alone.
     """
+    policy = copy.copy(policy)
+    policy.temperature = 1.0  # a tiny one makes logits infinite, which is not the model's fault
     device, vocabulary = policy.lm.device, policy.lm.get_output_embeddings().weight.shape[0]
     prompt = torch.arange(1, 13, device=device)[None] * 7 % vocabulary
     mask = torch.arange(12, device=device)[None] >= 5
     config = sampling_config(policy, 1.0, 1.0, max_new_tokens=4)
-    config.eos_token_id = None
-    config.remove_invalid_values = True  # NaN would end the process; it is found below
+    config.update(eos_token_id=None, output_logits=True, return_dict_in_generate=True)
+    config.update(remove_invalid_values=True)  # NaN would end the process; it is found below
 
     def logprobs(prompt, mask):
         batch = {"prompts": prompt, "prompt_mask": mask, "completions": completion}
         return policy(batch | {"completion_mask": torch.ones_like(completion).bool()}, with_entropy=False)[0]
 
     try:
-        options = dict(generation_config=config, output_logits=True, return_dict_in_generate=True)
-        with seeded((0,), device):
-            output = policy.lm.generate(input_ids=prompt, attention_mask=mask.long(), **options)
+        with seeded(0, device):
+            output = policy.lm.generate(input_ids=prompt, attention_mask=mask.long(), generation_config=config)
         completion = output.sequences[:, 12:]
-        sampled, _ = logprobs_and_entropy(torch.cat(output.logits), completion[0], policy.temperature, False)
+        sampled, _ = logprobs_and_entropy(torch.cat(output.logits), completion[0], 1.0, False)
         alone, padded = logprobs(prompt[:, 5:], mask[:, 5:]), logprobs(prompt, mask)
         longer = logprobs(prompt, torch.ones_like(mask))
     except Exception as error:  # models raise nearly every type there is
