@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -12,6 +13,11 @@ import traceback
 
 class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
+
+
+def in_short(error):
+    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
 class Process:
