@@ -1,13 +1,13 @@
 """Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
-import os
 import re
 
 import torch
 from torch import nn
 
-from common.errors import InputError, in_short
+from common.errors import InputError, in_short, refuse, say
+from common.harness import lora
 from common.harness.data import EMBEDDED, end_of_turn, end_token
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
@@ -27,22 +27,13 @@ def model_path(args, option="model_name_or_path"):
     return str(EMBEDDED) if option == "model_name_or_path" and name == "embedded" else name
 
 
-def refuse(args, option, problem):
-    """An InputError about the model that an option names."""
-    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
-
-
-def say(args, option, note):
-    """Print, once, a note on the model that an option names."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"--{option} {getattr(args, option)}: {note}")
-
-
 def read_tokenizer(args, option):
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path(args, option))
+        return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
+    except InputError:
+        raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
 
@@ -72,7 +63,7 @@ def load_policy(args, tokenizer, accelerator=None):
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
     entropy_grad = getattr(args, "entropy_coef", 0) != 0
@@ -85,6 +76,8 @@ def load_policy(args, tokenizer, accelerator=None):
     if not is_causal(lm):
         refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
     check_positions(args, "model_name_or_path", lm)
+    if args.lora_rank:
+        lora.add_adapters(lm, args, model_path(args))
     freeze(args, "model_name_or_path", lm)
     if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
         policy.shares_prompts = False
@@ -98,6 +91,8 @@ def load_reference(policy, args, accelerator=None):
     """A frozen copy of the policy at its start, whole on every process; None where no coefficient asks for it."""
     if not args.kl_coef:
         return None
+    if args.lora_rank:
+        return lora.Reference(policy)
     reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
@@ -107,9 +102,11 @@ def load_reference(policy, args, accelerator=None):
     return reference
 
 
-def load_model(auto_class, args, option="model_name_or_path", new_head=False):
+def load_model(auto_class, args, option="model_name_or_path", new_head=False, merge=True):
     """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
+
+    Of a PEFT adapter folder it is the base model, to which `merge` adds the adapter.
 
     Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
     """
@@ -120,7 +117,9 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     logging.set_verbosity_error()  # it reports on the weights in many lines
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(model_path(args, option))
+        path = model_path(args, option)
+        base, adapter = lora.find_base(path)
+        config = AutoConfig.from_pretrained(base)
         check_not_quantised(args, option, config)
         text = config.get_text_config()  # of a model of several inputs; else all of it
         saved_dtype = config.dtype or text.dtype or torch.float32
@@ -134,7 +133,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
         attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
         options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        lm, info = class_for(config, auto_class).from_pretrained(model_path(args, option), config=config, **options)
+        lm, info = class_for(config, auto_class).from_pretrained(base, config=config, **options)
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
@@ -146,6 +145,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
+    if adapter and merge:
+        lm = lora.merge_adapter(lm, args, option, path)
     return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
 
 
@@ -254,9 +255,11 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if lm.config.is_encoder_decoder or not reads_last_token(lm.eval().to(device)):
         refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
-    freeze(args, option, lm)
     for name in new:
         nn.init.zeros_(lm.get_parameter(name))
+    if args.lora_rank and option != "reward_model_path":  # that one is not trained
+        lora.add_to_classifier(lm, args, option)
+    freeze(args, option, lm)
     return lm, saved_dtype, dropout
 
 
@@ -300,6 +303,11 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
         for name, value in policy.saved_dropout.items():
             setattr(lm.config.get_text_config(), name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+        tokenizer.save_pretrained(folder)
+        if lora.has_adapters(lm):
+            if not lm.saves_merged:
+                return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
+            weights = lora.merge_into(lm, weights)
         cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
         for name, x in weights.items():
             dtype = policy.saved_dtype if x.is_floating_point() else x.dtype
@@ -309,4 +317,3 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
         for part in filter(None, parts):  # save_pretrained() says the dtype of the weights in training
             part.dtype = policy.saved_dtype
         lm.config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
