@@ -137,8 +137,9 @@ def decode(
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
     logits = last_logits(model, inputs, head_is_last).repeat_interleave(n, dim=0)
     past_key_values.batch_repeat_interleave(n)
-    layers = past_key_values.layers
-    past_key_values.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in layers]
+    past_key_values.layers = [  # the layers of before must go: each would keep the keys and values of the prompts
+        RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in past_key_values.layers
+    ]
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
     if attention_mask is not None:
         attention_mask = attention_mask.repeat_interleave(n, dim=0)
