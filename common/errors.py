@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -105,6 +106,22 @@ def report(error):
 
 def script_name():
     return pathlib.Path(sys.argv[0]).name
+
+
+def refuse(args, option, problem):
+    """An InputError about what an option names."""
+    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
+
+
+def say(args, option, note):
+    """Print, once, a note on what an option names."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"--{option} {getattr(args, option)}: {note}")
+
+
+def in_short(error):
+    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
 def one_line(error):

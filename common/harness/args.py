@@ -52,6 +52,11 @@ class RunArgs:
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"
     )
+    lora_rank: int = option(
+        0, "train LoRA adapters of this rank on all linear layers in place of the weights (0: off)", "model", least=0
+    )
+    lora_alpha: int = option(32, "adapters are scaled by this / --lora_rank", "model", above=0)
+    lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
     dataset: str = option(
         "embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny", "data"
@@ -205,6 +210,8 @@ def check_args(args):
         check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to continue")
+    if args.lora_merge and not args.lora_rank:
+        raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
     if hasattr(args, "pairs_per_step"):
         check_pairs(args)
     else:

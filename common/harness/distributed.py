@@ -47,6 +47,10 @@ def launch(args):
         raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
     if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
         raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
+    if args.lora_rank and is_sharded(accelerator):
+        raise InputError(
+            f"--lora_rank {args.lora_rank}: LoRA runs on one process or with DDP, not {strategy(accelerator)}"
+        )
     if accelerator.distributed_type == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
     if accelerator.distributed_type == "DEEPSPEED":

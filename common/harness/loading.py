@@ -1,14 +1,13 @@
 """Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
-import os
 import re
-import textwrap
 
 import torch
 from torch import nn
 
-from common.errors import InputError
+from common.errors import InputError, in_short, refuse, say
+from common.harness import lora
 from common.harness.data import EMBEDDED, end_of_turn, end_token
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.policy import Policy
@@ -27,27 +26,13 @@ def model_path(args, option="model_name_or_path"):
     return str(EMBEDDED) if option == "model_name_or_path" and name == "embedded" else name
 
 
-def refuse(args, option, problem):
-    """An InputError about the model that an option names."""
-    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
-
-
-def say(args, option, note):
-    """Print, once, a note on the model that an option names."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"--{option} {getattr(args, option)}: {note}")
-
-
-def in_short(error):
-    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
-
-
 def read_tokenizer(args, option):
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path(args, option))
+        return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
+    except InputError:
+        raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
 
@@ -77,11 +62,13 @@ def load_policy(args, tokenizer, accelerator=None):
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     if not is_causal(lm.eval().to(first_device(accelerator))):
         refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
     check_positions(args, "model_name_or_path", lm)
+    if args.lora_rank:
+        lora.add_adapters(lm, args, model_path(args))
     entropy_grad = getattr(args, "entropy_coef", 0) != 0
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature, entropy_grad)
@@ -99,6 +86,8 @@ def load_reference(policy, args, accelerator=None):
     """A frozen copy of the policy at its start, whole on every process; None where no coefficient asks for it."""
     if not args.kl_coef:
         return None
+    if args.lora_rank:
+        return lora.Reference(policy)
     reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
@@ -108,9 +97,11 @@ def load_reference(policy, args, accelerator=None):
     return reference
 
 
-def load_model(auto_class, args, option="model_name_or_path", new_head=False):
+def load_model(auto_class, args, option="model_name_or_path", new_head=False, merge=True):
     """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
+
+    Of a PEFT adapter folder it is the base model, to which `merge` adds the adapter.
 
     Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
     """
@@ -121,7 +112,9 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     logging.set_verbosity_error()  # it reports on the weights in many lines
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(model_path(args, option))
+        path = model_path(args, option)
+        base, adapter = lora.find_base(path)
+        config = AutoConfig.from_pretrained(base)
         check_not_quantised(args, option, config)
         saved_dtype = config.dtype or torch.float32
         dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
@@ -134,7 +127,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
         attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
         options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        lm, info = auto_class.from_pretrained(model_path(args, option), config=config, **options)
+        lm, info = auto_class.from_pretrained(base, config=config, **options)
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
@@ -144,6 +137,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     set_threads(lm.num_parameters())
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
+    if adapter and merge:
+        lm = lora.merge_adapter(lm, args, option, path)
     return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
 
 
@@ -267,6 +262,8 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
         refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
     for name in new:
         nn.init.zeros_(lm.get_parameter(name))
+    if args.lora_rank and option != "reward_model_path":  # that one is not trained
+        lora.add_to_classifier(lm, args, option)
     return lm, saved_dtype, dropout
 
 
@@ -308,8 +305,12 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
         for name, value in policy.saved_dropout.items():
             setattr(lm.config, name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+        tokenizer.save_pretrained(folder)
+        if lora.has_adapters(lm):
+            if not lm.saves_merged:
+                return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
+            weights = lora.merge_into(lm, weights)
         weights = {name: x.to(policy.saved_dtype) if x.is_floating_point() else x for name, x in weights.items()}
         lm.save_pretrained(folder, state_dict=weights)
         lm.config.dtype = policy.saved_dtype  # save_pretrained() says that of the weights in training
         lm.config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)

@@ -135,7 +135,8 @@ class GradientRecorder:
         self.model, self.param_groups, self.steps = model, groups, []
 
     def step(self):
-        self.steps.append([parameter.grad.clone() for parameter in self.model.parameters()])
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.steps.append([parameter.grad.clone() for parameter in trained])
 
     def zero_grad(self):
         self.model.zero_grad()
