@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
+from common.harness import lora  # noqa: E402
 from common.harness.dry_run import GIB, estimate, peak  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
 from common.harness.memory import Job, sizes_of  # noqa: E402
@@ -65,6 +66,11 @@ COLUMNS = {  # of the first table: the phase in which a term is shown, and its n
     "cache": ("rollout", "key-value cache"),
     "logits": ("rollout", "work"),
 }
+LESS = {  # of the first table: options, and the peak with them
+    "peak": {},
+    "peak with `--gradient_checkpointing`": dict(gradient_checkpointing=True),
+    "and `--micro_batch_size 4 --kl_coef 0`": dict(gradient_checkpointing=True, micro_batch_size=4, kl_coef=0),
+}
 
 WIDE = shape(512, 4, 8, 2, 1408, 8192, True)
 DEEP = shape(256, 16, 4, 2, 704, 4096, False)
@@ -83,6 +89,15 @@ CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "deep: 16 layers of width 256": (DEEP, {}, False, False),
     "deep, rows of 352 tokens": (DEEP, dict(max_prompt_tokens=304, prompts_per_step=2), False, False),
     "deep, checkpointing, mixed precision": (DEEP, dict(gradient_checkpointing=True), True, False),
+    "LoRA, rank 16": (WIDE, dict(lora_rank=16), False, False),
+    "LoRA, `--dtype bfloat16`": (WIDE, dict(lora_rank=16, dtype="bfloat16"), False, False),
+    "LoRA, mixed precision bf16": (WIDE, dict(lora_rank=16), True, False),
+    "LoRA, `--dtype bfloat16`, checkpointing": (
+        DEEP,
+        dict(lora_rank=16, dtype="bfloat16", gradient_checkpointing=True),
+        False,
+        False,
+    ),
     "vocabulary 65,536": (VOCABULARY, dict(micro_batch_size=16), False, False),
 }
 
@@ -99,11 +114,13 @@ def measured(action, live=0):
     return most, live
 
 
-def random_policy(args, sizes, accelerator):
+def random_policy(args, sizes):
     """A Qwen2 of these sizes as a `Policy`, as `load_policy` makes it."""
     config = AutoConfig.for_model("qwen2", **sizes, **IDS)
     options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
     lm = AutoModelForCausalLM.from_config(config, **options)
+    if args.lora_rank:
+        lora.add_adapters(lm, args)
     policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, entropy_grad=False)
     lm.generation_config = GenerationConfig()
     if args.gradient_checkpointing:
@@ -123,7 +140,7 @@ def measured_step(args, sizes, bf16=False, ddp=False):
     prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
 
     def build():
-        held.policy = random_policy(args, sizes, accelerator)
+        held.policy = random_policy(args, sizes)
         held.reference = load_reference(held.policy, args)
         held.model = accelerator.prepare(held.policy)
         if ddp:
@@ -193,23 +210,21 @@ def table(columns, rows):
     return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
 
 
-def model_table():
-    """GiB of one process for each model and job."""
+def model_table(jobs, **lora):
+    """GiB of one process for each model and job, with and without options that need less."""
     rows = []
     for model, numbers in MODELS.items():
         sizes = meta_sizes(numbers)
-        for job_name, job in JOBS.items():
-            args = grpo.Args(**LENGTHS)
-            phases = estimate(args, job, sizes)
-            row = [f"{model}, {job_name}"]
+        for name, job in jobs.items():
+            phases = estimate(grpo.Args(**LENGTHS, **lora), job, sizes)
+            row = [f"{model}, {name}"]
             for phase, *terms in COLUMNS.values():
                 row.append(f"{sum(phases[phase].get(term, 0) for term in terms) / GIB:.1f}")
-            for options in ({}, dict(kl_coef=0), dict(kl_coef=0, gradient_checkpointing=True, micro_batch_size=4)):
-                phase, most = peak(estimate(grpo.Args(**LENGTHS | options), job, sizes))
+            for options in LESS.values():
+                phase, most = peak(estimate(grpo.Args(**LENGTHS | options, **lora), job, sizes))
                 row.append(f"{most / GIB:.1f} ({phase})")
             rows.append(row)
-    more = ["peak", "`--kl_coef 0`", "and `--gradient_checkpointing --micro_batch_size 4`"]
-    return table(["", *COLUMNS, *more], rows)
+    return table(["", *COLUMNS, *LESS], rows)
 
 
 def check_table():
@@ -226,9 +241,12 @@ def check_table():
 
 def written(text):
     """The text of the page with its tables as they are now."""
-    for name, lines in (("models", model_table()), ("check", check_table())):
-        body = "\n".join(lines)
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
+    adapters = {name: job._replace(bf16=False) for name, job in JOBS.items() if job.strategy != "FSDP2"}
+    tables = {"models": model_table(JOBS), "check": check_table()}
+    tables["lora"] = model_table(adapters, lora_rank=16, dtype="bfloat16")
+    for name, lines in tables.items():
+        body = "".join(f"{line}\n" for line in lines)
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(pattern, lambda found, body=body: found[1] + body + found[2], text, flags=re.DOTALL)
     return text
 

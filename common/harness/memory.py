@@ -83,12 +83,12 @@ def weight_bytes(args, job):
 
 def trained(sizes, args):
     """Number and bytes of the weights that are trained: all, or float32 adapters."""
-    rank = getattr(args, "lora_rank", 0)
+    rank = args.lora_rank
     return (rank * sizes.adapters, 4) if rank else (sizes.weights, 2 if args.dtype == "bfloat16" else 4)
 
 
 def weights(sizes, args, job):
-    adapters = 4 * getattr(args, "lora_rank", 0) * sizes.adapters
+    adapters = 4 * args.lora_rank * sizes.adapters
     return (weight_bytes(args, job) * sizes.weights + adapters) * job.share("weights")
 
 
@@ -99,9 +99,10 @@ def adamw(sizes, args, job):
 
 
 def gradients(sizes, args, job):
-    """One for each trained weight, in its dtype. `zero_grad` frees them: there are none in a rollout."""
+    """One for each trained weight, in the dtype in which it is held. `zero_grad` frees them: a rollout has none."""
     number, size = trained(sizes, args)
-    return number * min(size, weight_bytes(args, job)) * job.share("gradients")
+    size = weight_bytes(args, job) if job.strategy.startswith("ZeRO") else size
+    return number * size * job.share("gradients")
 
 
 def buckets(sizes, args, job):
@@ -114,7 +115,7 @@ def buckets(sizes, args, job):
 
 def reference(sizes, args, job):
     """A copy of the policy, whole on each process. With adapters none: it is the policy without them."""
-    if not getattr(args, "kl_coef", 0) or getattr(args, "lora_rank", 0):
+    if not getattr(args, "kl_coef", 0) or args.lora_rank:
         return 0
     return sizes.weights * (2 if precision(args, job) == "bfloat16" else 4)
 
@@ -127,7 +128,7 @@ def copies(sizes, args, job, phase):
     pass has those of one layer and of the head. Sharded weights are gathered: all for sampling, in an update the
     embedding, the head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
     """
-    frozen, head = getattr(args, "lora_rank", 0), sizes.embedding if sizes.vocabulary else 0
+    frozen, head = args.lora_rank, sizes.embedding if sizes.vocabulary else 0
     if precision(args, job) == "autocast":
         if (frozen and phase == "rollout") or (args.gradient_checkpointing and (frozen or phase == "backward")):
             return 2 * (sizes.linear - head) / sizes.layers + 2 * head
@@ -193,7 +194,7 @@ def layer_activations(sizes, args, job, rows, queries, keys):
     Linear layers that LoRA freezes keep no input, nor do frozen norms, but the adapters keep theirs: in float32, and
     for each linear layer its own where the model is in bfloat16.
     """
-    mode, rank = precision(args, job), getattr(args, "lora_rank", 0)
+    mode, rank = precision(args, job), args.lora_rank
     H, size, stream = sizes.hidden, 4 if mode == "float32" else 2, 2 if mode == "bfloat16" else 4
     attention_input, mlp_input = (3, 2) if mode == "autocast" else (1, 1)
     norms = 2 * (4 * H + 4 + stream * H)
@@ -242,7 +243,7 @@ def layer_work(sizes, args, job, rows, queries, keys):
 
 def gradient_of_embedding(sizes, args):
     """The gradient of the embedding and the head is complete at the end of a backward pass, and lies beside .grad."""
-    return 0 if getattr(args, "lora_rank", 0) else trained(sizes, args)[1] * sizes.embedding
+    return 0 if args.lora_rank else trained(sizes, args)[1] * sizes.embedding
 
 
 def adamw_copy(sizes, args, job):
