@@ -130,7 +130,7 @@ def random_policy(args, sizes):
 
 
 def measured_step(args, sizes, bf16=False, ddp=False):
-    """({phase: bytes}, Sizes): the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py, on
+    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py, on
     CPU; AdamW has its state from the beginning, as in every step but the first."""
     gc.collect()
     AcceleratorState._reset_state(True)  # another test or case may have had another precision
@@ -168,16 +168,15 @@ def measured_step(args, sizes, bf16=False, ddp=False):
     _, live = measured(build)
     for phase, action in (("rollout", rollout), ("update", update), ("optimizer", step)):
         peaks[phase], live = measured(action, live)
-    return peaks, sizes_of(held.policy.lm)
+    return peaks
 
 
 def computed_step(args, sizes, bf16=False, ddp=False):
     """What the formula gives for `measured_step`."""
-    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, gpu=False), sizes)
+    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, gpu=False), meta_sizes(sizes))
     totals = {phase: sum(terms.values()) for phase, terms in phases.items()}
-    return {"rollout": totals["rollout"], "update": max(totals["forward"], totals["backward"])} | {
-        "optimizer": totals["optimizer"]
-    }
+    update = max(totals["forward"], totals["backward"])
+    return {"rollout": totals["rollout"], "update": update, "optimizer": totals["optimizer"]}
 
 
 def measure():
@@ -187,8 +186,7 @@ def measure():
     for name, (sizes, options, *how) in CASES.items():
         args = grpo.Args(**SMALL | options)
         torch.manual_seed(0)
-        kept[name], counted = measured_step(args, sizes, *how)
-        computed = computed_step(args, counted, *how)
+        kept[name], computed = measured_step(args, sizes, *how), computed_step(args, sizes, *how)
         for phase, value in kept[name].items():
             ratio = computed[phase] / value
             print(
@@ -231,7 +229,7 @@ def check_table():
     """MiB that were measured, and the ratio of what is computed to them."""
     rows, results = [], json.loads(RESULTS.read_text(encoding="utf-8"))
     for name, (sizes, options, *how) in CASES.items():
-        computed = computed_step(grpo.Args(**SMALL | options), meta_sizes(sizes), *how)
+        computed = computed_step(grpo.Args(**SMALL | options), sizes, *how)
         row = [name]
         for phase, value in results[name].items():
             row.append(f"{value / 2**20:.0f}, {computed[phase] / value:.3f}")

@@ -211,6 +211,17 @@ def test_an_adapter_is_trained_on_from_where_it_was(dtype, tmp_path):
         assert torch.equal(loaded(ids).logits, again.eval().lm(ids).logits)
 
 
+def test_the_dropout_of_an_adapter_is_off(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_dropout": 0.5}))
+    args = grpo.Args(model_name_or_path=str(tmp_path), lora_rank=4)
+    policy = load_policy(args, load_tokenizer(args))
+    batch = random_batch(vocabulary=16)
+    with torch.no_grad():
+        assert torch.equal(policy.train()(batch)[0], policy.eval()(batch)[0])
+
+
 @pytest.mark.parametrize(
     "edit, option, says",
     [
