@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import memory
 
 ALL = [*SCRIPTS, "dpo", "reward_model"]
-TINY = memory.shape(128, 3, 4, 2, 352, 1024, True)
+TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
 
 
 def checkpoint(folder, **sizes):
@@ -44,7 +44,7 @@ def printed(capsys, name, *options):
 @pytest.mark.parametrize(
     "options, bf16",
     [
-        (dict(max_prompt_tokens=160, max_new_tokens=16), False),  # the cache of the prompts would be twice there
+        (dict(max_prompt_tokens=320, max_new_tokens=16), False),  # the cache of the prompts would be twice there
         (dict(max_new_tokens=24, gradient_checkpointing=True, kl_coef=0.0, dtype="bfloat16"), False),
     ],
 )

@@ -120,11 +120,9 @@ def estimate(args, job, sizes, critic=None, scorer=None):
     work = max(memory.head_work(sizes, args, job, tokens), memory.layer_work(sizes, args, job, *passes[-1]))
     backward = {"copies of weights": total(memory.copies, "backward"), "work": work}
     phases["forward"] = held | kept | forward
-    phases["backward"] = held | kept | backward
-    phases["optimizer"] = held | {
-        "gradients": total(memory.gradients),
-        "work": max(total(memory.adamw_copy), 2 * memory.gradient_of_embedding(sizes, args)),
-    }
+    end = {"gradients": total(memory.gradients), "work": 2 * memory.gradient_of_embedding(sizes, args)}
+    phases["backward"] = held | max(kept | backward, end, key=lambda terms: sum(terms.values()))
+    phases["optimizer"] = held | {"gradients": total(memory.gradients), "work": total(memory.adamw_copy)}
     return phases
 
 
