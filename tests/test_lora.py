@@ -15,10 +15,9 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED
 from common.harness.distributed import launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
-from common.policy import Backbone
 from models import random_batch, save_reward_model, small_model
 from small_run import train
-from tools import SCRIPTS, fill, gradients, hand_made_batch, largest_difference, metric_rows, script
+from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
 peft = pytest.importorskip("peft")
 
@@ -89,6 +88,7 @@ def test_new_adapters_are_of_the_seed_and_change_nothing():
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
     args, _, policy = load()
     start = load_policy(grpo.Args(), load_tokenizer(args))
+    policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # peft would switch it on
     reference, before = load_reference(policy, args), trained(policy)
     policy.train()
     found, entropy = reference(random_batch(vocabulary=16), with_entropy=False)
@@ -99,7 +99,7 @@ def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
     torch.testing.assert_close(reference(shared, with_entropy=False)[0], found, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
     found = []
     for size, kl_coef in ((32, 0.0), (4, 0.0), (4, 1e-30)):
@@ -230,12 +230,14 @@ def test_the_dropout_of_an_adapter_is_off(tmp_path):
         ({"use_dora": True}, {}, "only a plain LoRA adapter can be trained on, this one has use_dora=True; without"),
         ({"modules_to_save": ["lm_head"]}, {}, "this one has modules_to_save=['lm_head']"),
         ({"base_model_name_or_path": "nowhere/at-all"}, {}, "no model: OSError"),
-        ({"target_modules": ["q_proj"]}, {}, "no adapters can be added: KeyError: "),
+        ({"target_modules": ["q_proj"]}, {}, "no adapters can be added: ValueError: the model has no model.layers.0"),
         (
             {"target_modules": ["nothing"]},
             {"lora_rank": 0},
             "its adapter cannot be merged: ",
         ),
+        ({"revision": "v2"}, {}, "needs revision v2 of its base model"),
+        ({"target_modules": ["q_proj"]}, {"lora_rank": 0}, "cannot be merged: ValueError: the model has no base_model"),
         ({"r": 2}, {"lora_rank": 0}, "its adapter cannot be merged: RuntimeError"),
     ],
 )
@@ -286,14 +288,6 @@ def test_a_critic_has_adapters_of_its_own(tmp_path):
     assert len(trained(started)) == 2 + 28
     scorer = ppo.load_scorer(ppo.Args(lora_rank=4, reward_model_path=str(tmp_path / "rm")), "reward_model_path", "cpu")
     assert not hasattr(scorer, "peft_config")
-
-
-def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
-    # Rotary frequencies stay in float32 where the weights are in bfloat16.
-    args = ppo.Args(dtype="bfloat16")
-    policy = load_policy(args, load_tokenizer(args)).eval()
-    states, own = policy.states(batch := random_batch(vocabulary=16)), ppo.load_critic(args, policy).eval().backbone
-    assert isinstance(own, Backbone) and torch.equal(own.states(batch)[2], states[2])
 
 
 def test_a_reward_model_is_written_merged(tmp_path):

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import world_size
+from common.errors import InputError, in_short, refuse, world_size
 from common.harness import memory
-from common.harness.loading import in_short, model_path, refuse
+from common.harness.loading import check_not_quantised, model_path
+from common.harness.lora import find_base
 from common.harness.memory import Job, sizes_of
 
 GIB = 2**30
@@ -27,16 +28,20 @@ def launched_job():
 
 
 def read_sizes(args, option="model_name_or_path", head=True):
-    """The sizes of the model that `option` names, from its config.json alone: the weights are counted on the meta
-    device, which holds none."""
+    """The sizes of the model that `option` names, from its config.json alone (of an adapter: that of its base model).
+    The weights are counted on the meta device, which holds none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(model_path(args, option))
+        path, _ = find_base(model_path(args, option))
+        config = AutoConfig.from_pretrained(path)
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
+    except InputError:
+        raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no model: {in_short(error)}")
+    check_not_quantised(args, option, config)
     return sizes_of(lm, head)
 
 

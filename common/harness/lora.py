@@ -27,6 +27,8 @@ def find_base(path):
     if not find_adapter_config_file(path):
         return path, None
     adapter = peft(f"the PEFT adapter {path}").PeftConfig.from_pretrained(path)
+    if adapter.revision not in (None, "main"):
+        raise InputError(f"the PEFT adapter {path} needs revision {adapter.revision} of its base model: not supported")
     return adapter.base_model_name_or_path, adapter
 
 
@@ -50,12 +52,12 @@ def peft(what):
 
 def merge_adapter(lm, args, option, path):
     """The model `lm` with the adapter of `path` added to its weights."""
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Found missing adapter keys")  # they would stay at their random start
-            merged = PeftModel.from_pretrained(lm, path).merge_and_unload()
+        with_adapter = PeftModel(lm, PeftConfig.from_pretrained(path), TRAINED)
+        load_weights(with_adapter, path, TRAINED)
+        merged = with_adapter.merge_and_unload()
     except Exception as error:  # each kind of adapter has its own way to fail
         refuse(args, option, f"its adapter cannot be merged: {in_short(error)}")
     return merged.requires_grad_(True)
@@ -63,37 +65,40 @@ def merge_adapter(lm, args, option, path):
 
 def add_adapters(lm, args, path=None, task="CAUSAL_LM"):
     """Freeze `lm` and put adapters in, in float32 whatever its dtype is: those of `path` if it is an adapter, or new
-    ones, which change nothing at first.
+    ones, which change nothing at first and are the same on all processes.
 
-    New ones are the same on all processes. Loaded ones are there twice: the second stays as it is, for the reference.
+    Loaded ones are there twice: the second stays as it is, for the reference.
     """
-    adapter = find_base(path)[1] if path else None
     config = peft(f"--lora_rank {args.lora_rank}").LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules="all-linear", task_type=task
     )
+    base, adapter = find_base(path) if path else (lm.name_or_path, None)
     if adapter:
         check_continued(args, adapter, config)
-        config, adapter.lora_dropout = adapter, 0.0  # dropout would make the ratio of the first update differ from 1
-    name = adapter.base_model_name_or_path if adapter else lm.name_or_path
+        adapter.lora_dropout = 0.0  # dropout would make the ratio of the first update differ from 1
     try:
-        for adapter_name in (TRAINED, START)[: 2 if adapter else 1]:
-            with seeded((args.seed, 0), lm.device), warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", ".*(fan_in_fan_out|Already found)"
-                )  # GPT-2's layers; a second adapter
-                lm.add_adapter(copy.copy(config), adapter_name)
-            for weight_name, weight in lm.named_parameters():
-                if f".{adapter_name}." in weight_name:
-                    weight.data = weight.data.float()
+        for name in (TRAINED, START) if adapter else (TRAINED,):
+            add_adapter(lm, adapter or config, name, args.seed)
             if adapter:
-                load_adapter(lm, path, adapter_name)
+                load_weights(lm, path, name)
     except Exception as error:  # peft and torch have their own ways to fail
         refuse(args, "model_name_or_path", f"no adapters can be added: {in_short(error)}")
     lm.set_adapter(TRAINED)
-    for weight_name, weight in lm.named_parameters():
-        weight.requires_grad_(f".{TRAINED}." in weight_name)
-    lm.peft_config[TRAINED].base_model_name_or_path = os.path.abspath(name) if os.path.isdir(name) else name
+    for name, weight in lm.named_parameters():
+        weight.requires_grad_(f".{TRAINED}." in name)
+    lm.peft_config[TRAINED].base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
     lm.saves_merged = args.lora_merge
+
+
+def add_adapter(lm, config, name, seed):
+    """Put the adapter `name` into `lm`, in float32, with the random start of `seed`."""
+    with seeded((seed, 0), lm.device), warnings.catch_warnings():
+        # Of GPT-2's layers, where peft does the right thing, and of a second adapter.
+        warnings.filterwarnings("ignore", ".*(fan_in_fan_out|Already found)")
+        lm.add_adapter(copy.copy(config), name)
+    for key, weight in lm.named_parameters():
+        if f".{name}." in key:
+            weight.data = weight.data.float()
 
 
 def add_to_classifier(lm, args, option):
@@ -117,20 +122,21 @@ def check_continued(args, adapter, config):
     changed = {name: x for name, x in adapter.to_dict().items() if (x or None) != (fresh.get(name) or None)}
     other = [f"{name}={x}" for name, x in changed.items() if name not in free]
     if other:
-        other = f"only a plain LoRA adapter can be trained on, this one has {other[0]}"
-        refuse(args, "model_name_or_path", f"{other}; without --lora_rank it is merged")
+        problem = f"only a plain LoRA adapter can be trained on, this one has {other[0]}"
+        refuse(args, "model_name_or_path", f"{problem}; without --lora_rank it is merged")
 
 
-def load_adapter(lm, path, name):
-    """Give the adapter `name` of `lm` the weights of the adapter of `path`."""
-    from peft import load_peft_weights, set_peft_model_state_dict
+def load_weights(model, path, name):
+    """Give the adapter `name` of `model` (or of a `PeftModel`) the weights of the adapter of `path`, all of them."""
+    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    weights = load_peft_weights(path, device=str(lm.device))
-    weights = {key.removeprefix("base_model.model."): weight for key, weight in weights.items()}
-    result = set_peft_model_state_dict(lm, weights, name)
-    other = [key for key in result.missing_keys if f".{name}." in key] + result.unexpected_keys
-    if other:
-        raise KeyError(other[0])
+    weights = load_peft_weights(path, device=str(model.device))
+    if not isinstance(model, PeftModel):
+        weights = {key.removeprefix("base_model.model."): weight for key, weight in weights.items()}
+    result = set_peft_model_state_dict(model, weights, name)
+    lacking = [key for key in result.missing_keys if f".{name}." in key]
+    if lacking or result.unexpected_keys:
+        raise ValueError(f"it lacks {lacking[0]}" if lacking else f"the model has no {result.unexpected_keys[0]}")
 
 
 class Reference:

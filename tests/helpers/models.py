@@ -44,6 +44,7 @@ HYBRIDS = {  # more in the cache than keys and values
     "falcon_h1": dict(**MAMBA, mamba_d_ssm=16, mamba_d_head=8, num_key_value_heads=2),
     "mamba2": dict(num_heads=2, head_dim=32, state_size=4, n_groups=1, chunk_size=8),
 }
+LLAMA4 = dict(head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
