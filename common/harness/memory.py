@@ -232,13 +232,14 @@ def head_work(sizes, args, job, tokens, backward=True):
 
 
 def layer_work(sizes, args, job, rows, queries, keys):
-    """The backward pass of the last layer: the gradients of product, gate and up in the MLP, less the product, which is
-    freed; those of the residual stream; and that of the embedding or head. With gradient checkpointing the layer's
-    activations are there again."""
+    """The backward pass of the last layer: in the MLP the gradients of product, gate and up, less the product, which is
+    freed, or in the attention those of queries, output, keys and values; those of the residual stream; and that of the
+    embedding or head. With gradient checkpointing the layer's activations are there again."""
     size = 4 if precision(args, job) == "float32" else 2
     again = layer_activations(sizes, args, job, rows, queries, keys) if args.gradient_checkpointing else 0
-    own = rows * queries * (2 * sizes.intermediate * size + 2 * 4 * sizes.hidden)
-    return again + own + gradient_of_embedding(sizes, args)
+    mlp = rows * queries * 2 * sizes.intermediate * size
+    attention = rows * (queries + keys) * 2 * sizes.query * size
+    return again + max(mlp, attention) + rows * queries * 2 * 4 * sizes.hidden + gradient_of_embedding(sizes, args)
 
 
 def gradient_of_embedding(sizes, args):
