@@ -137,8 +137,10 @@ def decode(
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
     logits = last_logits(model, inputs, head_is_last).repeat_interleave(n, dim=0)
     past_key_values.batch_repeat_interleave(n)
-    layers = past_key_values.layers  # a layer of attention to images stays empty
-    past_key_values.layers = [RoomyLayer(x) if type(x) is DynamicLayer and x.is_initialized else x for x in layers]
+    past_key_values.layers = [  # the layers of before must go: each would keep the keys and values of the prompts
+        RoomyLayer(x) if type(x) is DynamicLayer and x.is_initialized else x  # a layer for images stays empty
+        for x in past_key_values.layers
+    ]
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
     if attention_mask is not None:
         attention_mask = attention_mask.repeat_interleave(n, dim=0)

@@ -111,6 +111,23 @@ MUTANTS = [
         "critic.head.to(policy.lm.device, policy.lm.dtype)  # as above",
         "critic.to(policy.lm.device, policy.lm.dtype)",
         "test_ppo.py::test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit"),
+    # --- memory ---
+    mutant("the cache of the prompts is kept beside the one of the completions", "common",
+        "past_key_values.layers = [  # the layers of before",
+        "kept = past_key_values.layers\n    past_key_values.layers = [  # the layers of before",
+        "test_memory.py::test_the_formula_is_near_the_peaks_of_a_step"),
+    mutant("the estimate counts the mask of sdpa once, not in each layer", "common",
+        "    per_mask = size\n",
+        "    per_mask = 0\n",
+        "test_memory.py::test_a_layer_keeps_the_tensors_that_the_formula_lists"),
+    mutant("the estimate forgets that DDP has gradients twice", "common",
+        'if job.strategy == "DDP":',
+        'if job.strategy == "none":',
+        "test_memory.py::test_the_options_change_what_they_should"),
+    mutant("a dry run goes on", "common",
+        "            raise SystemExit(0)",
+        "            pass",
+        "test_memory.py::test_a_dry_run_prints_and_stops"),
     # --- the update loop ---
     *[
         mutant(f"{script}: the old log-probs are those of the moment, so that no clip ever acts", script,

@@ -81,11 +81,18 @@ class RunArgs:
         0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", least=0
     )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
+    dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
 
     @classmethod
     def parse(cls, argv=None):
-        """The options of the command line (`parse_args`)."""
-        return parse_args(cls, argv)
+        """The options of the command line (`parse_args`). With --dry_run this is the end."""
+        args = parse_args(cls, argv)
+        if args.dry_run:
+            from common.harness.dry_run import dry_run
+
+            dry_run(args)
+            raise SystemExit(0)
+        return args
 
 
 @dataclass

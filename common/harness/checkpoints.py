@@ -26,7 +26,7 @@ class Checkpoints:
 
     # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
     MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "lora_merge")
-    MAY_CHANGE += ("report_to",)
+    MAY_CHANGE += ("report_to", "dry_run")
 
     def __init__(self, accelerator, args, script, folder):
         self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
