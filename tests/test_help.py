@@ -34,9 +34,13 @@ def commands():
 
 
 def run(command, folder, steps):
-    """The rows of metrics.jsonl of a small run of a command of the pages, named by a part of it."""
+    """The rows of metrics.jsonl of a small run of a command of the pages, named by its start; only one that does not
+    train is evaluated."""
     ((name, arguments),) = [(n, a) for n, a in commands() if command == f"{n}.py {' '.join(a)}"[: len(command)]]
-    script(name).main([*arguments, *SMALL, "--max_steps", str(steps), "--output_dir", str(folder)])
+    with pytest.MonkeyPatch.context() as patch:
+        if steps:
+            patch.setattr(script(name), "evaluate", lambda *arguments: {})
+        script(name).main([*arguments, *SMALL, "--max_steps", str(steps), "--output_dir", str(folder)])
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
