@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.batches import micro_batches, take_rows
-from models import random_batch
+from small_models import random_batch
 
 
 def test_take_rows_cuts_shared_padding_and_keeps_every_token():

@@ -22,7 +22,8 @@ import grpo
 from common.errors import InputError
 from common.harness.data import EMBEDDED, end_token
 from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer, save_pretrained
-from models import (
+from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
+from small_models import (
     SMALL,
     copy_of_embedded,
     learned,
@@ -33,7 +34,6 @@ from models import (
     reward_model_of,
     small_model,
 )
-from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from tools import embedded, hand_made_batch
 
 # --- weights ---

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED
 from common.harness.distributed import launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
-from models import random_batch, save_reward_model, small_model
+from small_models import random_batch, save_reward_model, small_model
 from small_run import train
 from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 

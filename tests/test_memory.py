@@ -15,7 +15,7 @@ from common.harness import dry_run
 from common.harness.memory import Job, layer_activations, trained
 from tools import ROOT, SCRIPTS, script
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.append(str(ROOT / "docs"))
 
 import memory
 

@@ -1,7 +1,7 @@
 """Models of all kinds: docs/models.py and its page; weights that texts do not use; models that would be wrong."""
 
-import importlib.util
 import json
+import sys
 
 import pytest
 import torch
@@ -13,14 +13,13 @@ import worker
 from common.errors import InputError
 from common.harness.loading import enable_checkpointing, save_pretrained
 from common.harness.probes import freeze_unused, unused_weights
-from models import SMALL, policy_of, random_batch, refused
 from processes import run_processes
+from small_models import SMALL, policy_of, random_batch, refused
 from tools import ROOT, embedded
 
-# By its path: tests/helpers/models.py has the same name.
-spec = importlib.util.spec_from_file_location("docs_models", ROOT / "docs" / "models.py")
-docs_models = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(docs_models)
+sys.path.append(str(ROOT / "docs"))
+
+import models as docs_models
 
 
 def page():

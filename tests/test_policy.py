@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import common.policy
 from common.harness.data import EMBEDDED
 from common.policy import Policy
-from models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
+from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from tools import embedded, hand_made_batch, largest_difference
 
 

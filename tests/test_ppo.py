@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED
 from common.harness.metrics import Metrics
 from common.masked import moments
-from models import LLAMA4, random_batch, random_policy, save_reward_model
+from small_models import LLAMA4, random_batch, random_policy, save_reward_model
 from tools import (
     ORACLES,
     b1,
