@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM
 import grpo
 import ppo
 import reward_model
+import worker
 from common.errors import InputError
 from common.harness.data import EMBEDDED
 from common.harness.distributed import launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
+from processes import run_processes
 from small_models import random_batch, save_reward_model, small_model
 from small_run import train
 from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
@@ -111,6 +113,18 @@ def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
     assert (
         largest_difference(found[0], found[1]) < 1e-5 * scale and largest_difference(found[1], found[2]) < 1e-5 * scale
     )
+
+
+def test_two_processes_train_the_adapters_of_one(tmp_path):
+    worker.main("grpo", tmp_path, lora_rank="4")
+    result = run_processes("tests/helpers/worker.py", "grpo", tmp_path, "1", "embedded", "4", processes=2)
+    assert result.returncode == 0, result.stderr
+    one, two = (torch.load(tmp_path / f"update-{processes}.pt")["weights"] for processes in (1, 2))
+    start = grpo.load_policy(args := grpo.Args(lora_rank=4), load_tokenizer(args)).state_dict()
+    moved = max(float((one[name] - x).abs().max()) for name, x in start.items())
+    apart = max(float((one[name] - two[name]).abs().max()) for name in start)
+    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
+    assert all(torch.equal(two[name], x) for name, x in start.items() if ".lora_" not in name)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
