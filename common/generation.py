@@ -12,7 +12,9 @@ import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from common.batches import to_device
 from common.errors import InputError
+from common.masked import completion_mask, positions
 
 
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
@@ -125,13 +127,12 @@ def decode(
     """
     # Naming these in the signature would make `generate` pass them twice. Without padding the mask arrives as None.
     attention_mask, past_key_values = model_kwargs.get("attention_mask"), model_kwargs["past_key_values"]
-    positions = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    position_ids = (positions.cumsum(dim=1) - 1).clamp(min=0)  # (B, P)
-    device, rows = input_ids.device, len(input_ids) * n
-    max_new_tokens = generation_config.max_length - input_ids.shape[1]
-    stop_tokens = torch.tensor(generation_config.eos_token_id, device=device)
+    width, device, rows = input_ids.shape[1], input_ids.device, len(input_ids) * n
+    position_ids = positions(torch.ones_like(input_ids) if attention_mask is None else attention_mask)  # (B, P)
+    max_new_tokens = generation_config.max_length - width
+    stop_tokens = to_device(generation_config.eos_token_id, device)
     completions = torch.full((rows, max_new_tokens), generation_config.pad_token_id, device=device)
-    logprobs = torch.zeros((rows, max_new_tokens), device=device)
+    drawn = torch.ones((rows, max_new_tokens), device=device)  # the probabilities of these tokens
 
     inputs = {"past_key_values": past_key_values}
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
@@ -139,9 +140,10 @@ def decode(
     past_key_values.batch_repeat_interleave(n)
     layers = past_key_values.layers
     past_key_values.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in layers]
-    position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
+    # Positions and mask of all tokens to come: one token's are then a view.
+    position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0) + 1 + torch.arange(max_new_tokens, device=device)
     if attention_mask is not None:
-        attention_mask = attention_mask.repeat_interleave(n, dim=0)
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
     running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
     finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
 
@@ -154,9 +156,8 @@ def decode(
             tokens = inverse_cdf_sample(probs)
         else:
             tokens = torch.multinomial(probs.masked_fill(probs[:, :1].isnan(), 1), 1)  # NaN would end the process
-        tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
         completions[running, t] = tokens[:, 0]
-        logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
+        drawn[running, t] = probs.gather(-1, tokens)[:, 0]
         finished |= torch.isin(tokens[:, 0], stop_tokens)
         if t + 1 == max_new_tokens:
             break
@@ -169,13 +170,14 @@ def decode(
                 past_key_values.batch_select_indices(keep)
                 running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
                 attention_mask = None if attention_mask is None else attention_mask[keep]
-        if attention_mask is not None:
-            attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(attention_mask), 1)], dim=1)
-        position_ids = position_ids + 1
-        inputs |= {"input_ids": tokens, "attention_mask": attention_mask, "position_ids": position_ids}
+        mask = None if attention_mask is None else attention_mask[:, : width + t + 1]
+        inputs |= {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids[:, t : t + 1]}
         logits = last_logits(model, inputs, head_is_last)
+    completions, drawn = completions[:, : t + 1], drawn[:, : t + 1]
+    mask, _ = completion_mask(completions, stop_tokens)  # a finished row may have been continued for a while
+    logprobs = torch.where(mask, drawn.log(), 0)
     if not logprobs.isfinite().all():  # looked at once, after the last token: looking means waiting for the GPU
         raise InputError(
             "sampling: log-probs are not finite: the model's logits are not, or a tiny temperature made them infinite"
         )
-    return completions[:, : t + 1], logprobs[:, : t + 1]
+    return completions.masked_fill(~mask, generation_config.pad_token_id), logprobs

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from common.batches import to_device
 from common.errors import world_size
 from common.masked import agree
 
@@ -64,7 +65,10 @@ class Metrics:
         """Count a rollout: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
         if rewards is not None:
             self.add_rewards(rewards, group_size)
-        lengths = batch["completion_mask"].sum(dim=1).cpu()
+        # In one copy: each would wait for the GPU.
+        columns = batch["completion_mask"].sum(dim=1, keepdim=True), batch["truncated"][:, None], batch["completions"]
+        columns = torch.cat(columns, dim=1).cpu()
+        lengths, truncated, completions = columns[:, 0], columns[:, 1] == 1, columns[:, 2:]
         right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
@@ -72,10 +76,10 @@ class Metrics:
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)
-        self.add("completion/truncated", batch["truncated"].cpu())
+        self.add("completion/truncated", truncated)
         if group_size == 1:
             return
-        ids, sizes = batch["completions"].tolist(), lengths.tolist()
+        ids, sizes = completions.tolist(), lengths.tolist()
         rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
         for start in range(0, len(rows), group_size):
             self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
@@ -95,7 +99,7 @@ class Metrics:
         """
         seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
         # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-        tokens = float(batch["completion_mask"].sum())
+        tokens = batch["completion_mask"].sum().double()
         tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
         for phase in ("rollout", "update"):
             self.add(f"time/{phase}_s", seconds[phase])
@@ -104,10 +108,9 @@ class Metrics:
 
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
-        result = {}
+        result, numbers = {}, to_host([x for pair in self.sums.values() for x in pair] + list(self.maxima.values()))
         if self.sums:
-            pairs = [float(x) for pair in self.sums.values() for x in pair]
-            pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
+            pairs = to_device(numbers[: 2 * len(self.sums)], accelerator.device, torch.float64).view(-1, 2)
             pairs = accelerator.reduce(pairs, "sum").tolist()
             means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
             for (name, kind), mean in means.items():
@@ -116,8 +119,7 @@ class Metrics:
                 if kind != "square":
                     result[name] = mean
         if self.maxima:
-            maxima = [[float(value) for value in self.maxima.values()]]
-            maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
+            maxima = to_device([numbers[2 * len(self.sums) :]], accelerator.device, torch.float64)
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
@@ -125,10 +127,18 @@ class Metrics:
         return result
 
 
+def to_host(numbers):
+    """Numbers and 0-d tensors as a list of floats; what is on a GPU comes in one copy, as each waits for the GPU."""
+    there = {i: x.double() for i, x in enumerate(numbers) if isinstance(x, torch.Tensor) and x.device.type != "cpu"}
+    fetched = dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
+    return [fetched[i] if i in fetched else float(x) for i, x in enumerate(numbers)]
+
+
 def quantiles(name, values, accelerator):
     """The 50th, 90th and 99th percentile of `values` (N,) over all processes, which may hold unequally many."""
     values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan))
-    values = values[~values.isnan()].cpu().numpy()
+    values = values.cpu()
+    values = values[~values.isnan()].numpy()
     return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
 
 

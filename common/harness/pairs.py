@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.batches import left_pad
+from common.batches import left_pad, to_device
 from common.errors import InputError
 from common.harness.data import (
     EMBEDDED,
@@ -158,15 +158,16 @@ def pair_batch(pairs, device):
     prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     width = max(map(len, rows))
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    lengths, index = [len(row) for row in rows], [*range(len(pairs))] * 2
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
         "prompts": prompts,
         "prompt_mask": prompt_mask,
-        "completions": torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device),
-        "completion_mask": torch.arange(width, device=device)[None] < lengths,
-        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_logprobs, device=device),
+        "completions": to_device([row + [0] * (width - len(row)) for row in rows], device),
+        "completion_mask": torch.arange(width, device=device) < to_device(lengths, device)[:, None],
+        "prompt_index": to_device(index, device)[:, None],
+        "ref_logprobs": to_device(ref_logprobs, device),
+        "on_host": [index, lengths],
     }
 
 
