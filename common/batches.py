@@ -11,6 +11,13 @@ def to_device(values, device, dtype=None):
     return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
+def token_places(lengths, device):
+    """Row and column (N,) of each token of rows of so many tokens (a list), row by row."""
+    lengths = torch.tensor(lengths)
+    places = (torch.arange(lengths.max()) < lengths[:, None]).nonzero()
+    return to_device(places, device).unbind(dim=1)
+
+
 def left_pad(rows, pad_token, device):
     """Token id lists as one tensor (R, P) padded on the left, and its mask (R, P)."""
     width = max(len(row) for row in rows)
@@ -101,7 +108,7 @@ def split_rollout(accelerator, batch, args):
     # What the host has to know of the rows, in one copy.
     masks = [batch[name].sum(dim=1) for name in ("prompt_mask", "completion_mask", "loss_mask")]
     index = batch["prompt_index"][:, :1] if "prompt_index" in batch else batch["prompt_mask"][:, :0]
-    prompt_tokens, lengths, loss_tokens, *prompts = torch.cat([torch.stack(masks), index.T]).tolist()
+    prompt_tokens, lengths, loss_tokens, *groups = torch.cat([torch.stack(masks), index.T]).tolist()
     starts = range(0, rows * args.num_minibatches, rows)
     sizes = list(zip(prompt_tokens, lengths, strict=True))
     keep_order = "prompt_index" in batch  # the completions of a prompt should share a forward
@@ -121,8 +128,8 @@ def split_rollout(accelerator, batch, args):
                 part["loss_mask"] = torch.zeros_like(part["loss_mask"])
             totals = {"tokens": tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
             part["totals"] = totals | {"group_tokens": part.pop("group_tokens")}
-            if prompts:
-                part["on_host"] = [[column[row] for row in taken] for column in (prompts[0], lengths)]
+            part["lengths"] = [lengths[row] for row in taken]
+            part["groups"] = [groups[0][row] for row in taken] if groups else None
             parts.append(part)
         minibatches.append(parts)
     return minibatches

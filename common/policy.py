@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from common.batches import token_places
 from common.masked import logprobs_and_entropy, positions
 from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact
 
@@ -47,7 +48,8 @@ class Backbone(nn.Module):
             hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
             hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
-        places = mask.nonzero(as_tuple=True)
+        known = "lengths" in batch  # else looking at the mask means waiting for the GPU
+        places = token_places(batch["lengths"], mask.device) if known else mask.nonzero(as_tuple=True)
         return [(*places, hidden[places])]
 
 

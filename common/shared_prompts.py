@@ -8,7 +8,7 @@ import copy
 
 import torch
 
-from common.batches import to_device
+from common.batches import to_device, token_places
 from common.masked import positions
 
 
@@ -46,16 +46,15 @@ def shared_states(lm, batch, size):
                 use_cache=True,
             )
             hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
-        places = torch.arange(width) < torch.tensor([lengths[row] for row in run])[:, None]
-        lines, columns = to_device(places.nonzero(), mask.device).unbind(dim=1)
+        lines, columns = token_places([lengths[row] for row in run], mask.device)
         states.append((rows[lines], columns, hidden[lines, columns]))
     return states
 
 
 def rows_on_host(batch):
-    """Prompt index and completion tokens of each row, as lists: where a batch does not bring them, this waits."""
-    if "on_host" in batch:
-        return batch["on_host"]
+    """Prompt index and completion tokens of each row, as lists; where a batch does not bring them this waits for them."""
+    if "lengths" in batch:
+        return batch["groups"], batch["lengths"]
     return torch.stack([batch["prompt_index"][:, 0], batch["completion_mask"].sum(dim=1)]).tolist()
 
 

@@ -167,7 +167,8 @@ def pair_batch(pairs, device):
         "completion_mask": torch.arange(width, device=device) < to_device(lengths, device)[:, None],
         "prompt_index": to_device(index, device)[:, None],
         "ref_logprobs": to_device(ref_logprobs, device),
-        "on_host": [index, lengths],
+        "groups": index,
+        "lengths": lengths,
     }
 
 

@@ -12,7 +12,6 @@ every operation, also those that make a tensor. These switches are process-wide:
 What it cannot do: hand out data pointers, so nothing is saved; the branches of the scripts for `cuda` are not taken.
 
     python tests/helpers/pretend_gpu.py grpo --max_steps 1 --group_size 4       prints the waits of a run, by their line
-    python tests/helpers/pretend_gpu.py                                         what test_pretend_gpu.py checks, as JSON
 """
 
 import collections
@@ -23,7 +22,6 @@ import sys
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,20 +49,17 @@ class Counted:
 
 
 def note(what):
-    """Count a wait under the last line of the project that leads to it, and the function that the script's `main` or
-    `measure` has called."""
+    """Count a wait under the last line of the project that leads to it, and the function that `main` has called."""
     frame, line, phase, below = sys._getframe(1), "", "", ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and file != __file__ or frame.f_code.co_name == "measured":
-            if frame.f_code.co_name in ("main", "measured"):
+        if file.startswith(str(ROOT)) and file != __file__:
+            if frame.f_code.co_name == "main":
                 phase = phase or below
             below = frame.f_code.co_name
             line = line or f"{file.removeprefix(str(ROOT) + '/')}:{frame.f_lineno}"
         frame = frame.f_back
-    if __import__("os").environ.get("TR") and "shared_prompts.py:29" in line:
-        import traceback; traceback.print_stack(); raise SystemExit
-    Counted.waits[phase or "backward", what, line] += 1  # the backward pass runs in a thread of its own
+    Counted.waits[phase or below or "backward", what, line] += 1  # the backward pass runs in a thread of its own
 
 
 class Gpu(torch.Tensor):
@@ -100,15 +95,15 @@ class Mode(TorchDispatchMode):
 
 def run(function, args, kwargs):
     """Run one operation on the CPU tensors, after a check of devices, and count it."""
-    leaves = tree_leaves((args, kwargs))
-    there = [x for x in leaves if isinstance(x, Gpu)]
-    here = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, Gpu)]
-    device = kwargs.get("device")
+    there, here = [], []
+    device, first = kwargs.get("device"), args[0] if args else None
+    real_args, real_kwargs = unwrap(args, there, here), {name: unwrap(x, there, here) for name, x in kwargs.items()}
     on_gpu = bool(there) if device is None else torch.device(device).type == "gpu"
     if function in COPIES:
         crosses = bool(here and there) or (device is not None and bool(there) != on_gpu)
-        if crosses and not kwargs.get("non_blocking"):  # in both directions CUDA's copy waits for all before it
-            note("to the GPU" if isinstance(leaves[0], Gpu) == (function is aten.copy_.default) else "to the CPU")
+        blocking = not (kwargs.get("non_blocking") or args[2:3] == (True,))
+        if crosses and blocking and first.numel():  # in both directions CUDA's copy waits for all before it
+            note("to the GPU" if isinstance(first, Gpu) == (function is aten.copy_.default) else "to the CPU")
     elif function in INDEXING:
         check_index(function, args)
     elif there and any(x.dim() > 0 for x in here):  # a CPU tensor of no dimensions is a number
@@ -117,19 +112,32 @@ def run(function, args, kwargs):
     if there and function in WAITS and "output_size" not in kwargs:
         note(function.overloadpacket.__name__.strip("_"))
     if (on_gpu or there) and not function.is_view and function not in NO_KERNEL:
-        Counted.kernels[str(function)] += 1
+        Counted.kernels[function] += 1
     if device is not None:
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    inner = {id(x.x): x for x in there}
-    args, kwargs = tree_map(lambda x: x.x if isinstance(x, Gpu) else x, (args, kwargs))
-    result = function(*args, **kwargs)
+        real_kwargs["device"] = torch.device("cpu")
+    result = function(*real_args, **real_kwargs)
+    return wrap(result, {id(x.x): x for x in there}, on_gpu)
 
-    def wrap(x):
-        if id(x) in inner:  # what was written in place is the very argument
-            return inner[id(x)]
-        return Gpu(x) if on_gpu and isinstance(x, torch.Tensor) else x
 
-    return tree_map(wrap, result)
+def wrap(x, known, on_gpu):
+    """What an operation returns; what it wrote in place is the very argument, one of `known`."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(wrap(y, known, on_gpu) for y in x)
+    if id(x) in known:
+        return known[id(x)]
+    return Gpu(x) if on_gpu and isinstance(x, torch.Tensor) else x
+
+
+def unwrap(x, there, here):
+    """The argument with CPU tensors in the place of those on gpu:0; the lists take up the tensors of each device."""
+    if isinstance(x, Gpu):
+        there.append(x)
+        return x.x
+    if isinstance(x, torch.Tensor):
+        here.append(x)
+    elif isinstance(x, (list, tuple)):
+        return type(x)(unwrap(y, there, here) for y in x)
+    return x
 
 
 def check_index(function, args):
@@ -155,6 +163,8 @@ def pretended():
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
+    from common.harness.run import Run
+
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
     sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)  # as CUDA: one operation for all parameters
@@ -167,22 +177,14 @@ def pretended():
         for state in (PartialState, AcceleratorState):
             state._shared_state["device"] = GPU
 
-    Accelerator.__init__ = on_gpu
+    Accelerator.__init__, Run.save_model = on_gpu, lambda *args: None
     with Mode():
         yield
-
-
-def run_script(name, options):
-    """One run of a script, without what is saved."""
-    from common.harness.run import Run
-
-    Run.save_model = lambda *args: None
-    importlib.import_module(name).main(options)
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
     with pretended():
-        run_script(sys.argv[1], sys.argv[2:])
+        importlib.import_module(sys.argv[1]).main(sys.argv[2:])
     for (phase, what, line), number in Counted.waits.most_common():
         print(f"{number:6} {phase:20} {what:20} {line}")
