@@ -6,39 +6,24 @@ from torch.nn.utils.rnn import pad_sequence
 from common.masked import completion_mask
 
 
-def to_device(values, device, dtype=None):
-    """Numbers of the host (a CPU tensor or lists) as a tensor on `device`; does not wait for a GPU to be idle."""
-    return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-
-def token_places(lengths, device):
-    """Row and column (N,) of each token of rows of so many tokens (a list), row by row."""
-    lengths = torch.tensor(lengths)
-    places = (torch.arange(lengths.max()) < lengths[:, None]).nonzero()
-    return to_device(places, device).unbind(dim=1)
-
-
 def left_pad(rows, pad_token, device):
     """Token id lists as one tensor (R, P) padded on the left, and its mask (R, P)."""
     width = max(len(row) for row in rows)
-    ids = to_device([[pad_token] * (width - len(row)) + row for row in rows], device)
-    mask = to_device([[False] * (width - len(row)) + [True] * len(row) for row in rows], device)
-    return ids, mask
+    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
-def take_rows(batch, rows, prompt_tokens, lengths):
-    """Some rows of a batch, without the padding they all share: prompts on the left, completions on the right.
-
-    `prompt_tokens` and `lengths` are lists: the tokens of prompt and completion of each row of the batch.
-    """
+def take_rows(batch, rows):
+    """Some rows of a batch, without the padding they all share: prompts on the left, completions on the right."""
     T = batch["completion_mask"].shape[1]
-    left, right = (max(numbers[row] for row in rows) for numbers in (prompt_tokens, lengths))
-    rows = to_device(rows, batch["completion_mask"].device)
-    part = {name: tensor[rows] for name, tensor in batch.items()}
+    index = torch.tensor(rows).to(batch["completion_mask"].device, non_blocking=True)
+    part = {name: [x[i] for i in rows] if isinstance(x, list) else x[index] for name, x in batch.items()}
+    left, right = map(max, zip(*part["lengths"], strict=True))
     for name, tensor in part.items():
         if name in ("prompts", "prompt_mask"):
             part[name] = tensor[:, -left:]
-        elif tensor.dim() == 2 and tensor.shape[1] == T:
+        elif isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[1] == T:
             part[name] = tensor[:, :right]
     return part
 
@@ -97,41 +82,31 @@ def split_rollout(accelerator, batch, args):
 
     Minibatches are equal runs of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
     columns of some rows, and the `totals` that token weights are made of: tokens, rows and prompts of the whole
-    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows. All processes get
-    equally many micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose
-    loss mask is empty.
+    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so
+    that no forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). All
+    processes get equally many, since each pass of FSDP2 is a collective; a filler is a real row without a loss mask.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
     step_rows = rows * accelerator.num_processes
     group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
-    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
-    # What the host has to know of the rows, in one copy.
-    masks = [batch[name].sum(dim=1) for name in ("prompt_mask", "completion_mask", "loss_mask")]
-    index = batch["prompt_index"][:, :1] if "prompt_index" in batch else batch["prompt_mask"][:, :0]
-    prompt_tokens, lengths, loss_tokens, *groups = torch.cat([torch.stack(masks), index.T]).tolist()
+    lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
+    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None], "lengths": lengths}
     starts = range(0, rows * args.num_minibatches, rows)
-    sizes = list(zip(prompt_tokens, lengths, strict=True))
     keep_order = "prompt_index" in batch  # the completions of a prompt should share a forward
-    cuts = [micro_batches(sizes[start : start + rows], args, keep_order) for start in starts]
+    batch |= {"groups": batch["prompt_index"][:, 0].tolist()} if keep_order else {}
+    cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
     cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
-    # Of each optimizer step: the most micro-batches on any process, and the tokens of all processes.
-    numbers = [[len(cut), sum(loss_tokens[start : start + rows])] for start, cut in zip(starts, cuts, strict=True)]
-    numbers = accelerator.gather(to_device([numbers], device)).tolist()  # by process
+    most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()
+    tokens = torch.stack([batch["loss_mask"][start : start + rows].sum() for start in starts])
+    tokens = accelerator.reduce(tokens, "sum").tolist()
     minibatches = []
-    for start, cut, of_step in zip(starts, cuts, zip(*numbers, strict=True), strict=True):
-        most, tokens = max(number for number, _ in of_step), sum(tokens for _, tokens in of_step)
-        parts = []
-        for i in range(most):
-            taken = cut[i] if i < len(cut) else [start]
-            part = take_rows(batch, taken, prompt_tokens, lengths)
-            if i >= len(cut):
-                part["loss_mask"] = torch.zeros_like(part["loss_mask"])
-            totals = {"tokens": tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
-            part["totals"] = totals | {"group_tokens": part.pop("group_tokens")}
-            part["lengths"] = [lengths[row] for row in taken]
-            part["groups"] = [groups[0][row] for row in taken] if groups else None
-            parts.append(part)
-        minibatches.append(parts)
+    for start, cut, number, step_tokens in zip(starts, cuts, most, tokens, strict=True):
+        parts = [take_rows(batch, part) for part in cut]
+        for _ in range(number - len(parts)):
+            filler = take_rows(batch, [start])
+            parts.append(filler | {"loss_mask": torch.zeros_like(filler["loss_mask"])})
+        totals = {"tokens": step_tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
+        minibatches.append([part | {"totals": totals | {"group_tokens": part.pop("group_tokens")}} for part in parts])
     return minibatches
 
 

@@ -9,10 +9,10 @@ import contextlib
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-from common.batches import to_device
 from common.errors import InputError
 from common.masked import completion_mask, positions
 
@@ -66,7 +66,7 @@ class RoomyLayer(DynamicLayer):
     def update(self, key_states, value_states, *args, **kwargs):
         length, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
         if self.buffers is None or end > self.buffers[0].shape[2]:
-            self.buffers = [torch.nn.functional.pad(x, (0, 0, 0, self.ROOM)) for x in (self.keys, self.values)]
+            self.buffers = [pad(x, (0, 0, 0, self.ROOM)) for x in (self.keys, self.values)]
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, length:end] = states
         self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
@@ -130,7 +130,7 @@ def decode(
     width, device, rows = input_ids.shape[1], input_ids.device, len(input_ids) * n
     position_ids = positions(torch.ones_like(input_ids) if attention_mask is None else attention_mask)  # (B, P)
     max_new_tokens = generation_config.max_length - width
-    stop_tokens = to_device(generation_config.eos_token_id, device)
+    stop_tokens = torch.tensor(generation_config.eos_token_id, device=device)
     completions = torch.full((rows, max_new_tokens), generation_config.pad_token_id, device=device)
     drawn = torch.ones((rows, max_new_tokens), device=device)  # the probabilities of these tokens
 
@@ -143,7 +143,7 @@ def decode(
     # Positions and mask of all tokens to come: one token's are then a view.
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0) + 1 + torch.arange(max_new_tokens, device=device)
     if attention_mask is not None:
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
+        attention_mask = pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
     running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
     finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
 

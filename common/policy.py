@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from common.batches import token_places
 from common.masked import logprobs_and_entropy, positions
-from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact
+from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact, token_places
 
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 
@@ -25,7 +24,6 @@ class Backbone(nn.Module):
         self.lm = lm
         self.size = sum(parameter.numel() for parameter in lm.parameters())
         self.shares_prompts = True
-        never_look_at_masks()
 
     def states(self, batch):
         """Row (N,) and column (N,) of each completion token in (R, T), and the hidden state (N, H) that predicts it."""
@@ -48,8 +46,10 @@ class Backbone(nn.Module):
             hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
             hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
-        known = "lengths" in batch  # else looking at the mask means waiting for the GPU
-        places = token_places(batch["lengths"], mask.device) if known else mask.nonzero(as_tuple=True)
+        if "lengths" in batch:  # looking at the mask means waiting for the GPU
+            places = token_places([tokens for _, tokens in batch["lengths"]], mask.device)
+        else:
+            places = mask.nonzero(as_tuple=True)
         return [(*places, hidden[places])]
 
 
@@ -110,18 +110,6 @@ class Policy(Backbone):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
-
-
-def never_look_at_masks():
-    """Let transformers build each padding mask of a GPU for sdpa. It would first look whether it is all true, and then
-    leave it out: looking means waiting for the GPU, once for each decoded token, and batches here have padding."""
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    def without_look(*args, attention_mask=None, allow_is_causal_skip=True, device="cpu", **options):
-        skip = allow_is_causal_skip and (attention_mask is None or torch.device(device).type == "cpu")
-        return sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=skip, device=device, **options)
-
-    AttentionMaskInterface.register("sdpa", without_look)
 
 
 def passes(check, *inputs):

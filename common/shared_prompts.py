@@ -8,7 +8,6 @@ import copy
 
 import torch
 
-from common.batches import to_device, token_places
 from common.masked import positions
 
 
@@ -20,21 +19,22 @@ def shared_states(lm, batch, size):
     """
     from transformers import DynamicCache
 
-    mask, P = batch["completion_mask"], batch["prompts"].shape[1]
+    mask, P, device = batch["completion_mask"], batch["prompts"].shape[1], batch["prompts"].device
     index, lengths = rows_on_host(batch)
     distinct = list(dict.fromkeys(index))
-    first, owner = to_device([index.index(i) for i in distinct], mask.device), [distinct.index(i) for i in index]
+    first = torch.tensor([index.index(i) for i in distinct]).to(device, non_blocking=True)
     prompt_mask, cache = batch["prompt_mask"][first], DynamicCache(config=lm.config)
     inputs = dict(input_ids=batch["prompts"][first], attention_mask=prompt_mask.long())
     outputs = lm.base_model(**inputs, position_ids=positions(prompt_mask), past_key_values=cache, use_cache=True)
     last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
     states = []
     # A further pass costs about as much time as this many operations on padding (measured on CPU only).
-    operations = 2e8 if mask.device.type == "cpu" else 1e12
+    operations = 2e8 if device.type == "cpu" else 1e12
     most_padding = operations / (6 * size)
     for run in runs_of_similar_length(lengths, most_padding):
         width = lengths[run[-1]]
-        rows, owners = to_device([run, [owner[row] for row in run]], mask.device)
+        rows = torch.tensor([run, [distinct.index(index[row]) for row in run]])
+        rows, owners = rows.to(device, non_blocking=True)
         hidden = last[owners]
         if width > 1:  # the last token predicts nothing and is left out
             attention_mask = torch.cat([batch["prompt_mask"][rows], mask[rows, : width - 1]], dim=1)
@@ -46,16 +46,23 @@ def shared_states(lm, batch, size):
                 use_cache=True,
             )
             hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
-        lines, columns = token_places([lengths[row] for row in run], mask.device)
+        lines, columns = token_places([lengths[row] for row in run], device)
         states.append((rows[lines], columns, hidden[lines, columns]))
     return states
 
 
 def rows_on_host(batch):
-    """Prompt index and completion tokens of each row, as lists; where a batch does not bring them this waits for them."""
-    if "lengths" in batch:
-        return batch["groups"], batch["lengths"]
+    """Prompt index and completion tokens of each row, as lists. Where a batch does not bring them, the GPU is asked."""
+    if "groups" in batch:
+        return batch["groups"], [tokens for _, tokens in batch["lengths"]]
     return torch.stack([batch["prompt_index"][:, 0], batch["completion_mask"].sum(dim=1)]).tolist()
+
+
+def token_places(lengths, device):
+    """Row and column (N,) of each token of rows of so many tokens (a list), row by row; nothing waits for a GPU."""
+    lengths = torch.tensor(lengths)
+    places = (torch.arange(lengths.max()) < lengths[:, None]).nonzero()
+    return places.to(device, non_blocking=True).unbind(dim=1)
 
 
 def select_cache(cache, rows):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from common.batches import to_device
 from common.errors import world_size
 from common.masked import agree
 
@@ -65,10 +64,7 @@ class Metrics:
         """Count a rollout: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
         if rewards is not None:
             self.add_rewards(rewards, group_size)
-        # In one copy: each would wait for the GPU.
-        columns = batch["completion_mask"].sum(dim=1, keepdim=True), batch["truncated"][:, None], batch["completions"]
-        columns = torch.cat(columns, dim=1).cpu()
-        lengths, truncated, completions = columns[:, 0], columns[:, 1] == 1, columns[:, 2:]
+        lengths = batch["completion_mask"].sum(dim=1).cpu()
         right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
@@ -76,10 +72,10 @@ class Metrics:
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)
-        self.add("completion/truncated", truncated)
+        self.add("completion/truncated", batch["truncated"].cpu())
         if group_size == 1:
             return
-        ids, sizes = completions.tolist(), lengths.tolist()
+        ids, sizes = batch["completions"].tolist(), lengths.tolist()
         rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
         for start in range(0, len(rows), group_size):
             self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
@@ -108,9 +104,11 @@ class Metrics:
 
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
-        result, numbers = {}, to_host([x for pair in self.sums.values() for x in pair] + list(self.maxima.values()))
+        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
+        # They meet on the device, to be fetched at once: each of them would wait for the GPU.
+        numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
-            pairs = to_device(numbers[: 2 * len(self.sums)], accelerator.device, torch.float64).view(-1, 2)
+            pairs = torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2)
             pairs = accelerator.reduce(pairs, "sum").tolist()
             means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
             for (name, kind), mean in means.items():
@@ -119,19 +117,12 @@ class Metrics:
                 if kind != "square":
                     result[name] = mean
         if self.maxima:
-            maxima = to_device([numbers[2 * len(self.sums) :]], accelerator.device, torch.float64)
+            maxima = torch.stack(numbers[2 * len(self.sums) :])[None]
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
         return result
-
-
-def to_host(numbers):
-    """Numbers and 0-d tensors as a list of floats; what is on a GPU comes in one copy, as each waits for the GPU."""
-    there = {i: x.double() for i, x in enumerate(numbers) if isinstance(x, torch.Tensor) and x.device.type != "cpu"}
-    fetched = dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
-    return [fetched[i] if i in fetched else float(x) for i, x in enumerate(numbers)]
 
 
 def quantiles(name, values, accelerator):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.batches import left_pad, to_device
+from common.batches import left_pad
 from common.errors import InputError
 from common.harness.data import (
     EMBEDDED,
@@ -158,17 +158,19 @@ def pair_batch(pairs, device):
     prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     width = max(map(len, rows))
-    lengths, index = [len(row) for row in rows], [*range(len(pairs))] * 2
+    lengths = torch.tensor([[len(row)] for row in rows])
+    completions = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
         "prompts": prompts,
         "prompt_mask": prompt_mask,
-        "completions": to_device([row + [0] * (width - len(row)) for row in rows], device),
-        "completion_mask": torch.arange(width, device=device) < to_device(lengths, device)[:, None],
-        "prompt_index": to_device(index, device)[:, None],
-        "ref_logprobs": to_device(ref_logprobs, device),
-        "groups": index,
-        "lengths": lengths,
+        "completions": completions.to(device, non_blocking=True),
+        "completion_mask": (torch.arange(width)[None] < lengths).to(device, non_blocking=True),
+        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
+        "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
+        "lengths": [(len(pair.prompt), len(pair.chosen)) for pair in pairs]
+        + [(len(pair.prompt), len(pair.rejected)) for pair in pairs],
+        "groups": [*range(len(pairs))] * 2,
     }
 
 

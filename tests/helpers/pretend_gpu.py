@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import pathlib
 import sys
+from typing import ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,12 +41,13 @@ NO_KERNEL |= {aten._unsafe_view.default, aten.lift_fresh.default, aten._local_sc
 class Counted:
     """What has been counted since the last `clear`."""
 
-    waits = collections.Counter()  # {(phase, what, line of the project): number}
-    kernels = collections.Counter()  # {operation: number}
+    waits: ClassVar = collections.Counter()  # {(phase, what, line of the project): number}
+    kernels: ClassVar = collections.Counter()  # {operation: number}
 
     @classmethod
     def clear(cls):
-        cls.waits, cls.kernels = collections.Counter(), collections.Counter()
+        cls.waits.clear()
+        cls.kernels.clear()
 
 
 def note(what):
@@ -167,7 +169,8 @@ def pretended():
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
-    sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)  # as CUDA: one operation for all parameters
+    # AdamW as on CUDA: one operation for all parameters.
+    sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)
     torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to(GPU)` puts other tensors in their place
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=GPU)` is seen by the mode
     original = Accelerator.__init__

@@ -16,24 +16,58 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from common.batches import left_pad
 from common.generation import decode, sampling_config
+from common.harness.distributed import never_look_at_masks
 from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import Run
 from models import random_policy
 from pretend_gpu import GPU, Counted, pretended
-from tools import SCRIPTS
 
-GROUPS = "--prompts_per_step 4 --group_size 4 --num_minibatches 1"
+SAMPLING = "--eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens"
+GROUPS = f"--prompts_per_step 2 --group_size 4 --num_minibatches 1 {SAMPLING} 6"
 OPTIONS = {
     "grpo": GROUPS,
     "dr_grpo": GROUPS,
     "dapo": f"{GROUPS} --filter_by reward --overlong none",
     "gspo": GROUPS,
     "dcpo": GROUPS,
-    "ppo": "--prompts_per_step 16 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05",
-    "dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 8 --num_epochs 2",
-    "reward_model": "--pairs_per_step 8",
+    "ppo": f"--prompts_per_step 8 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05 {SAMPLING} 6",
+    "dpo": f"--pair_prompts 8 --pair_samples 4 --pairs_per_step 4 --num_epochs 2 {SAMPLING} 12",
+    "reward_model": "--pairs_per_step 4",
 }
-SAMPLING = "--reward __main__:varied --max_new_tokens 10 --eval_samples 1 --eval_k 1"
+# Each makes the host wait once, on a vector x on the GPU; CUDA's calls for them wait for all that comes before.
+WAITS = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.any()),
+    "float": lambda x: float(x.max()),
+    "if": lambda x: 1 if x.isfinite().all() else 2,
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "numpy": lambda x: x.numpy(force=True),
+    "nonzero": lambda x: x.nonzero(),
+    "boolean index": lambda x: x[x > 0],
+    "filled where": lambda x: x.index_put((x > 0,), x + 1),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "unique": lambda x: x.unique(),
+    "list as index": lambda x: x[[0, 2]],
+    "from the host": lambda x: torch.tensor([1.0, 2.0], device=GPU),
+}
+NO_WAITS = {
+    "arithmetic": lambda x: (x + torch.tensor(1.0)).softmax(dim=0)[1:],
+    "made there": lambda x: torch.zeros(3, device=GPU),
+    "one number where": lambda x: x.masked_fill(x > 0, 1),
+    "index": lambda x: x[x.argsort()],
+    "not blocking": lambda x: torch.tensor([1.0, 2.0]).to(GPU, non_blocking=True),
+}
+MIXES = {
+    "sum": lambda x: x + torch.zeros(3),
+    "where": lambda x: torch.where(x > 0, x, torch.zeros(3)),
+    "in place": lambda x: torch.zeros(3).add_(x),
+    "index": lambda x: torch.zeros(3)[x.argsort()],
+    "filled from the CPU": lambda x: x.index_put((x.argsort()[:2],), torch.zeros(2)),
+    "list": lambda x: torch.cat([x, torch.zeros(3)]),
+}
 
 
 def varied(prompts, completions, **columns):
@@ -41,20 +75,22 @@ def varied(prompts, completions, **columns):
 
 
 def steps(name, folder):
-    """The waits of two steps of a script, by phase, kind and line: of one micro-batch of 16 rows, and of four."""
-    counted = []
+    """The waits of two steps of a script, by phase, kind and line: of one micro-batch of 8 rows, and of four."""
+    counted = []  # of the evaluation at the start, and of the steps
 
     def log(self, *args, **kwargs):
         counted.append(dict(Counted.waits))
         Counted.clear()
-        self.args.micro_batch_size = 4 if len(counted) == 2 else 16  # the first is the evaluation at the start
+        self.args.micro_batch_size = 2 if len(counted) == 2 else 8
 
     original, Run.log = Run.log, log
-    options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 16 --output_dir {folder}/{name}"
-    options += f" --dataset {folder}" if name == "reward_model" else f" --eval_prompts 2 {SAMPLING}"
+    options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
+    options += f" --dataset {folder}" if name == "reward_model" else ""
     Counted.clear()
     try:
         importlib.import_module(name).main(options.split())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     finally:
         Run.log = original
         AcceleratorState._reset_state(True)
@@ -72,11 +108,11 @@ def token(policy, stock, first, last):
         own = {} if stock else dict(custom_generate=decode, n=4, head_is_last=policy.chunked)
         Counted.clear()
         policy.lm.generate(**inputs, **own)
-        counted.append((sum(Counted.waits.values()), Counted.kernels))
+        counted.append((sum(Counted.waits.values()), Counted.kernels.copy()))
     (waits, kernels), (more_waits, more_kernels) = counted
     operations = collections.Counter(more_kernels)
     operations.subtract(kernels)
-    return {"waits": more_waits - waits, "kernels": sum(operations.values()) / (last - first), "operations": {str(key): x for key, x in operations.items()}}
+    return {"waits": more_waits - waits, "kernels": sum(operations.values()) / (last - first)}
 
 
 def tokens(name, first, last, **options):
@@ -96,25 +132,37 @@ def tokens(name, first, last, **options):
     same = torch.equal(completions, others) and torch.allclose(logprobs, other_logprobs, atol=1e-5)
     policy.stop_tokens = [1000]
     result = {"same": same, "ours": token(policy, False, first, last)}
-    ours = AttentionMaskInterface._global_mapping["sdpa"]
     AttentionMaskInterface.register("sdpa", sdpa_mask)  # as transformers has it
     result["stock"] = token(policy, True, first, last)
-    AttentionMaskInterface.register("sdpa", ours)
+    never_look_at_masks()
     return result
 
 
-def main(file, layers=8, last=10):
-    result = {"steps": {}, "tokens": {}}
+def kinds():
+    """The waits of each single operation above, and what is said of each mix of devices."""
+    x, found = torch.tensor([3.0, 1.0, 2.0]).to(GPU), {}
+    for kind, operations in (("waits", WAITS), ("no waits", NO_WAITS), ("mixes", MIXES)):
+        found[kind] = {}
+        for name, operation in operations.items():
+            Counted.clear()
+            try:
+                operation(x)
+                found[kind][name] = sum(Counted.waits.values())
+            except RuntimeError as error:
+                found[kind][name] = str(error)
+    return found
+
+
+def main(file, layers=4, last=10):
+    torch.manual_seed(0)
     with pretended(), tempfile.TemporaryDirectory() as folder:
+        result = {"kinds": kinds(), "steps": {}, "tokens": {}}
         for split, rows in (("train", 32), ("test", 4)):
             lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text().splitlines()[:rows]
             (pathlib.Path(folder) / f"{split}.jsonl").write_text("\n".join(lines))
-        for name in [*SCRIPTS, "dpo", "reward_model"]:
-            try:
-                result["steps"][name] = steps(name, folder)
-            except Exception as error:
-                result["steps"][name] = f"{type(error).__name__}: {error}"
-        for name in ("qwen2", "mistral"):
+        for name in OPTIONS:
+            result["steps"][name] = steps(name, folder)
+        for name in ("qwen2", "mistral"):  # full attention, and sliding windows shorter than the rows
             try:
                 result["tokens"][name] = tokens(name, 2, int(last), num_hidden_layers=int(layers))
             except RuntimeError as error:
