@@ -979,7 +979,7 @@ MUTANTS = [
     mutant("a mask of the metrics is on the CPU", "common",
         "mask = torch.ones_like(values, dtype=torch.bool) if mask is None",
         "mask = torch.ones(values.shape, dtype=torch.bool) if mask is None",
-        PRETEND.format("grpo")),
+        PRETEND.format("dpo")),
     mutant("rollout: the host waits for the GPU at each token", "common",
         'if device.type == "cpu" or t % 8 == 7:',
         "if True:",
