@@ -9,21 +9,21 @@ from common.masked import completion_mask
 def left_pad(rows, pad_token, device):
     """Token id lists as one tensor (R, P) padded on the left, and its mask (R, P)."""
     width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows], device=device)
-    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=device)
-    return ids, mask
+    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
 def take_rows(batch, rows):
     """Some rows of a batch, without the padding they all share: prompts on the left, completions on the right."""
     T = batch["completion_mask"].shape[1]
-    part = {name: tensor[rows] for name, tensor in batch.items()}
-    left = int(part["prompt_mask"].sum(dim=1).max())
-    right = int(part["completion_mask"].sum(dim=1).max())
+    index = torch.tensor(rows).to(batch["completion_mask"].device, non_blocking=True)
+    part = {name: [x[i] for i in rows] if isinstance(x, list) else x[index] for name, x in batch.items()}
+    left, right = map(max, zip(*part["lengths"], strict=True))
     for name, tensor in part.items():
         if name in ("prompts", "prompt_mask"):
             part[name] = tensor[:, -left:]
-        elif tensor.dim() == 2 and tensor.shape[1] == T:
+        elif isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[1] == T:
             part[name] = tensor[:, :right]
     return part
 
@@ -82,17 +82,18 @@ def split_rollout(accelerator, batch, args):
 
     Minibatches are equal runs of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
     columns of some rows, and the `totals` that token weights are made of: tokens, rows and prompts of the whole
-    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows. All processes get
-    equally many micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose
-    loss mask is empty.
+    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so
+    that no forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). All
+    processes get equally many, since each pass of FSDP2 is a collective; a filler is a real row without a loss mask.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
     step_rows = rows * accelerator.num_processes
     group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
-    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
+    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None], "lengths": lengths}
     starts = range(0, rows * args.num_minibatches, rows)
     keep_order = "prompt_index" in batch  # the completions of a prompt should share a forward
+    batch |= {"groups": batch["prompt_index"][:, 0].tolist()} if keep_order else {}
     cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
     cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
     most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()

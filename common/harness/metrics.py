@@ -95,7 +95,7 @@ class Metrics:
         """
         seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
         # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-        tokens = float(batch["completion_mask"].sum())
+        tokens = batch["completion_mask"].sum().double()
         tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
         for phase in ("rollout", "update"):
             self.add(f"time/{phase}_s", seconds[phase])
@@ -104,10 +104,11 @@ class Metrics:
 
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
-        result = {}
+        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
+        # They meet on the device, to be fetched at once: each of them would wait for the GPU.
+        numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
-            pairs = [float(x) for pair in self.sums.values() for x in pair]
-            pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
+            pairs = torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2)
             pairs = accelerator.reduce(pairs, "sum").tolist()
             means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
             for (name, kind), mean in means.items():
@@ -116,8 +117,7 @@ class Metrics:
                 if kind != "square":
                     result[name] = mean
         if self.maxima:
-            maxima = [[float(value) for value in self.maxima.values()]]
-            maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
+            maxima = torch.stack(numbers[2 * len(self.sums) :])[None]
             maxima = accelerator.gather(maxima).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
@@ -128,7 +128,8 @@ class Metrics:
 def quantiles(name, values, accelerator):
     """The 50th, 90th and 99th percentile of `values` (N,) over all processes, which may hold unequally many."""
     values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan))
-    values = values[~values.isnan()].cpu().numpy()
+    values = values.cpu()
+    values = values[~values.isnan()].numpy()
     return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
 
 

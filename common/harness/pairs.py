@@ -158,15 +158,19 @@ def pair_batch(pairs, device):
     prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     width = max(map(len, rows))
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows])
+    completions = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
         "prompts": prompts,
         "prompt_mask": prompt_mask,
-        "completions": torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device),
-        "completion_mask": torch.arange(width, device=device)[None] < lengths,
+        "completions": completions.to(device, non_blocking=True),
+        "completion_mask": (torch.arange(width)[None] < lengths).to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_logprobs, device=device),
+        "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
+        "lengths": [(len(pair.prompt), len(pair.chosen)) for pair in pairs]
+        + [(len(pair.prompt), len(pair.rejected)) for pair in pairs],
+        "groups": [*range(len(pairs))] * 2,
     }
 
 

@@ -52,7 +52,7 @@ IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
-    config = AutoConfig.for_model(name, **sizes, **(ARCHITECTURES | HYBRIDS).get(name, {}), **IDS, **options)
+    config = AutoConfig.for_model(name, **sizes | (ARCHITECTURES | HYBRIDS).get(name, {}) | IDS | options)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
