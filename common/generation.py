@@ -138,7 +138,7 @@ def decode(
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
     logits = last_logits(model, inputs, head_is_last).repeat_interleave(n, dim=0)
     past_key_values.batch_repeat_interleave(n)
-    past_key_values.layers = [  # one for images stays empty; the old ones must go, they keep the prompts' keys and values
+    past_key_values.layers = [  # one for images stays empty; the old ones must go, with the prompts' keys
         RoomyLayer(x) if type(x) is DynamicLayer and x.is_initialized else x for x in past_key_values.layers
     ]
     # Positions and mask of all tokens to come: one token's are then a view.

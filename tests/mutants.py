@@ -117,8 +117,8 @@ MUTANTS = [
         "test_ppo.py::test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit"),
     # --- memory ---
     mutant("the cache of the prompts is kept beside the one of the completions", "common",
-        "past_key_values.layers = [  # the layers of before",
-        "kept = past_key_values.layers\n    past_key_values.layers = [  # the layers of before",
+        "past_key_values.layers = [  # one for images",
+        "kept = past_key_values.layers\n    past_key_values.layers = [  # one for images",
         "test_memory.py::test_the_formula_is_near_the_peaks_of_a_step"),
     mutant("the estimate counts the mask of sdpa once, not in each layer", "common",
         "    per_mask = size\n",
