@@ -109,8 +109,19 @@ def split_rollout(accelerator, batch, args):
     return minibatches
 
 
+class Completion(str):
+    """The text of a completion, with its token ids up to the stop token, and what reward functions log of it."""
+
+    ids: list[int]
+    extra: dict
+
+
 def completion_texts(tokenizer, batch):
     """The completions as rewards see them: up to the stop token, special tokens skipped."""
     rows = zip(batch["completions"].tolist(), batch["completion_mask"].sum(dim=1).tolist(), strict=True)
     ids = [ids[:length] for ids, length in rows]
-    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = [Completion(text) for text in texts]
+    for text, row in zip(texts, ids, strict=True):
+        text.ids, text.extra = row, {}
+    return texts

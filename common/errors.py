@@ -18,6 +18,7 @@ class Process:
     """What signals and errors need to know about the run of this process. There is one run at a time."""
 
     step = None  # the last finished one; None before there is a run
+    max_steps = 0  # of that run
     bar = None
     training = False  # a signal waits for the end of the step; before, nothing would be lost
     signal = 0  # the one that came

@@ -10,6 +10,7 @@ import torch
 
 from common.errors import world_size
 from common.masked import agree
+from common.user_rewards import take_logged
 
 
 @dataclass
@@ -122,7 +123,8 @@ class Metrics:
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        return result
+        evaluation = any(name.startswith("eval/") for name, _ in self.sums)
+        return result | take_logged(accelerator, "eval/logged" if evaluation else "logged")
 
 
 def quantiles(name, values, accelerator):

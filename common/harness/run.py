@@ -149,12 +149,8 @@ class Run:
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
-        Process.step, Process.bar, Process.training, Process.signal = (
-            self.step,
-            self.bar,
-            self.first_eval is not None,
-            0,
-        )
+        Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
+        Process.training, Process.signal = self.first_eval is not None, 0
 
     def log(self, metrics, shown=None):
         """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl.
@@ -175,10 +171,11 @@ class Run:
     def log_table(self, samples):
         """Give these rows of samples.jsonl to the trackers that have tables."""
         columns = ["prompt", "completion", "answer", "reward"]
-        rows = [[sample[column] for column in columns] for sample in samples]
+        extra = list(samples[0].get("extra", {}))
+        rows = [[sample[x] for x in columns] + [sample["extra"].get(x) for x in extra] for sample in samples]
         for tracker in self.accelerator.trackers:
             if tracker.name in ("wandb", "trackio"):
-                table = importlib.import_module(tracker.name).Table(columns=columns, data=rows)
+                table = importlib.import_module(tracker.name).Table(columns=columns + extra, data=rows)
                 tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result):
@@ -307,6 +304,7 @@ def sample_rows(prompts, texts, rewards, parts):
             "answer": prompts[0].answer,
             "reward": float(rewards[i]),
             "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
         }
         for i in range(len(texts) // len(prompts))
     ]
