@@ -268,10 +268,6 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is an
-    InputError."""
+    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is NaN."""
     values = torch.stack([reward.weight * parts[reward.name] for reward in reward_functions])  # (functions, R)
-    unscored = values.isnan().all(dim=0).nonzero().flatten().tolist()
-    if unscored:
-        raise InputError(f"row {unscored[0]}: every reward ({', '.join(parts)}) returned None; one must score each row")
-    return values.nansum(dim=0)
+    return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

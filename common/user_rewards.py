@@ -4,11 +4,17 @@ import functools
 import math
 from collections.abc import Callable
 from itertools import chain
+from typing import ClassVar
 
 from common.batches import Completion
 from common.errors import Process
 
-LOGGED: dict[str, list[float]] = {}  # {name: values} of `log_metric` since `take_logged`
+
+class Logged:
+    """What functions of the user gave to `log_metric` since `take_logged`."""
+
+    used = False  # a function of the user has been called, on all processes alike
+    values: ClassVar[dict[str, list[float]]] = {}
 
 
 def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: list[bool]) -> dict:
@@ -20,6 +26,7 @@ def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: li
     solution as LaTeX, so they get messages for plain prompts too, and the gold between dollar signs.
     Messages, columns and ids are copies, one for each row: the prompts of later steps are the originals.
     """
+    Logged.used = True
     names = dict.fromkeys(name for row in rows for name in row.columns)
     keywords = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
     from_trl = is_from_trl(function)
@@ -64,18 +71,19 @@ def log_metric(name: str, value: float) -> None:
     """What TRL passes under this name: the value counts towards the mean `logged/<name>` in the metrics."""
     if not math.isfinite(value):
         raise ValueError(f"log_metric({name!r}, {value!r}): give a finite number")
-    LOGGED.setdefault(name, []).append(float(value))
+    Logged.values.setdefault(name, []).append(float(value))
 
 
-def take_logged(accelerator, group: str) -> dict[str, float]:
-    """{group/name: mean} of what `log_metric` got since the last call, over all calls on all processes.
+def take_logged(accelerator, beside: dict[str, float]) -> dict[str, float]:
+    """{logged/name: mean} of what `log_metric` got since the last call, over all its calls on all processes.
 
-    A name that only some processes have is there on all of them.
+    A name that only some processes have is there on all of them. Beside the metrics of an evaluation it is
+    eval/logged/name.
     """
     from accelerate.utils import gather_object
 
-    found = gather_object([dict(LOGGED)])  # of each process
-    LOGGED.clear()
+    found, Logged.values = gather_object([Logged.values]), {}  # of each process
+    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
     values = {}
     for name, numbers in chain.from_iterable(logged.items() for logged in found):
         values.setdefault(name, []).extend(numbers)

@@ -91,7 +91,7 @@ SENTENCES = {
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before a cut would teach it (Eq. 13)."
         ),
-        "dynamic_batch 9d9d2e": (
+        "dynamic_batch 83a96c": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
             "learns."
@@ -146,16 +146,16 @@ SENTENCES = {
         "History baa832": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
-        "standardize f69f07": (
+        "standardize f5b357": (
             "GRPO's standardization with the statistics as arguments, since they are now those of the group (A_new) or "
             "of all visits (A_tot)."
         ),
-        "smoothed_advantages 232f6b": (
+        "smoothed_advantages 4f24f8": (
             "Smooth advantage standardization: the group is pooled with the prompt's earlier visits (Eq. 29-30) and "
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages 9ba84a": (
+        "compute_advantages ee6566": (
             "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
         ),
         "clip_bounds 710022": (
@@ -172,11 +172,11 @@ SENTENCES = {
         ),
         "main 9882f4": "Options that cannot work are refused before a model is loaded; and the name of the run.",
         "main 5d7df7": "The history is saved and restored with the rest.",
-        "main 8ac395": (
+        "main 5db696": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."
         ),
-        "imports 367808": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
+        "imports a1eacb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
 }
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from common.errors import world_size
-from common.masked import agree
-from common.user_rewards import take_logged
+from common.masked import group_statistics
+from common.user_rewards import Logged, take_logged
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Metrics:
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
             self.add(f"reward_part/{name}", part, ~part.isnan())
+        self.add("reward/unscored", torch.stack(list(parts.values())).isnan().all(dim=0))
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)
@@ -83,11 +84,12 @@ class Metrics:
 
     def add_rewards(self, rewards, group_size):
         """Count the rewards that the advantages are made of."""
-        self.add("reward/mean", rewards)
-        self.add_std("reward/std", rewards)
-        groups = rewards.view(-1, group_size)
+        scored = ~rewards.isnan()
+        self.add("reward/mean", rewards, scored)
+        self.add_std("reward/std", rewards[scored])
         if group_size > 1:
-            self.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
+            *_, equal = group_statistics(rewards.view(-1, group_size), 0)
+            self.add("advantage/zero_groups", equal.any(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
         """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
@@ -123,8 +125,7 @@ class Metrics:
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        evaluation = any(name.startswith("eval/") for name, _ in self.sums)
-        return result | take_logged(accelerator, "eval/logged" if evaluation else "logged")
+        return result | (take_logged(accelerator, result) if Logged.used else {})
 
 
 def quantiles(name, values, accelerator):

@@ -38,7 +38,7 @@ class Run:
 
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval = 0, None, None
-        self.exit_code, self.interrupted = 0, False
+        self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
         self.started = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
@@ -164,7 +164,7 @@ class Run:
         self.accelerator.log(metrics, step=self.step)
         if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
             sample = samples[0]
-            reward = f"step {self.step}, reward {sample['reward']:g}"
+            reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
             self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
             self.log_table(samples)
 
@@ -186,12 +186,26 @@ class Run:
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar."""
+        """Advance the progress bar, after a look for completions without a reward."""
+        self.check_scored(metrics)
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
         Process.step = self.step
+
+    def check_scored(self, metrics):
+        """Say it the first time that completions have no reward; InputError where none has one. Returns `metrics`."""
+        unscored = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
+        if unscored == 1:
+            raise InputError("every reward function returned None for every completion: there is nothing to learn from")
+        if unscored and not self.unscored:
+            self.print(
+                f"{unscored:.1%} of the completions have no reward, since every function returned None for them: they "
+                "are left out (reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once)"
+            )
+        self.unscored = self.unscored or unscored
+        return metrics
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
@@ -302,7 +316,7 @@ def sample_rows(prompts, texts, rewards, parts):
             "prompt": prompts[0].prompt,
             "completion": texts[i],
             "answer": prompts[0].answer,
-            "reward": float(rewards[i]),
+            "reward": None if rewards[i].isnan() else float(rewards[i]),
             "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
             **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
         }
