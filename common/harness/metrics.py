@@ -149,6 +149,21 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
+def sample_rows(prompts, texts, rewards, parts):
+    """The completions of the first prompt, for samples.jsonl."""
+    return [
+        {
+            "prompt": prompts[0].prompt,
+            "completion": texts[i],
+            "answer": prompts[0].answer,
+            "reward": None if math.isnan(rewards[i]) else float(rewards[i]),
+            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
+        }
+        for i in range(len(texts) // len(prompts))
+    ]
+
+
 def peak_memory_gb(device):
     """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
     if device.type == "cuda":

@@ -21,6 +21,7 @@ from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
 from common.harness.loading import save_pretrained
+from common.harness.metrics import sample_rows
 
 
 class Run:
@@ -71,9 +72,11 @@ class Run:
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
+            Process.new_folder = None if folder.exists() else folder
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+            Process.new_folder = folder
         Run.lock = filelock.FileLock(folder / "lock", blocking=False)
         try:
             Run.lock.acquire()
@@ -307,18 +310,3 @@ def append(path, rows):
 def write_rows(path, rows):
     """A JSONL file of these rows alone."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def sample_rows(prompts, texts, rewards, parts):
-    """The completions of the first prompt, for samples.jsonl."""
-    return [
-        {
-            "prompt": prompts[0].prompt,
-            "completion": texts[i],
-            "answer": prompts[0].answer,
-            "reward": None if rewards[i].isnan() else float(rewards[i]),
-            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
-            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
-        }
-        for i in range(len(texts) // len(prompts))
-    ]
