@@ -1,5 +1,7 @@
 """Rows of a rollout as batches: padding, micro-batches, minibatches with their totals; the texts that rewards read."""
 
+import math
+
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -90,7 +92,7 @@ def split_rollout(accelerator, batch, args):
     scored = torch.ones_like(batch["completion_mask"][:, :1])  # (R, 1)
     for name in batch.keys() & {"rewards", "advantages"}:
         scored = scored & ~batch[name].view(-1, 1).isnan()
-        batch = batch | {name: batch[name].nan_to_num()}
+        batch = batch | {name: batch[name].nan_to_num(0.0, math.inf, -math.inf)}
     batch = batch | {"loss_mask": batch["loss_mask"] & scored}
     group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
     batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
