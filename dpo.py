@@ -225,7 +225,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         metrics.add("pairs/accuracy", right, ~right.isnan())
         if differ:
             pair = Pair(prompt.ids, texts[best].ids, texts[worst].ids)
-            found.append((i, pair, preference_row(prompt.prompt, texts[best], texts[worst])))
+            found.append((i, pair, preference_row(prompt.prompt, str(texts[best]), str(texts[worst]))))
     found = sorted(gather_object(found), key=lambda item: item[0])
     return [pair for _, pair, _ in found], [row for _, _, row in found]
 
