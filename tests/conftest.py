@@ -17,7 +17,7 @@ from common.harness.run import close
 from small_run import advance, start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
-PROCESS = {name: getattr(Process, name) for name in ("step", "bar", "training", "signal")}
+PROCESS = {name: getattr(Process, name) for name in ("step", "max_steps", "new_folder", "bar", "training", "signal")}
 
 
 def pytest_collection_finish():

@@ -19,6 +19,7 @@ from tools import (
     ORACLES,
     b1,
     embedded,
+    fill,
     gradients,
     hand_made_batch,
     largest_difference,
@@ -523,7 +524,7 @@ def test_the_mean_over_groups_in_an_update():
         micro_batch_size=6,
     )  # fmt: skip
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch["advantages"] = module.compute_advantages(rewards, args)
+    batch = fill(module, batch, rewards, args)
     (whole,), _ = gradients(module, args, policy, batch)
     alone = []
     for start in range(0, len(rewards), G):

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import dataclasses
+import json
 import math
 import sys
 from dataclasses import dataclass
@@ -26,12 +27,23 @@ GROUPS = {  # of --help, in this order
 }
 
 
-def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None):
-    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` checks."""
+class OneOrMore(argparse.Action):
+    """With nargs="+": one value is itself, several are a list."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+SEVERAL = {"nargs": "+", "action": OneOrMore}
+
+
+def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, **parsed):
+    """A field of `Args`: its help text, its group in `--help`, bounds for `check_bounds`, more for `add_argument`."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
-    return dataclasses.field(**default, metadata={"help": help.replace("%", "%%"), "group": group, "bounds": bounds})
+    parsed["help"] = help.replace("%", "%%")
+    return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
 
 
 @dataclass
@@ -59,17 +71,18 @@ class RunArgs:
     lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
     dataset: str = option(
-        "embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny", "data"
+        "embedded", "hub id, folder, .jsonl .json .csv .parquet files, or a pattern [common/tiny]", "data", **SEVERAL
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
-        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data"
+        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data", **SEVERAL
     )
     eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
     prompt_column: str | None = option(None, "column of the prompts [recognized by its name]", "data")
     system_prompt: str | None = option(None, "system message; without a chat template, text before the prompt", "data")
     prompt_template: str | None = option(None, "text around the user's prompt; it must contain {prompt}", "data")
+    chat_template_kwargs: str | None = option(None, 'JSON for the template, as {"enable_thinking": false}', "data")
 
     output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]", "run")
     seed: int = option(0, "seed of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
@@ -142,7 +155,7 @@ def parse_args(cls, argv=None):
             if not groups:
                 groups.update({name: self.add_argument_group(title) for name, title in GROUPS.items() if name in used})
             field = copy.copy(field)
-            group, field.metadata = groups[field.metadata["group"]], {"help": field.metadata["help"]}
+            group, field.metadata = groups[field.metadata["group"]], field.metadata["parsed"]
             super()._parse_dataclass_field(group, field)
 
         def error(self, message):
@@ -194,6 +207,9 @@ def yaml_arguments(path):
         raise InputError(f"--config {path}: config: a file cannot name another one")
     arguments = []
     for name, value in values.items():
+        if name == "chat_template_kwargs" and isinstance(value, dict):
+            with open(path, encoding="utf-8") as file:  # JSON tells false from a text, so YAML's own rules hold here
+                value = json.dumps(yaml.safe_load(file)[name])
         items = value if isinstance(value, list) else [value]
         if value is not None and not all(isinstance(item, str) for item in items):
             raise InputError(f"--config {path}: {name}: expected a value or a list of values")

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from common.errors import world_size
-from common.masked import agree
+from common.masked import group_statistics
+from common.user_rewards import Logged, take_logged
 
 
 @dataclass
@@ -69,24 +70,25 @@ class Metrics:
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
             self.add(f"reward_part/{name}", part, ~part.isnan())
+        self.add("reward/unscored", torch.stack(list(parts.values())).isnan().all(dim=0))
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)
         self.add("completion/truncated", batch["truncated"].cpu())
-        if group_size == 1:
-            return
-        ids, sizes = batch["completions"].tolist(), lengths.tolist()
-        rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
-        for start in range(0, len(rows), group_size):
-            self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+        if group_size > 1:
+            ids, sizes = batch["completions"].tolist(), lengths.tolist()
+            rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
+            for start in range(0, len(rows), group_size):
+                self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
 
     def add_rewards(self, rewards, group_size):
         """Count the rewards that the advantages are made of."""
-        self.add("reward/mean", rewards)
-        self.add_std("reward/std", rewards)
-        groups = rewards.view(-1, group_size)
+        scored = ~rewards.isnan()
+        self.add("reward/mean", rewards, scored)
+        self.add_std("reward/std", rewards[scored])
         if group_size > 1:
-            self.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
+            *_, zero = group_statistics(rewards.view(-1, group_size), 0)
+            self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
         """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
@@ -108,8 +110,7 @@ class Metrics:
         # They meet on the device, to be fetched at once: each of them would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
-            pairs = torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2)
-            pairs = accelerator.reduce(pairs, "sum").tolist()
+            pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
             means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
             for (name, kind), mean in means.items():
                 if kind == "std":
@@ -117,12 +118,11 @@ class Metrics:
                 if kind != "square":
                     result[name] = mean
         if self.maxima:
-            maxima = torch.stack(numbers[2 * len(self.sums) :])[None]
-            maxima = accelerator.gather(maxima).amax(dim=0).tolist()
+            maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        return result
+        return result | (take_logged(accelerator, result) if Logged.used else {})
 
 
 def quantiles(name, values, accelerator):
@@ -145,6 +145,21 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add("time/update_s", seconds)
     metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
+
+
+def sample_rows(prompts, texts, rewards, parts):
+    """The completions of the first prompt, for samples.jsonl."""
+    return [
+        {
+            "prompt": prompts[0].prompt,
+            "completion": texts[i],
+            "answer": prompts[0].answer,
+            "reward": None if math.isnan(rewards[i]) else float(rewards[i]),
+            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
+        }
+        for i in range(len(texts) // len(prompts))
+    ]
 
 
 def peak_memory_gb(device):

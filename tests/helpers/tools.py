@@ -111,10 +111,9 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
 
 
 def fill(module, batch, rewards, args):
-    """What the script's `update` expects of a rollout: advantages, or for ppo the rewards."""
-    if module.__name__ == "ppo":
-        return batch | {"rewards": rewards}
-    return batch | {"advantages": advantages_of(module, rewards, args)}
+    """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself."""
+    batch = batch | {"rewards": rewards}
+    return batch if module.__name__ == "ppo" else batch | {"advantages": advantages_of(module, rewards, args)}
 
 
 def trainable(module, args, policy):
