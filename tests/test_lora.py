@@ -22,6 +22,7 @@ from small_run import train
 from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
 peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.needs("peft")
 
 RANK = ["--lora_rank", "4", "--learning_rate", "1e-2", "--group_size", "8"]
 

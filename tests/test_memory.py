@@ -190,8 +190,8 @@ def test_a_model_without_a_config_is_one_line(tmp_path):
     assert "\n" not in str(error.value) and str(error.value).startswith(f"--model_name_or_path {tmp_path}: no model")
 
 
+@pytest.mark.needs("peft")
 def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(tmp_path, capsys):
-    pytest.importorskip("peft")
     base = checkpoint(tmp_path / "base", **TINY)
     (tmp_path / "adapter").mkdir()
     adapter = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4}

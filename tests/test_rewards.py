@@ -326,9 +326,9 @@ def test_math_verify_missing_says_what_to_install(monkeypatch):
         math_verify_reward("#### 3", "3")
 
 
+@pytest.mark.needs("math_verify")
 def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
     """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
-    pytest.importorskip("math_verify")
     assert math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
     assert math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
     assert math_verify_reward(r"\boxed{5.}", "5") == 1.0  # math-verify alone refuses it
@@ -424,11 +424,10 @@ repetition, overlong = get_repetition_penalty_reward(ngram_size=1), get_soft_ove
 TRL_NAMES = ["accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"]
 
 
+@pytest.mark.needs("trl", "math_verify")
 @pytest.mark.parametrize("conversational", [False, True])
 def test_all_of_trls_rewards_score_gsm8k(user_file, conversational):
     """As the README promises: on the file as it is and on messages, whose gold has another name than TRL's."""
-    pytest.importorskip("trl")
-    pytest.importorskip("math_verify")
     mine = user_file(FACTORIES)
     functions = chosen(
         *(f"trl.rewards:{name}" for name in TRL_NAMES), *(f"{mine}:{x}" for x in ("cosine", "repetition", "overlong"))
@@ -453,10 +452,9 @@ def test_all_of_trls_rewards_score_gsm8k(user_file, conversational):
     assert texts[0].extra["solution"] == f"${problem.answer}$" and "gold_parsed" in texts[2].extra
 
 
+@pytest.mark.needs("trl", "math_verify")
 def test_trl_rewards_run_unchanged():
     """A function of TRL's, imported by name, with conversational data and its own column."""
-    pytest.importorskip("trl")
-    pytest.importorskip("math_verify")
     accuracy, think = chosen("trl.rewards:accuracy_reward", "trl.rewards:think_format_reward")
     rows = [row([{"role": "user", "content": "q"}], None, solution=r"$\frac{1}{2}$")] * 3
     texts = [r"<think>a</think> \boxed{0.5}", r"<think>a</think> \boxed{3}", "0.5"]
