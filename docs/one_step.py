@@ -48,6 +48,19 @@ SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 KEPT = ("rollout", "compute_rewards", "compute_advantages", "group_statistics", "update", "policy_loss",
         "token_weights", "clip_grad_norm")  # fmt: skip
 OWN = {dapo: dict(overlong_cache=7, max_sampling_rounds=1)}  # a quarter of max_new_tokens; one draw
+MADE_BY = {  # pieces of lines of grpo.py
+    "prompts": 'batch = {"prompts": ids',
+    "prompt_mask": 'batch = {"prompts": ids',
+    "completions": 'batch["completions"] = pad_sequence',
+    "completion_mask": 'batch["completion_mask"], batch["truncated"]',
+    "old_logprobs": 'micro["old_logprobs"], _ =',
+    "logprobs": "logprobs, entropy = model(micro)",
+    "ratio": "ratio = log_ratios.exp()",
+    "kl": "kl = kl_estimate(",
+    "losses": "torch.where(loss_mask, losses, 0)",
+    "weights": "loss_mask.double() / lengths",
+    "losses * weights": "loss = (losses * weights).sum()",
+}
 NUMBER = re.compile(r" *-?\d+\.\d+")  # with the spaces that align it
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
 TOKEN = 5  # of row SHORT: the answer
@@ -168,8 +181,8 @@ python grpo.py {options}
 
 Two prompts, four completions each, two passes over them (`--num_epochs 2`): in the first update the ratio is 1, in the
 second it is not. The seed is chosen for what it shows: a group with right and wrong completions, a group in which all
-are wrong, and a completion that is cut off. Every tensor stands beside the line that made it. Numbers are rounded, so
-a result by hand may differ by 1 in the last digit. `.` stands where the mask is false.
+are wrong, and a completion that is cut off. Every tensor has a link to the line that made it. Numbers are rounded, so
+a result by hand may differ by 1 or 2 in the last digit. `.` stands where the mask is false.
 `python docs/one_step.py --write` runs the step and writes the page; a test compares them.
 
 R = 8 rows, P = {P} prompt tokens, T = {T} completion tokens, G = 4 completions of a prompt.
@@ -188,8 +201,9 @@ REWARDS = """
 ## 2. Rewards and advantages
 
 [`compute_rewards`](../grpo.py) compares the answer after `####` with the gold answer, and
-[`compute_advantages`](../grpo.py) each reward with its group ([`group_statistics`](../common/masked.py), the standard
-deviation with ddof 1).
+[`compute_advantages`](../grpo.py) each reward with its group. R (8,) is made by
+[`rewards = weighted_sum`](../grpo.py), mean and std (2, 1) by [`mean, _, std, zero =`](../grpo.py) with ddof 1
+([`group_statistics`](../common/masked.py)), and A (8, 1) by [`advantages / (std + args.std_eps)`](../grpo.py).
 """
 ADVANTAGES = """
 Row {long} reasons and row {short} guesses; both are right, and they get the same advantage. In the second group all
@@ -201,8 +215,8 @@ FIRST = """
 
 [`split_rollout`](../common/batches.py) makes one minibatch of all rows, with totals `{totals}`.
 [`micro["old_logprobs"], _ =`](../grpo.py) and [`logprobs, entropy = model(micro)`](../grpo.py) are then the same
-forward of the same weights, and so is that of the reference. So every ratio is exactly 1, every KL is 0, and
-[`policy_loss`](../grpo.py) returns minus the advantage at each token.
+forward of the same weights, and so is that of the reference, `micro["ref_logprobs"]`. So every ratio is exactly 1,
+every KL is 0, and [`policy_loss`](../grpo.py) returns minus the advantage at each token.
 """
 FIRST_SUM = """
 [`token_weights`](../grpo.py) gives each token 1 / |o| / 8, so that each row counts one eighth whatever its length, and
@@ -232,7 +246,7 @@ clipped = ratio between 1 - 0.2 and 1 + 0.2       = {clipped:.4f}
 min     = min(ratio A, clipped A)                 = min({ratio:.4f} x {A:.4f}, {clipped:.4f} x {A:.4f}) = {least:.4f}
 d       = ref - logprob                           = {old:.4f} - {new:.4f} = {d:.4f}
 kl      = exp(d) - d - 1                          = {kl:.4f}                        k3; the reference is the old policy
-loss    = -min + 0.04 kl                          = {loss:.4f}
+loss    = -min + 0.04 kl                          = {losses:.4f}
 weight  = 1 / |o| / rows                          = 1 / 7 / 8 = {weight:.5f}
 ```
 
@@ -293,13 +307,13 @@ and AdamW divides a gradient by its own size.
 
 
 def tensor(name, values, mask, digits=3):
-    """A tensor (R, T) of the page: name, shape, type, and a line for each row."""
+    """A tensor (R, T) of the page: name, shape, type, the line that made it, and a line for each row."""
     size = f"({', '.join(map(str, values.shape))}) {str(values.dtype).removeprefix('torch.')}"
     lines_of = []
-    for row, counts in zip(values.mul(1).tolist(), mask.tolist(), strict=True):
+    for row, counts in zip(values.tolist(), mask.tolist(), strict=True):
         cells = [show(x, digits) if c else "." for x, c in zip(row, counts, strict=True)]
         lines_of.append(" ".join(cell.rjust(digits + 3 if digits else 2) for cell in cells).rstrip())
-    return f"`{name}` {size}:\n\n```\n" + "\n".join(lines_of) + "\n```\n"
+    return f"`{name}` {size}, made by [`{MADE_BY[name]}`](../grpo.py):\n\n```\n" + "\n".join(lines_of) + "\n```\n"
 
 
 def show(value, digits):
@@ -322,75 +336,92 @@ def text_of(step, row):
     return f"`{step.texts[row]}{ended}`".replace("\n", "↵")
 
 
-def written(step):
-    """The page."""
-    batch, rows = step.batch, range(8)
-    mask, lengths = batch["completion_mask"], batch["completion_mask"].sum(dim=1).tolist()
+def update_of(step, which):
+    """The tensors of the first or the second update."""
+    new, old, *_ = step.arguments("policy_loss", which)
+    losses, stats = step.result("policy_loss", which)
+    losses, weights = losses.detach(), step.result("token_weights", which)
+    return types.SimpleNamespace(
+        new=new.detach(), old=old, ratio=stats["ratio_max"].detach(), kl=stats["kl_ref"].detach(), losses=losses,
+        weights=weights, terms=losses * weights, loss=float((losses * weights).sum()),
+        norm=float(step.result("clip_grad_norm", which)), totals=step.arguments("token_weights", which)[1],
+    )  # fmt: skip
+
+
+def sampled(step):
+    batch, mask = step.batch, step.batch["completion_mask"]
+    prompts, everywhere = torch.ones_like(batch["prompt_mask"]), torch.ones_like(mask)
+    page = INTRO.format(options=OPTIONS, P=prompts.shape[1], T=mask.shape[1]) + ROLLOUT.format(cut=CUT) + "\n"
+    page += table(
+        ["row", "prompt", "completion", "tokens", "truncated"],
+        [[row, f"`{step.prompts[row // 4].prompt}`", text_of(step, row), int(mask[row].sum()),
+          bool(batch["truncated"][row])] for row in range(8)],
+    )  # fmt: skip
+    page += fold(
+        "the ids and the masks of these rows",
+        *(tensor(name, batch[name], prompts, 0) for name in ("prompts", "prompt_mask")),
+        *(tensor(name, batch[name], everywhere, 0) for name in ("completions", "completion_mask")),
+    )
+    return page + MASK
+
+
+def rewarded(step):
     mean, _, std, _ = step.result("group_statistics")
-    advantages, rewards = step.result("compute_advantages")[:, 0].tolist(), batch["rewards"].tolist()
-    groups = [(float(mean[row // 4]), float(std[row // 4])) for row in rows]
-    prompts = [step.prompts[row // 4].prompt for row in rows]
-    ones, totals = torch.ones_like(batch["prompt_mask"]), step.arguments("token_weights")[1]
-    totals = {name: totals[name] for name in ("tokens", "rows", "prompts")}
-    updates = []
-    for which in range(2):
-        new, old, *_ = step.arguments("policy_loss", which)
-        losses, stats = step.result("policy_loss", which)
-        losses, weights = losses.detach(), step.result("token_weights", which)
-        total, norm = float((losses * weights).sum()), float(step.result("clip_grad_norm", which))
-        updates.append((new.detach(), old, losses, {k: v.detach().float() for k, v in stats.items()}, weights,
-                        total, norm))  # fmt: skip
-    (_, _, first_losses, _, _, first_loss, first_norm), (new, old, losses, stats, weights, loss, norm) = updates
-    ratio, kl = stats["ratio_max"], stats["kl_ref"]
-    terms = losses * weights
-
-    page = INTRO.format(options=OPTIONS, P=batch["prompts"].shape[1], T=mask.shape[1])
-    page += ROLLOUT.format(cut=CUT) + "\n"
-    page += table(["row", "prompt", "completion", "tokens", "truncated"],
-                  [[row, f"`{prompts[row]}`", text_of(step, row), lengths[row], bool(batch["truncated"][row])]
-                   for row in rows])  # fmt: skip
-    page += fold("the ids and the masks of these rows",
-                 tensor("prompts", batch["prompts"], ones, 0),
-                 tensor("prompt_mask", batch["prompt_mask"], ones, 0),
-                 tensor("completions", batch["completions"], torch.ones_like(mask), 0),
-                 tensor("completion_mask", mask, torch.ones_like(mask), 0))  # fmt: skip
-    page += MASK + REWARDS + "\n"
-    page += table(["row", "reward R", "mean of the group", "std", "A = (R - mean) / (std + 0.000001)"],
-                  [[row, f"{rewards[row]:.1f}", f"{groups[row][0]:.3f}", f"{groups[row][1]:.4f}",
-                    show(advantages[row], 4)] for row in rows])  # fmt: skip
-    page += ADVANTAGES.format(long=LONG, short=SHORT)
-    page += FIRST.format(totals=totals)
-    page += fold("losses and weights of the first update",
-                 tensor("losses", first_losses, mask), tensor("weights", weights, mask, 5))  # fmt: skip
-    page += FIRST_SUM.format(loss=abs(first_loss), norm=first_norm)
-
-    page += SECOND.format(short=SHORT) + "\n"
-    tokens = [f"`{character}`" for character in f"{step.texts[SHORT]}■"]
-    page += table(["token", "", "old", "logprob", "ratio", "kl", "loss", "weight", "loss x weight"],
-                  [[t, tokens[t], *(show(float(x[SHORT, t]), 4) for x in (old, new, ratio, kl, losses)),
-                    f"{weights[SHORT, t]:.5f}", show(float(terms[SHORT, t]), 5)]
-                   for t in range(lengths[SHORT])])  # fmt: skip
-    at = {name: float(x[SHORT, TOKEN]) for name, x in dict(new=new, old=old, ratio=ratio, kl=kl, loss=losses).items()}
-    A, clipped = advantages[SHORT], min(max(at["ratio"], 0.8), 1.2)
-    page += BY_HAND.format(**at, token=TOKEN, A=A, clipped=clipped, least=min(at["ratio"] * A, clipped * A), long=LONG,
-                           d=at["old"] - at["new"], weight=1 / 7 / 8, first=float(ratio[SHORT, 0]))  # fmt: skip
-    tensors = {"old_logprobs": old, "logprobs": new, "ratio": ratio, "kl": kl, "losses": losses}
-    page += fold("old log-probs, log-probs, ratio, KL, losses, and losses times weights",
-                 *(tensor(name, x, mask) for name, x in tensors.items()),
-                 tensor("losses * weights", terms, mask, 5))  # fmt: skip
-    page += SUM + "\n"
-    page += table(["row", "A", "tokens", "sum of the losses", "mean", "mean / 8"],
-                  [[row, show(advantages[row], 4), lengths[row], show(float(losses[row].sum()), 4),
-                    show(float(losses[row].sum()) / lengths[row], 4), show(float(terms[row].sum()), 5)]
-                   for row in rows])  # fmt: skip
-    page += LAST.format(loss=loss, norm=norm, first_loss=abs(first_loss), first_norm=first_norm, long=LONG, short=SHORT,
-                        token=TOKEN, mean_loss=step.metrics["optim/loss"], mean_norm=step.metrics["optim/grad_norm"],
-                        clip_high=step.metrics["policy/clip_high"])  # fmt: skip
-    page += others(step, at)
-    return lines.refresh(PAGE, page)[0]
+    advantages, rewards = step.result("compute_advantages")[:, 0].tolist(), step.batch["rewards"].tolist()
+    columns = ["row", "reward R", "mean of the group", "std", "A = (R - mean) / (std + 0.000001)"]
+    rows = [[row, f"{rewards[row]:.1f}", f"{float(mean[row // 4]):.3f}", f"{float(std[row // 4]):.4f}",
+             show(advantages[row], 4)] for row in range(8)]  # fmt: skip
+    return REWARDS + "\n" + table(columns, rows) + ADVANTAGES.format(long=LONG, short=SHORT)
 
 
-def others(step, at):
+def first_update(step, first):
+    mask = step.batch["completion_mask"]
+    totals = {name: first.totals[name] for name in ("tokens", "rows", "prompts")}
+    tensors = tensor("losses", first.losses, mask), tensor("weights", first.weights, mask, 5)
+    page = FIRST.format(totals=totals) + fold("losses and weights of the first update", *tensors)
+    return page + FIRST_SUM.format(loss=abs(first.loss), norm=first.norm)
+
+
+def one_row(step, second):
+    """The second update of row SHORT, and one of its tokens by hand."""
+    columns = ["token", "", "old", "logprob", "ratio", "kl", "loss", "weight", "loss x weight"]
+    rows = []
+    for t, character in enumerate(f"{step.texts[SHORT]}■"):
+        cells = [show(float(getattr(second, name)[SHORT, t]), 4) for name in ("old", "new", "ratio", "kl", "losses")]
+        weight, term = float(second.weights[SHORT, t]), float(second.terms[SHORT, t])
+        rows.append([t, f"`{character}`", *cells, show(weight, 5), show(term, 5)])
+    at = {name: float(getattr(second, name)[SHORT, TOKEN]) for name in ("old", "new", "ratio", "kl", "losses")}
+    A, clipped = float(step.result("compute_advantages")[SHORT]), min(max(at["ratio"], 0.8), 1.2)
+    by_hand = BY_HAND.format(
+        **at, token=TOKEN, A=A, clipped=clipped, least=min(at["ratio"] * A, clipped * A), d=at["old"] - at["new"],
+        weight=1 / 7 / 8, first=float(second.ratio[SHORT, 0]), long=LONG,
+    )  # fmt: skip
+    return SECOND.format(short=SHORT) + "\n" + table(columns, rows) + by_hand
+
+
+def all_rows(step, first, second):
+    """The second update of all rows, their sum, and what the run logs."""
+    mask, advantages = step.batch["completion_mask"], step.result("compute_advantages")[:, 0].tolist()
+    names = {"old_logprobs": second.old, "logprobs": second.new, "ratio": second.ratio, "kl": second.kl}
+    page = fold(
+        "old log-probs, log-probs, ratio, KL, losses, and losses times weights",
+        *(tensor(name, values, mask) for name, values in (names | {"losses": second.losses}).items()),
+        tensor("losses * weights", second.terms, mask, 5),
+    )
+    rows = []
+    for row, tokens in enumerate(mask.sum(dim=1).tolist()):
+        total = float(second.losses[row].sum())
+        means = show(total, 4), show(total / tokens, 4), show(float(second.terms[row].sum()), 5)
+        rows.append([row, show(advantages[row], 4), tokens, *means])
+    page += SUM + "\n" + table(["row", "A", "tokens", "sum of the losses", "mean", "mean / 8"], rows)
+    return page + LAST.format(
+        loss=second.loss, norm=second.norm, first_loss=abs(first.loss), first_norm=first.norm, long=LONG, short=SHORT,
+        token=TOKEN, mean_loss=step.metrics["optim/loss"], mean_norm=step.metrics["optim/grad_norm"],
+        clip_high=step.metrics["policy/clip_high"],
+    )  # fmt: skip
+
+
+def others(step, second):
     """The table of all algorithms."""
     modules = (grpo, dr_grpo, dapo, gspo, dcpo, ppo)
     found, pair = [second_update(step, module) for module in modules], pair_update(step)
@@ -413,11 +444,18 @@ def others(step, at):
         ["**the sum**", *(show(float(x), 5) for x in part["loss"]), show(float(pair["loss"]), 5)],
         ["**gradient norm**", *(f"{float(x):.3f}" for x in part["norm"]), f"{float(pair['norm']):.3f}"],
     ]
-    heads = [f"[{name}](../{name}.py)" for name in [module.__name__ for module in modules] + ["dpo"]]
-    page = OTHERS.format(wrong=WRONG, long=LONG, short=SHORT, cut=CUT, token=TOKEN, ratio=at["ratio"]) + "\n"
-    page += table(["", *heads], body)
-    return page + WHY.format(wrong=WRONG, long=LONG, short=SHORT, cut=CUT, margin=float(pair["margin"]),
-                             pair_loss=float(pair["loss"]), old_prob=math.exp(at["old"]))  # fmt: skip
+    heads = [f"[{module.__name__}](../{module.__name__}.py)" for module in (*modules, dpo)]
+    rows, old, ratio = dict(wrong=WRONG, long=LONG, short=SHORT, cut=CUT), second.old, second.ratio
+    page = OTHERS.format(**rows, token=TOKEN, ratio=float(ratio[SHORT, TOKEN])) + "\n" + table(["", *heads], body)
+    margin, loss = float(pair["margin"]), float(pair["loss"])
+    return page + WHY.format(**rows, margin=margin, pair_loss=loss, old_prob=math.exp(old[SHORT, TOKEN]))
+
+
+def written(step):
+    """The page."""
+    first, second = update_of(step, 0), update_of(step, 1)
+    page = sampled(step) + rewarded(step) + first_update(step, first) + one_row(step, second)
+    return lines.refresh(PAGE, page + all_rows(step, first, second) + others(step, second))[0]
 
 
 def differences(page, fresh):
