@@ -28,6 +28,16 @@ def test_every_table_of_results_comes_from_files(page):
     assert tables_of(page) == results.tables(page), f"python docs/results.py {page} --seeds 0 prints other tables"
 
 
+def test_the_readme_has_the_results_of_the_bare_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
+    for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
+        runs = [results.evaluations(rows) for rows in results.load(name).values()]
+        first, last = ([run[place]["eval/pass@1"] for run in runs] for place in (0, -1))
+        middle = [f"{statistics.median(values):.3f}" for values in (first, last)]
+        row = f"| `{name}.py` | {' | '.join(middle)} | {min(last):.3f}, {max(last):.3f} |"
+        assert len(runs) == 5 and row in text.splitlines(), row
+
+
 def chain_section():
     return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## The RLHF chain")[1].split("\n## ")[0]
 
