@@ -27,6 +27,7 @@ from common.answers import extract_answer
 from common.errors import InputError
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
+EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model", "solution")
@@ -96,9 +97,9 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
 
 
 def find_splits(name: str, config: str | None, siblings: bool) -> dict[str, Source]:
-    """The splits of "embedded", a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
+    """The splits of an embedded dataset, a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
     beside a file named `train.*` are further splits."""
-    path = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
     if path.is_file():
         if path.suffix not in EXTENSIONS:
             raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
@@ -106,7 +107,7 @@ def find_splits(name: str, config: str | None, siblings: bool) -> dict[str, Sour
         return beside | {"train": Source(str(path), path)}
     if path.is_dir():
         return split_files(path) or load_splits(str(path), config)
-    if name == "embedded" or path.suffix in EXTENSIONS or name.startswith(("/", "./", "../", "~")):
+    if name in EMBEDDED_FOLDERS or path.suffix in EXTENSIONS or name.startswith(("/", "./", "../", "~")):
         raise InputError(f"{path}: no such file or folder")
     return load_splits(name, config)
 

@@ -1,0 +1,117 @@
+"""The claims of the papers, as data: which runs test each of them, which numbers decide, and what would refute it.
+
+RUNS has a command for each name. A claim has effects: each is the difference of a metric between two runs, seed by seed,
+and the difference that the paper's claim lets one expect. `report.py` decides by the rules of its docstring; neither the
+rules nor the margins below were changed after a run of the claim had ended, unless the claim says so.
+"""
+
+from dataclasses import dataclass, field
+
+HARD = "--model_name_or_path embedded-hard --dataset embedded-hard --max_new_tokens 128 --learning_rate 1e-4"
+HARD += " --num_minibatches 4 --kl_coef 0 --max_steps 80 --eval_every 40 --eval_top_p 1"
+CLASSES = "--reward accuracy docs/claims/by_class.py:easy docs/claims/by_class.py:medium docs/claims/by_class.py:hard"
+CLASSES += " --reward_weights 1 0 0 0"
+COIN = "--reward docs/claims/random_rewards.py:coin --max_steps 60 --eval_every 30 --num_minibatches 8 --num_epochs 2"
+MANY = "--num_minibatches 8 --num_epochs 2"
+EIGHT_VISITS = "--max_steps 128 --eval_every 64"
+CAP = "--max_new_tokens 56 --overlong_cache 14 --max_steps 60 --eval_every 30"  # a hard answer takes about 48 tokens
+LADDER = f"dapo.py {HARD} {CAP}"
+ALL_GROUPS = "docs/claims/patched.py docs/claims/patches/all_groups.py"
+ALL_GROUPS_ROW_MEAN = "docs/claims/patched.py docs/claims/patches/all_groups_row_mean.py"
+ROW_MEAN = "docs/claims/patched.py docs/claims/patches/row_mean.py"
+RM = "--reward_model_path runs/claims/reward_model-seed{seed}/model --gae_lambda 0.95"
+
+RUNS = {
+    # All algorithms on the hard task: 256 completions a step, 20,480 in all
+    "grpo": f"grpo.py {HARD} {CLASSES}",
+    "dr_grpo": f"dr_grpo.py {HARD}",
+    "gspo": f"gspo.py {HARD}",
+    "dcpo": f"dcpo.py {HARD}",
+    "ppo": f"ppo.py {HARD}",
+    "dapo": f"dapo.py {HARD} --max_steps 50 --eval_every 25",  # some 1.7 rounds of 256 completions a step
+    "dpo": f"dpo.py {HARD.replace(' --num_minibatches 4 --kl_coef 0 --max_steps 80 --eval_every 40', '')}"
+    " --rounds 10 --pair_prompts 256",
+    # critic
+    "ppo-no_critic": f"ppo.py {HARD} --critic_learning_rate 1e-12",
+    "ppo-lambda_0.95": f"ppo.py {HARD} --gae_lambda 0.95",
+    "ppo-not_whitened": f"ppo.py {HARD} --no_normalize_std",
+    "ppo-no_value_clip": f"ppo.py {HARD} --value_clip 0",
+    "ppo-warm_critic": f"ppo.py {HARD} --critic_warmup_steps 5",
+    # the two changes of Dr. GRPO, each alone
+    "grpo-no_std": f"grpo.py {HARD} {CLASSES} --no_normalize_std",
+    "dr_grpo-std": f"dr_grpo.py {HARD} --normalize_std",
+    # clips
+    **{
+        f"{name}-{low}_{high}": f"grpo.py {HARD} {options} --clip_low {low} --clip_high {high}"
+        for name, options in (("clip", MANY), ("coin", COIN))
+        for low, high in ((0.2, 0.2), (0.2, 0.28), (0.1, 0.2), (1, 1000))
+    },
+    "coin-0.2_0.1": f"grpo.py {HARD} {COIN} --clip_low 0.2 --clip_high 0.1",
+    # averages over tokens
+    "grpo-token_mean": f"docs/claims/patched.py docs/claims/patches/token_mean.py grpo.py {HARD} {CLASSES}",
+    "grpo-group_mean": f"docs/claims/patched.py docs/claims/patches/group_token_mean.py grpo.py {HARD} {CLASSES}",
+    # DAPO's ladder, its rungs in the paper's order, and each rung taken out of the full one
+    "ladder-1": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong none --clip_high 0.2",
+    "ladder-2": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong filter --clip_high 0.2",
+    "ladder-3": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong filter --clip_high 0.28",
+    "ladder-4": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong soft --clip_high 0.28",
+    "ladder-5": f"{ALL_GROUPS} {LADDER} --overlong soft --clip_high 0.28",
+    "ladder-6": f"{LADDER} --overlong soft --clip_high 0.28",
+    "ladder-6-no_punishment": f"{LADDER} --overlong none --clip_high 0.28",
+    "ladder-6-filter": f"{LADDER} --overlong filter --clip_high 0.28",
+    "ladder-6-clip_0.2": f"{LADDER} --overlong soft --clip_high 0.2",
+    "ladder-6-row_mean": f"{ROW_MEAN} {LADDER} --overlong soft --clip_high 0.28",
+    # sequence ratios
+    "grpo-16": f"grpo.py {HARD} --num_minibatches 16",
+    "gspo-16": f"gspo.py {HARD} --num_minibatches 16",
+    "grpo-noise": f"docs/claims/patched.py docs/claims/patches/noisy_old_logprobs.py grpo.py {HARD}",
+    "gspo-noise": f"docs/claims/patched.py docs/claims/patches/noisy_old_logprobs.py gspo.py {HARD}",
+    # DCPO and each of its changes taken out, over eight visits of each prompt
+    "dcpo-8": f"dcpo.py {HARD} {EIGHT_VISITS}",
+    "dcpo-8-fixed_clip": f"dcpo.py {HARD} {EIGHT_VISITS} --no_dynamic_clip",
+    "dcpo-8-no_smoothing": f"dcpo.py {HARD} {EIGHT_VISITS} --no_smooth_advantage",
+    "dcpo-8-row_mean": f"dcpo.py {HARD} {EIGHT_VISITS} --no_only_token_mean",
+    "grpo-8": f"grpo.py {HARD} {EIGHT_VISITS}",
+    # KL estimators in the loss
+    "kl-k1": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k1",
+    "kl-k2": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k2",
+    "kl-k3": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k3",
+    # a learned reward, on the first task
+    "reward_model": "reward_model.py",
+    **{f"learned-kl_{kl}": f"ppo.py {RM} --kl_coef {kl}" for kl in (0, 0.01, 0.05, 0.2)},
+    # preference pairs, on the first task
+    "pairs": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded",
+    "pairs-nll": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --nll_coef 1",
+    "pairs-ipo": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --loss ipo",
+    "pairs-rounds": "dpo.py --rounds 4",
+    # what is there before: 64 samples of each problem of the test split, before and after
+    "pass_at_64": f"grpo.py {HARD} --eval_every 0 --eval_samples 64 --eval_k 64",
+}
+
+
+@dataclass
+class Effect:
+    """The mean of `metric` in `run`, less that in `against` (None: itself), is at least (most) so much."""
+
+    metric: str
+    run: str
+    against: str | None = None
+    least: float | None = None
+    most: float | None = None
+    over: str = "late"  # the second half of the steps; `end`: the last value; `start`: the first
+    decides: bool = True  # else it is only reported
+
+
+@dataclass
+class Claim:
+    name: str
+    title: str
+    paper: str  # where it stands, and its number there
+    effects: list[Effect]
+    curves: tuple  # the metrics that are drawn, for these runs
+    runs: tuple
+    setting: str = ""
+    tried: str = ""  # other settings that were tried
+    why: str = ""  # two sentences, written after the runs
+    more: str = ""  # what to try next
+    extra: list[str] = field(default_factory=list)

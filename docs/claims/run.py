@@ -1,0 +1,103 @@
+"""Runs what docs/claims.md reports, and keeps the deciding metrics in docs/claims/results.
+
+python docs/claims/run.py                         all claims, five seeds: about ten hours of one core
+python docs/claims/run.py clip_higher length      these claims only
+python docs/claims/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
+
+What is in docs/claims/results is not run again: stop it when you like, and start it again. `report.py` makes the page.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import queue
+import statistics
+import subprocess
+import sys
+import time
+
+from claims import CLAIMS, RUNS
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = pathlib.Path(__file__).parent / "results"
+EVERY = 5  # steps that one line of a file of results is the mean of
+KEPT = (
+    "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
+    "policy/approx_kl policy/clip_low policy/clip_high policy/kl_ref policy/token_clip_ratio policy/kl_old_ref "
+    "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
+    "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected"
+).split()
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def condense(rows):
+    """The means of each EVERY steps, and the evaluations, at the last of these steps."""
+    kept = []
+    for start in range(1, len(rows), EVERY):
+        part = rows[start : start + EVERY]
+        line = {"step": part[-1]["step"]}
+        for name in KEPT:
+            if values := [row[name] for row in part if name in row]:
+                line[name] = float(f"{statistics.mean(values):.5g}")
+        line |= evaluation(part[-1])
+        kept.append(line)
+    return [{"step": 0} | evaluation(rows[0]), *kept]
+
+
+def evaluation(row):
+    return {name: float(f"{value:.5g}") for name, value in row.items() if name.startswith("eval/")}
+
+
+def run(name, seed):
+    """Run one command in runs/claims, unless it has been run, and write its file of results."""
+    folder = pathlib.Path("runs") / "claims" / f"{name}-seed{seed}"
+    command = f"{RUNS[name].format(seed=seed)} --seed {seed} --output_dir {folder}"
+    start = time.perf_counter()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [sys.executable, *command.split()], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    if process.returncode:
+        raise SystemExit(f"python {command}\n{process.stderr[-2000:]}")
+    header = {"command": f"python {RUNS[name]} --seed {seed}", "seconds": round(time.perf_counter() - start, 1)}
+    lines = [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))]
+    RESULTS.mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (RESULTS / f"{name}-seed{seed}.jsonl").write_text(text, encoding="utf-8")
+    return header["seconds"]
+
+
+def seconds_of(name):
+    """What a run takes: what its other seeds took, or else 100 seconds."""
+    return statistics.median([read_rows(path)[0]["seconds"] for path in RESULTS.glob(f"{name}-seed*.jsonl")] or [100])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claims", nargs="*", choices=[[], *CLAIMS], metavar="NAME", help=", ".join(CLAIMS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    wanted = {name for claim in args.claims or CLAIMS for name in CLAIMS[claim].runs}
+    names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
+    jobs = [(name, seed) for seed in range(args.seeds) for name in names]
+    jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
+    left = sum(seconds_of(name) for name, _ in jobs)
+    print(f"{len(jobs)} runs are missing, about {left / 3600:.1f} hours of one core", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = {pool.submit(run, *job): job for job in jobs}
+        for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+            name, seed = futures[future]
+            took = future.result()
+            left -= seconds_of(name)
+            bar = "#" * (20 * count // len(jobs))
+            print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; about {left / 60 / args.jobs:.0f} min left", flush=True)
+
+
+if __name__ == "__main__":
+    main()
