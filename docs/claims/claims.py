@@ -115,3 +115,48 @@ class Claim:
     why: str = ""  # two sentences, written after the runs
     more: str = ""  # what to try next
     extra: list[str] = field(default_factory=list)
+
+
+CLAIMS = {
+    claim.name: claim
+    for claim in [
+        Claim(
+            "critic",
+            "A group baseline in place of a critic costs nothing",
+            "DeepSeekMath (2402.03300), Section 4.1: the critic is dropped to save memory; no comparison with PPO is printed",
+            [
+                Effect("eval/pass@1", "grpo", "ppo", least=-0.03, over="end"),
+                Effect("value/explained_variance", "ppo", least=0.3),
+                Effect("eval/pass@1", "ppo", "ppo-no_critic", least=0.03, over="end", decides=False),
+            ],
+            ("eval/pass@1", "reward/accuracy", "value/explained_variance"),
+            ("grpo", "ppo", "ppo-no_critic"),
+        ),
+        Claim(
+            "length",
+            "GRPO's 1/length makes wrong answers longer",
+            "Dr. GRPO (2503.20783), Fig. 5: wrong answers keep growing under GRPO and not under Dr. GRPO",
+            [
+                Effect("completion/length_incorrect", "grpo", "dr_grpo", least=1.0),
+                Effect("completion/length_incorrect", "grpo", "dr_grpo-std", least=1.0),
+                Effect("completion/length_incorrect", "grpo", "grpo-no_std", least=1.0, decides=False),
+                Effect("eval/pass@1", "dr_grpo", "grpo", least=0.0, over="end", decides=False),
+            ],
+            ("completion/length_incorrect", "completion/length", "eval/pass@1"),
+            ("grpo", "grpo-no_std", "dr_grpo-std", "dr_grpo"),
+        ),
+        Claim(
+            "deviation",
+            "The standard deviation overweights easy and hard questions",
+            "Dr. GRPO (2503.20783), Section 3.1: difficulty bias, no figure",
+            [
+                Effect("share/hard", "gradient_share", None, least=0.0, over="end"),
+                Effect("reward_part/hard", "grpo-no_std", "grpo", least=0.0, decides=False),
+                Effect("reward_part/medium", "grpo-no_std", "grpo", least=0.0, decides=False),
+                Effect("reward_part/easy", "grpo-no_std", "grpo", most=0.0, decides=False),
+            ],
+            ("reward_part/easy", "reward_part/medium", "reward_part/hard"),
+            ("grpo", "grpo-no_std"),
+        ),
+    ]
+}
