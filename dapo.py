@@ -47,7 +47,7 @@ from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, 
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import agree, completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
 from common.rewards import deciding_part, load_rewards, score_rewards, soft_overlong_punishment, weighted_sum
 
 
@@ -200,7 +200,7 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
         right = right.view(-1, G).sum(dim=1)  # (prompts,)
         informative = (0 < right) & (right < G)  # Eq. 11
         if args.filter_by == "reward":
-            informative = ~agree(*rewards.view(-1, G).aminmax(dim=1))
+            informative = compute_advantages(rewards, args).view(-1, G).any(dim=1)
         lengths = batch["completion_mask"].sum(dim=1).cpu()
         penalty = overlong_penalty(lengths, args)
         rewards = rewards + penalty
@@ -236,11 +236,11 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
 def compute_advantages(rewards, args):
     """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
-    advantages = groups - groups.mean(dim=1, keepdim=True)
+    mean, _, std, zero = group_statistics(groups, args.std_ddof)
+    advantages = groups - mean
     if args.normalize_std:
-        advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
-    return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
+        advantages = advantages / (std + args.std_eps)
+    return advantages.masked_fill(zero, 0).view(-1, 1).to(rewards.dtype)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
@@ -341,7 +341,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
     if n > 1:
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
 

@@ -43,7 +43,7 @@ from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, 
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import agree, completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import agree, completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
 from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
 
 
@@ -180,7 +180,7 @@ def standardize(groups, mean, variance, low, high, args):
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (variance.sqrt() + args.std_eps)
-    return advantages.masked_fill(agree(low, high), 0)  # the variance of 24 times 0.1 over six visits is not exactly 0
+    return advantages.masked_fill(agree(low, high) | groups.isnan(), 0)  # the variance of 24 times 0.1 is not 0
 
 
 def smoothed_advantages(rewards, args, history):
@@ -190,15 +190,15 @@ def smoothed_advantages(rewards, args, history):
     """
     groups = rewards.double().view(-1, args.group_size)
     visits, old_mean, old_variance, old_low, old_high = history.split(1, dim=1)  # (prompts, 1) each
-    mean, variance = groups.mean(dim=1, keepdim=True), groups.var(dim=1, keepdim=True, correction=args.std_ddof)
-    low, high = groups.aminmax(dim=1, keepdim=True)
+    mean, variance, _, _ = group_statistics(groups, args.std_ddof)
+    low, high = torch.where(groups.isnan(), mean, groups).aminmax(dim=1, keepdim=True)  # of rows that have a reward
     new = standardize(groups, mean, variance, low, high, args)
     i = visits + 1  # this visit is the i-th: by the prompt's own count, not by steps
     mean, between = (visits * old_mean + mean) / i, visits / i * (old_mean - mean).square()  # Eq. 29
     variance = (visits * old_variance + variance + between) / i  # Eq. 30
     low = torch.where(visits > 0, torch.minimum(low, old_low), low)
     high = torch.where(visits > 0, torch.maximum(high, old_high), high)
-    history = torch.cat([i, mean, variance, low, high], dim=1)
+    history = torch.where(mean.isnan(), history, torch.cat([i, mean, variance, low, high], dim=1))  # else no visit
     if not args.smooth_advantage:
         return new, new, history
     total = standardize(groups, mean, variance, low, high, args)
@@ -323,7 +323,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
     if n > 1:
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
 
@@ -369,6 +369,7 @@ def main(argv=None):
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
         rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+        batch["rewards"] = rewards.to(accelerator.device)
         before = history.table[draw[rank::processes]]
         advantages, after = compute_advantages(rewards, args, before)
         history.write(accelerator, draw, after)

@@ -210,23 +210,22 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         batch = rollout(model, mine, n, args.temperature, 1.0, seed, args)
     texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
     rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
-    lengths = batch["completion_mask"].sum(dim=1).tolist()
-    completions = [ids[:length] for ids, length in zip(batch["completions"].tolist(), lengths, strict=True)]
     found = []
     for i, prompt, start in zip(indices, mine, range(0, len(texts), n), strict=True):
         if i >= len(prompts):
             continue
-        ended = [row for row in range(start, start + n) if not truncated[row]]
+        ended = [row for row in range(start, start + n) if not truncated[row] and not rewards[row].isnan()]
         best = max(ended, key=lambda row: float(rewards[row]), default=None)  # of equal ones the first, as below
         worst = min(ended, key=lambda row: float(rewards[row]), default=None)
         differ = best is not None and not agree(rewards[worst], rewards[best])
         metrics.add("pairs/yield", float(differ))
         metrics.add("pairs/truncated", truncated[start : start + n])
+        metrics.add("pairs/unscored", rewards[start : start + n].isnan())
         right = torch.full((n,), torch.nan) if correct is None else correct[start : start + n]
         metrics.add("pairs/accuracy", right, ~right.isnan())
         if differ:
-            pair = Pair(prompt.ids, completions[best], completions[worst])
-            found.append((i, pair, preference_row(prompt.prompt, texts[best], texts[worst])))
+            pair = Pair(prompt.ids, texts[best].ids, texts[worst].ids)
+            found.append((i, pair, preference_row(prompt.prompt, str(texts[best]), str(texts[worst]))))
     found = sorted(gather_object(found), key=lambda item: item[0])
     return [pair for _, pair, _ in found], [row for _, _, row in found]
 
@@ -344,7 +343,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
     if n > 1:
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
 
@@ -426,7 +425,7 @@ def main(argv=None):
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
             metrics.add("time/pairs_s", time.perf_counter() - start)
-            round_metrics = metrics.reduce(accelerator)
+            round_metrics = run.check_scored(metrics.reduce(accelerator))
             run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
             if train_prompts and rows:
                 run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))

@@ -41,7 +41,7 @@ from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, 
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import agree, completion_mask, kl_estimate, log_ratio, pass_at_k
+from common.masked import completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
@@ -145,11 +145,11 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
 def compute_advantages(rewards, args):
     """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
-    advantages = groups - groups.mean(dim=1, keepdim=True)
+    mean, _, std, zero = group_statistics(groups, args.std_ddof)
+    advantages = groups - mean
     if args.normalize_std:
-        advantages = advantages / (groups.std(dim=1, keepdim=True, correction=args.std_ddof) + args.std_eps)
-    equal = agree(*groups.aminmax(dim=1, keepdim=True))  # the standard deviation of six times 0.3 is not exactly 0
-    return advantages.masked_fill(equal, 0).view(-1, 1).to(rewards.dtype)
+        advantages = advantages / (std + args.std_eps)
+    return advantages.masked_fill(zero, 0).view(-1, 1).to(rewards.dtype)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
@@ -259,7 +259,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
     if n > 1:
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
 
@@ -299,6 +299,7 @@ def main(argv=None):
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
         rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+        batch["rewards"] = rewards.to(accelerator.device)
         batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()

@@ -197,15 +197,20 @@ def load_critic(args, policy):
         critic = Critic(lm.score.in_features, Backbone(lm.base_model))
         critic.backbone.shares_prompts = False  # whole rows are exact for any architecture
         critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
-        return critic.to(policy.lm.device, policy.lm.dtype).train()
+        critic.head.to(policy.lm.device, policy.lm.dtype)  # the backbone has rotary frequencies in float32
+        return critic.train()
     hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
     if args.critic == "shared":
         if not policy.chunked:
             raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
         return Critic(hidden_size).to(policy.lm.device, policy.lm.dtype).train()
+    if policy.lm.base_model is policy.lm:
+        raise InputError(f"--critic separate: the base model of a {type(policy.lm).__name__} contains the head")
     backbone = Backbone(copy.deepcopy(policy.lm.base_model))
     backbone.shares_prompts = policy.shares_prompts
-    return Critic(hidden_size, backbone).to(policy.lm.device, policy.lm.dtype).train()
+    critic = Critic(hidden_size, backbone)
+    critic.head.to(policy.lm.device, policy.lm.dtype)  # as above
+    return critic.train()
 
 
 @torch.no_grad()
@@ -521,7 +526,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
     if n > 1:
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n).mean(dim=1), real)
+    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
     return metrics.reduce(accelerator)
 

@@ -9,21 +9,21 @@ from common.masked import completion_mask
 def left_pad(rows, pad_token, device):
     """Token id lists as one tensor (R, P) padded on the left, and its mask (R, P)."""
     width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows], device=device)
-    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=device)
-    return ids, mask
+    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
 def take_rows(batch, rows):
     """Some rows of a batch, without the padding they all share: prompts on the left, completions on the right."""
     T = batch["completion_mask"].shape[1]
-    part = {name: tensor[rows] for name, tensor in batch.items()}
-    left = int(part["prompt_mask"].sum(dim=1).max())
-    right = int(part["completion_mask"].sum(dim=1).max())
+    index = torch.tensor(rows).to(batch["completion_mask"].device, non_blocking=True)
+    part = {name: [x[i] for i in rows] if isinstance(x, list) else x[index] for name, x in batch.items()}
+    left, right = map(max, zip(*part["lengths"], strict=True))
     for name, tensor in part.items():
         if name in ("prompts", "prompt_mask"):
             part[name] = tensor[:, -left:]
-        elif tensor.dim() == 2 and tensor.shape[1] == T:
+        elif isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[1] == T:
             part[name] = tensor[:, :right]
     return part
 
@@ -81,36 +81,54 @@ def split_rollout(accelerator, batch, args):
     """Cut this process's rows into optimizer steps, and each of these into the micro-batches of single forwards.
 
     Minibatches are equal runs of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
-    columns of some rows, and the `totals` that token weights are made of: tokens, rows and prompts of the whole
-    optimizer step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows. All processes get
-    equally many micro-batches, since each forward and backward of FSDP2 is a collective; a filler is a real row whose
-    loss mask is empty.
+    columns of some rows; `totals`, which token weights are made of: tokens, rows and prompts of the whole optimizer
+    step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so that no
+    forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). A row without a
+    reward (NaN) has an empty loss mask, and no total counts it. All processes get equally many, since each pass of
+    FSDP2 is a collective; a filler is a real row without a loss mask.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
-    step_rows = rows * accelerator.num_processes
+    scored = ~batch["rewards"].isnan()  # (R,)
+    batch = batch | {"rewards": batch["rewards"].masked_fill(~scored, 0)}
+    batch["loss_mask"] = batch["loss_mask"] & scored[:, None]
     group_tokens = batch["loss_mask"].view(-1, args.group_size * batch["loss_mask"].shape[1]).sum(dim=1)
-    batch = batch | {"group_tokens": group_tokens.repeat_interleave(args.group_size)[:, None]}
+    batch["group_tokens"] = group_tokens.repeat_interleave(args.group_size)[:, None]
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
+    batch["lengths"] = lengths
     starts = range(0, rows * args.num_minibatches, rows)
     keep_order = "prompt_index" in batch  # the completions of a prompt should share a forward
+    if keep_order:
+        batch["groups"] = batch["prompt_index"][:, 0].tolist()
     cuts = [micro_batches(lengths[start : start + rows], args, keep_order) for start in starts]
     cuts = [[[start + i for i in part] for part in cut] for start, cut in zip(starts, cuts, strict=True)]
     most = accelerator.gather(torch.tensor([[len(cut) for cut in cuts]], device=device)).amax(dim=0).tolist()
-    tokens = torch.stack([batch["loss_mask"][start : start + rows].sum() for start in starts])
-    tokens = accelerator.reduce(tokens, "sum").tolist()
+    prompts = scored.view(-1, args.group_size).any(dim=1)  # with a row in the loss
+    counts = [mask.view(args.num_minibatches, -1).sum(dim=1) for mask in (batch["loss_mask"], scored, prompts)]
+    counts = accelerator.reduce(torch.stack(counts, dim=1), "sum").tolist()  # (minibatches, 3)
     minibatches = []
-    for start, cut, number, step_tokens in zip(starts, cuts, most, tokens, strict=True):
+    for start, cut, number, (tokens, step_rows, step_prompts) in zip(starts, cuts, most, counts, strict=True):
         parts = [take_rows(batch, part) for part in cut]
         for _ in range(number - len(parts)):
             filler = take_rows(batch, [start])
             parts.append(filler | {"loss_mask": torch.zeros_like(filler["loss_mask"])})
-        totals = {"tokens": step_tokens, "rows": step_rows, "prompts": step_rows // args.group_size}
+        totals = {"tokens": tokens, "rows": max(step_rows, 1), "prompts": max(step_prompts, 1)}
         minibatches.append([part | {"totals": totals | {"group_tokens": part.pop("group_tokens")}} for part in parts])
     return minibatches
+
+
+class Completion(str):
+    """The text of a completion, with its token ids up to the stop token, and what reward functions log of it."""
+
+    ids: list[int]
+    extra: dict
 
 
 def completion_texts(tokenizer, batch):
     """The completions as rewards see them: up to the stop token, special tokens skipped."""
     rows = zip(batch["completions"].tolist(), batch["completion_mask"].sum(dim=1).tolist(), strict=True)
     ids = [ids[:length] for ids, length in rows]
-    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = list(map(Completion, texts))
+    for text, row in zip(texts, ids, strict=True):
+        text.ids, text.extra = row, {}
+    return texts

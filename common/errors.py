@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -18,6 +19,8 @@ class Process:
     """What signals and errors need to know about the run of this process. There is one run at a time."""
 
     step = None  # the last finished one; None before there is a run
+    max_steps = 0  # of that run
+    new_folder = None  # of that run, where it made one; while it holds nothing but the lock, an error removes it again
     bar = None
     training = False  # a signal waits for the end of the step; before, nothing would be lost
     signal = 0  # the one that came
@@ -57,7 +60,7 @@ def clean_exit():
     interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
     others only when this one is gone.
     """
-    Process.step, Process.bar, Process.training, Process.signal = None, None, False, 0
+    Process.step, Process.bar, Process.training, Process.signal, Process.new_folder = None, None, False, 0, None
     before = set_handlers(on_signal)
     try:
         yield
@@ -65,6 +68,7 @@ def clean_exit():
     except (Exception, KeyboardInterrupt) as error:
         set_handlers(signal.SIG_DFL)
         code = report(error)
+        remove_unused_folder()
     finally:
         for number, action in before.items():
             signal.signal(number, action)
@@ -73,6 +77,14 @@ def clean_exit():
     if world_size() > 1:
         os._exit(code)
     raise SystemExit(code)
+
+
+def remove_unused_folder():
+    """Remove the folder of a run that ended before it wrote anything: refused data should leave no trace."""
+    with contextlib.suppress(OSError):  # Windows does not remove a file that is open
+        if Process.new_folder and {path.name for path in Process.new_folder.iterdir()} <= {"lock"}:
+            (Process.new_folder / "lock").unlink(missing_ok=True)
+            Process.new_folder.rmdir()
 
 
 def report(error):
@@ -105,6 +117,22 @@ def report(error):
 
 def script_name():
     return pathlib.Path(sys.argv[0]).name
+
+
+def refuse(args, option, problem):
+    """An InputError about what an option names."""
+    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
+
+
+def say(args, option, note):
+    """Print, once, a note on what an option names."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"--{option} {getattr(args, option)}: {note}")
+
+
+def in_short(error):
+    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
 def one_line(error):

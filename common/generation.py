@@ -9,10 +9,12 @@ import contextlib
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from common.errors import InputError
+from common.masked import completion_mask, positions
 
 
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
@@ -64,7 +66,7 @@ class RoomyLayer(DynamicLayer):
     def update(self, key_states, value_states, *args, **kwargs):
         length, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
         if self.buffers is None or end > self.buffers[0].shape[2]:
-            self.buffers = [torch.nn.functional.pad(x, (0, 0, 0, self.ROOM)) for x in (self.keys, self.values)]
+            self.buffers = [pad(x, (0, 0, 0, self.ROOM)) for x in (self.keys, self.values)]
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, length:end] = states
         self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
@@ -125,23 +127,24 @@ def decode(
     """
     # Naming these in the signature would make `generate` pass them twice. Without padding the mask arrives as None.
     attention_mask, past_key_values = model_kwargs.get("attention_mask"), model_kwargs["past_key_values"]
-    positions = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    position_ids = (positions.cumsum(dim=1) - 1).clamp(min=0)  # (B, P)
-    device, rows = input_ids.device, len(input_ids) * n
-    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    width, device, rows = input_ids.shape[1], input_ids.device, len(input_ids) * n
+    position_ids = positions(torch.ones_like(input_ids) if attention_mask is None else attention_mask)  # (B, P)
+    max_new_tokens = generation_config.max_length - width
     stop_tokens = torch.tensor(generation_config.eos_token_id, device=device)
     completions = torch.full((rows, max_new_tokens), generation_config.pad_token_id, device=device)
-    logprobs = torch.zeros((rows, max_new_tokens), device=device)
+    drawn = torch.ones((rows, max_new_tokens), device=device)  # the probabilities of these tokens
 
     inputs = {"past_key_values": past_key_values}
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
     logits = last_logits(model, inputs, head_is_last).repeat_interleave(n, dim=0)
     past_key_values.batch_repeat_interleave(n)
-    layers = past_key_values.layers
-    past_key_values.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in layers]
-    position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0)
+    past_key_values.layers = [  # one for images stays empty; the old ones must go, with the prompts' keys
+        RoomyLayer(x) if type(x) is DynamicLayer and x.is_initialized else x for x in past_key_values.layers
+    ]
+    # Positions and mask of all tokens to come: one token's are then a view.
+    position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0) + 1 + torch.arange(max_new_tokens, device=device)
     if attention_mask is not None:
-        attention_mask = attention_mask.repeat_interleave(n, dim=0)
+        attention_mask = pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
     running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
     finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
 
@@ -154,9 +157,8 @@ def decode(
             tokens = inverse_cdf_sample(probs)
         else:
             tokens = torch.multinomial(probs.masked_fill(probs[:, :1].isnan(), 1), 1)  # NaN would end the process
-        tokens = tokens.masked_fill(finished[:, None], generation_config.pad_token_id)
         completions[running, t] = tokens[:, 0]
-        logprobs[running, t] = probs.gather(-1, tokens)[:, 0].log().masked_fill(finished, 0)
+        drawn[running, t] = probs.gather(-1, tokens)[:, 0]
         finished |= torch.isin(tokens[:, 0], stop_tokens)
         if t + 1 == max_new_tokens:
             break
@@ -169,13 +171,14 @@ def decode(
                 past_key_values.batch_select_indices(keep)
                 running, finished, tokens, position_ids = (x[keep] for x in (running, finished, tokens, position_ids))
                 attention_mask = None if attention_mask is None else attention_mask[keep]
-        if attention_mask is not None:
-            attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(attention_mask), 1)], dim=1)
-        position_ids = position_ids + 1
-        inputs |= {"input_ids": tokens, "attention_mask": attention_mask, "position_ids": position_ids}
+        mask = None if attention_mask is None else attention_mask[:, : width + t + 1]
+        inputs |= {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids[:, t : t + 1]}
         logits = last_logits(model, inputs, head_is_last)
+    completions, drawn = completions[:, : t + 1], drawn[:, : t + 1]
+    mask, _ = completion_mask(completions, stop_tokens)  # a finished row may have been continued for a while
+    logprobs = torch.where(mask, drawn.log(), 0)
     if not logprobs.isfinite().all():  # looked at once, after the last token: looking means waiting for the GPU
         raise InputError(
             "sampling: log-probs are not finite: the model's logits are not, or a tiny temperature made them infinite"
         )
-    return completions[:, : t + 1], logprobs[:, : t + 1]
+    return completions.masked_fill(~mask, generation_config.pad_token_id), logprobs

@@ -74,6 +74,21 @@ def agree(low, high):
     return high - low <= 1e-9 * high.abs().clamp(min=1)
 
 
+def group_statistics(groups, ddof):
+    """Mean, variance and standard deviation (P, 1) of the rewards (P, G) of each group, and the rows (P, G) whose
+    advantage is zero: those of a group of equal rewards, and those without a reward.
+
+    No statistic counts a NaN, a row without a reward: the mean of the others stands in for it, and adds no square.
+    """
+    scored = ~groups.isnan()
+    filled = torch.where(scored, groups, groups.nanmean(dim=1, keepdim=True))
+    scale = (groups.shape[1] - ddof) / (scored.sum(dim=1, keepdim=True).double() - ddof).clamp(min=1)
+    variance = filled.var(dim=1, keepdim=True, correction=ddof) * scale
+    std = filled.std(dim=1, keepdim=True, correction=ddof) * scale.sqrt()
+    equal = agree(*filled.aminmax(dim=1, keepdim=True))  # the variance of six times 0.3 is not exactly 0
+    return filled.mean(dim=1, keepdim=True), variance, std, equal | ~scored
+
+
 def pass_at_k(correct, k):
     """Unbiased estimate (P,) of the chance that one of k completions is right, from `correct` (P, n) of n >= k samples.
 

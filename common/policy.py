@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from common.masked import logprobs_and_entropy, positions
-from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact
+from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact, token_places
 
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 
@@ -46,7 +46,11 @@ class Backbone(nn.Module):
             hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
             hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
-        return [(*mask.nonzero(as_tuple=True), hidden[mask])]
+        if "lengths" in batch:  # looking at the mask means waiting for the GPU
+            places = token_places([tokens for _, tokens in batch["lengths"]], mask.device)
+        else:
+            places = mask.nonzero(as_tuple=True)
+        return [(*places, hidden[places])]
 
 
 class Policy(Backbone):

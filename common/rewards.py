@@ -20,6 +20,7 @@ import torch
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
 from common.errors import InputError, one_line
+from common.user_rewards import trl_keywords
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
@@ -102,9 +103,9 @@ def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int)
 
 
 def as_reward(rule: Callable, compares: bool = True) -> Callable:
-    """A rule for one completion with the signature of TRL's reward functions; None where a gold answer is missing."""
+    """A rule for one completion as a rule for a list of them; None where a gold answer is missing."""
 
-    def reward(completions, answer, truncated, **columns):
+    def reward(completions, answer, truncated):
         rows = zip(completions, answer, truncated, strict=True)
         if not compares:
             return [rule(text, cut) for text, _, cut in rows]
@@ -206,7 +207,7 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     or too many values raise InputError with function and row.
     """
     try:
-        values = _call(reward, "all rows together", _keywords(reward, rows, texts, truncated))
+        values = _call(reward, "all rows together", rows, texts, truncated)
     except InputError:
         _find_failing_row(reward, rows, texts, truncated)
         raise
@@ -219,7 +220,7 @@ def _find_failing_row(reward: Reward, rows: list, texts: list[str], truncated: l
     """Call a function that has failed on all rows with each alone; the InputError then names the row."""
     for i in range(len(rows)):
         one = slice(i, i + 1)
-        _call(reward, f"row {i}", _keywords(reward, rows[one], texts[one], truncated[one]))
+        _call(reward, f"row {i}", rows[one], texts[one], truncated[one])
 
 
 def _check_values(reward: Reward, values, rows: int) -> list:
@@ -232,8 +233,11 @@ def _check_values(reward: Reward, values, rows: int) -> list:
     return [value if value is None else _number(reward, i, value) for i, value in enumerate(values)]
 
 
-def _call(reward: Reward, where: str, keywords: dict):
+def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: list[bool]):
     try:
+        if reward.function in BUILT_IN.values():
+            return reward.function(texts, [row.answer for row in rows], truncated)
+        keywords = trl_keywords(reward.function, rows, texts, truncated)
         with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
             result = reward.function(**keywords)
             return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
@@ -242,36 +246,6 @@ def _call(reward: Reward, where: str, keywords: dict):
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             message += "; let it take **kwargs, as in TRL"
         raise InputError(message) from error
-
-
-def _keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict[str, list]:
-    """What GRPOTrainer passes: prompts and completions, as messages in conversational data, and all columns.
-
-    Messages and columns are copies, one for each row: the prompts of later steps are the originals. The built-in rules
-    get the texts and the gold answers.
-    """
-    if reward.function in BUILT_IN.values():
-        return {"completions": texts, "answer": [row.answer for row in rows], "truncated": truncated}
-    names = dict.fromkeys(name for row in rows for name in row.columns)
-    columns = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
-    if any(row.answer is not None for row in rows):
-        columns.setdefault("answer", [row.answer for row in rows])
-    completions = [
-        text if isinstance(row.prompt, str) else [{"role": "assistant", "content": text}]
-        for row, text in zip(rows, texts, strict=True)
-    ]
-    return columns | {
-        "prompts": [_copy(row.prompt) for row in rows],
-        "completions": completions,
-        "truncated": list(truncated),
-    }
-
-
-def _copy(value):
-    """A deep copy of the lists and dicts that JSON and Arrow give; what they hold cannot be changed."""
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _number(reward: Reward, row: int, value) -> float:
@@ -294,10 +268,6 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is an
-    InputError."""
+    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is NaN."""
     values = torch.stack([reward.weight * parts[reward.name] for reward in reward_functions])  # (functions, R)
-    unscored = values.isnan().all(dim=0).nonzero().flatten().tolist()
-    if unscored:
-        raise InputError(f"row {unscored[0]}: every reward ({', '.join(parts)}) returned None; one must score each row")
-    return values.nansum(dim=0)
+    return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

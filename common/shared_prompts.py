@@ -19,25 +19,25 @@ def shared_states(lm, batch, size):
     """
     from transformers import DynamicCache
 
-    mask, P = batch["completion_mask"], batch["prompts"].shape[1]
-    index = batch["prompt_index"][:, 0].tolist()
+    mask, P, device = batch["completion_mask"], batch["prompts"].shape[1], batch["prompts"].device
+    index, lengths = rows_on_host(batch)
     distinct = list(dict.fromkeys(index))
-    first, owner = [index.index(i) for i in distinct], torch.tensor([distinct.index(i) for i in index])
+    first = torch.tensor([index.index(i) for i in distinct]).to(device, non_blocking=True)
     prompt_mask, cache = batch["prompt_mask"][first], DynamicCache(config=lm.config)
     inputs = dict(input_ids=batch["prompts"][first], attention_mask=prompt_mask.long())
     outputs = lm.base_model(**inputs, position_ids=positions(prompt_mask), past_key_values=cache, use_cache=True)
     last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
     states = []
     # A further pass costs about as much time as this many operations on padding (measured on CPU only).
-    operations = 2e8 if mask.device.type == "cpu" else 1e12
+    operations = 2e8 if device.type == "cpu" else 1e12
     most_padding = operations / (6 * size)
-    for rows in runs_of_similar_length(mask.sum(dim=1).tolist(), most_padding):
-        row_mask = mask[rows]
-        width = int(row_mask.sum(dim=1).max())
-        owners, row_mask = owner[rows].to(mask.device), row_mask[:, :width]
+    for run in runs_of_similar_length(lengths, most_padding):
+        width = lengths[run[-1]]
+        rows = torch.tensor([run, [distinct.index(index[row]) for row in run]])
+        rows, owners = rows.to(device, non_blocking=True)
         hidden = last[owners]
         if width > 1:  # the last token predicts nothing and is left out
-            attention_mask = torch.cat([batch["prompt_mask"][rows], row_mask[:, :-1]], dim=1)
+            attention_mask = torch.cat([batch["prompt_mask"][rows], mask[rows, : width - 1]], dim=1)
             outputs = lm.base_model(
                 input_ids=batch["completions"][rows, : width - 1],
                 attention_mask=attention_mask.long(),
@@ -46,9 +46,23 @@ def shared_states(lm, batch, size):
                 use_cache=True,
             )
             hidden = torch.cat([hidden, outputs.last_hidden_state], dim=1)
-        places = row_mask.nonzero(as_tuple=True)
-        states.append((torch.tensor(rows, device=mask.device)[places[0]], places[1], hidden[row_mask]))
+        lines, columns = token_places([lengths[row] for row in run], device)
+        states.append((rows[lines], columns, hidden[lines, columns]))
     return states
+
+
+def rows_on_host(batch):
+    """Prompt index and completion tokens of each row, as lists. Where a batch does not bring them, the GPU is asked."""
+    if "groups" in batch:
+        return batch["groups"], [tokens for _, tokens in batch["lengths"]]
+    return torch.stack([batch["prompt_index"][:, 0], batch["completion_mask"].sum(dim=1)]).tolist()
+
+
+def token_places(lengths, device):
+    """Row and column (N,) of each token of rows of so many tokens (a list), row by row; nothing waits for a GPU."""
+    lengths = torch.tensor(lengths)
+    places = (torch.arange(lengths.max()) < lengths[:, None]).nonzero()
+    return places.to(device, non_blocking=True).unbind(dim=1)
 
 
 def select_cache(cache, rows):

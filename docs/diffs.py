@@ -91,7 +91,7 @@ SENTENCES = {
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before a cut would teach it (Eq. 13)."
         ),
-        "dynamic_batch 9d9d2e": (
+        "dynamic_batch 5b0c33": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
             "learns."
@@ -105,7 +105,7 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 0caa02": (
+        "main 6577e3": (
             "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
             "none at all, the end of the run, with exit code 1 where it never found a group to train on."
         ),
@@ -146,16 +146,16 @@ SENTENCES = {
         "History baa832": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
-        "standardize f69f07": (
+        "standardize ff49b6": (
             "GRPO's standardization with the statistics as arguments, since they are now those of the group (A_new) or "
             "of all visits (A_tot)."
         ),
-        "smoothed_advantages 232f6b": (
+        "smoothed_advantages 4f24f8": (
             "Smooth advantage standardization: the group is pooled with the prompt's earlier visits (Eq. 29-30) and "
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages 9ba84a": (
+        "compute_advantages e0cab3": (
             "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
         ),
         "clip_bounds 710022": (
@@ -176,7 +176,7 @@ SENTENCES = {
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's measures of both are logged."
         ),
-        "imports 367808": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
+        "imports a1eacb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
 }
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "dapo": {"dapo": "dapo.py"},
     "gspo": {"gspo": "gspo.py"},
     "dcpo": {"dcpo": "dcpo.py"},
+    "lora": {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"},
     "ppo": {
         "ppo": "ppo.py",
         "reward_model": "reward_model.py",
@@ -54,6 +55,8 @@ LOSSES = {
 }
 FOUR_PASSES = "--num_epochs 4 --eval_every 20"
 PASSES = {"dpo-passes": FOUR_PASSES, "dpo-passes_nll": f"{FOUR_PASSES} --nll_coef 1"}
+# Of docs/lora.md, seed 0 alone
+RATES = {f"lora-{rate}": f"grpo.py --lora_rank 8 --learning_rate {rate}" for rate in ("1e-4", "1e-3")}
 # What is kept of a row: what the pages and docs/plot.py need
 KEPT = ("step", "eval/", "reward/", "rewards/", "logps/", "pairs/", "policy/", "sampling/", "dcpo/", "value/explained")
 KEPT += ("completion/length", "time/total_s")
@@ -64,6 +67,8 @@ def run_seed(page, seed, cores):
     core, commands = cores.get(), dict(COMMANDS[page])
     if page == "dpo" and seed == 0:
         commands |= {name: f"{PAIRS} {options}" for name, options in (LOSSES | PASSES).items()}
+    if page == "lora" and seed == 0:
+        commands |= RATES
     for name, command in commands.items():
         folder = RUNS / f"{name}-seed{seed}"
         if not (ROOT / folder / "model").exists():
@@ -206,12 +211,31 @@ def passes_table():
     return table([*header, "with `--nll_coef 1`: pass@1", "log p(chosen)", "log p(rejected)"], found)
 
 
+def rates_table():
+    """LoRA at several learning rates."""
+    found = []
+    for rate, name in (("1e-4", "lora-1e-4"), ("3e-4", "lora"), ("1e-3", "lora-1e-3")):
+        for rows in [load(name)[0]] if 0 in load(name) else []:
+            scores = [row["eval/pass@1"] for row in evaluations(rows)]
+            found.append([rate, *scores, *(last_steps(rows, f"policy/{what}", 10) for what in ("entropy", "kl_ref"))])
+    header = [
+        "learning rate",
+        "pass@1 before",
+        "after 25 steps",
+        "after 50",
+        "entropy, last 10 steps",
+        "KL, last 10 steps",
+    ]
+    return table(header, found)
+
+
 def tables(page):
     """The tables of a page's section of results, in its order; those without files are left out."""
     made = {
         "ppo": lambda: [rollout_table("ppo"), learned_reward_table(), critic_table()],
         "dpo": lambda: [rounds_table(), given_pairs_table(), losses_table(), passes_table()],
         "reward_model": lambda: [reward_model_table()],
+        "lora": lambda: [rollout_table("lora"), rates_table()],
     }
     return [lines for lines in made.get(page, lambda: [rollout_table(page)])() if lines]
 

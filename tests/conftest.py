@@ -3,6 +3,7 @@ import os
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 import gc
+import importlib.util
 import shutil
 import signal
 import sys
@@ -17,13 +18,20 @@ from common.harness.run import close
 from small_run import advance, start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
-PROCESS = {name: getattr(Process, name) for name in ("step", "bar", "training", "signal")}
+PROCESS = {name: getattr(Process, name) for name in ("step", "max_steps", "new_folder", "bar", "training", "signal")}
 
 
 def pytest_collection_finish():
     """What was imported stays: no search for garbage has to go through it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item):
+    """`@pytest.mark.needs("peft")`: skipped without the package; `pytest -m needs` runs those that have theirs."""
+    missing = {name for mark in item.iter_markers("needs") for name in mark.args if not importlib.util.find_spec(name)}
+    if missing:
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
 
 
 @pytest.fixture(autouse=True)

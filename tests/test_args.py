@@ -1,5 +1,6 @@
 """common/harness/args.py: options from the command line and from YAML, their bounds, and the schedules."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -59,6 +60,18 @@ def test_what_yaml_can_say_and_a_command_line_cannot_is_refused_in_one_line(text
     with pytest.raises(InputError) as error:
         from_file(tmp_path, text)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_mapping_in_yaml_and_one_or_more_datasets(tmp_path):
+    """JSON in a shell and a mapping in a file are the same option; one dataset is not a list."""
+    args = from_file(
+        tmp_path, "chat_template_kwargs:\n  enable_thinking: false\n  style: a\ndataset: [a.jsonl, b.jsonl]\n"
+    )
+    assert json.loads(args.chat_template_kwargs) == {"enable_thinking": False, "style": "a"}
+    assert args.dataset == ["a.jsonl", "b.jsonl"]
+    words = ["--dataset", "a.jsonl", "--eval_dataset", "b", "c", "--chat_template_kwargs", '{"a": 1}']
+    args = parse_args(script("grpo").Args, words)
+    assert (args.dataset, args.eval_dataset, args.chat_template_kwargs) == ("a.jsonl", ["b", "c"], '{"a": 1}')
 
 
 # --- bounds ---

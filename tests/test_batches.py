@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from common.batches import micro_batches, take_rows
-from models import random_batch
+from small_models import random_batch
 
 
 def test_take_rows_cuts_shared_padding_and_keeps_every_token():
     batch = random_batch(rows=8)
+    masks = batch["prompt_mask"], batch["completion_mask"]
+    batch["lengths"] = torch.stack([mask.sum(dim=1) for mask in masks], dim=1).tolist()
     part = take_rows(batch | {"advantages": torch.arange(8.0)[:, None]}, [5, 2])
     assert part["advantages"][:, 0].tolist() == [5.0, 2.0]
+    assert part["lengths"] == [batch["lengths"][5], batch["lengths"][2]]
     for i, row in enumerate([5, 2]):
         for ids, mask in (("prompts", "prompt_mask"), ("completions", "completion_mask")):
             assert part[ids][i][part[mask][i]].tolist() == batch[ids][row][batch[mask][row]].tolist()

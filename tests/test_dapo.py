@@ -19,6 +19,7 @@ from tools import (
     ORACLES,
     b1,
     embedded,
+    fill,
     gradients,
     hand_made_batch,
     largest_difference,
@@ -267,7 +268,10 @@ def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
         tokens = int(batch["completion_mask"][i * G : (i + 1) * G].sum())
         size = (8 if rollout == "shared" else 4) * tokens + 12 * G
         assert sum(column.nbytes for column in group.values()) == size and len(pickle.dumps(group)) < size + 500
+    masks = batch["prompt_mask"], batch["completion_mask"]
+    batch["lengths"] = torch.stack([mask.sum(dim=1) for mask in masks], dim=1).tolist()
     expected = take_rows(batch, [*range(4 * G, 5 * G), *range(G), *range(5 * G, 6 * G)])
+    del expected["lengths"]
     expected["prompt_index"] = torch.arange(3).repeat_interleave(G)[:, None]
     united = dapo.unite_groups(sent, policy)
     assert united.keys() == expected.keys()
@@ -520,7 +524,7 @@ def test_the_mean_over_groups_in_an_update():
         micro_batch_size=6,
     )  # fmt: skip
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch["advantages"] = module.compute_advantages(rewards, args)
+    batch = fill(module, batch, rewards, args)
     (whole,), _ = gradients(module, args, policy, batch)
     alone = []
     for start in range(0, len(rewards), G):

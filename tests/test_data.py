@@ -3,6 +3,7 @@
 Each test names the failure it pins; the numbers B11, B15 and B24 are themes of real bugs in other projects."""
 
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt, PromptSampler, encode_text, end_token, load_prompts, shared_prompt
-from common.harness.pairs import Pair
+from common.harness.pairs import Pair, load_pairs
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 from tools import GSM8K
 
@@ -54,6 +55,10 @@ def numbered(n):
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
+def text_part(text):
+    return {"type": "text", "text": text}
+
+
 FORMATS = {
     "gsm8k": ({"question": "2+2?", "answer": "2+2=<<2+2=4>>4\n#### 4"}, "2+2?", "4"),
     "math": ({"problem": "2+2?", "level": "1", "solution": r"It is $\boxed{\frac{8}{2}}$."}, "2+2?", r"\frac{8}{2}"),
@@ -69,6 +74,13 @@ FORMATS = {
         "\n\nHuman: 2+2?\n\nAssistant:", None,
     ),
     "implicit, messages": ({"chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, USER, None),
+    "verl, a list": ({"prompt": "2+2?", "reward_model": {"ground_truth": ["4"]}}, "2+2?", "4"),
+    "verl, flat": ({"prompt": "2+2?", "reward_model.ground_truth": 4}, "2+2?", "4"),
+    "sft": ({"messages": [*USER, say("2+2=4\n#### 4")]}, USER, "4"),
+    "sft without a marker": ({"messages": [*USER, say(" four ")]}, USER, "four"),
+    "sft and an answer": ({"messages": [*USER, say("I think 5")], "answer": "4"}, USER, "4"),
+    "messages": ({"messages": USER, "answer": "4"}, USER, "4"),
+    "parts": ({"prompt": [{"role": "user", "content": [text_part("2+"), text_part("2?")]}], "answer": "4"}, USER, "4"),
 }  # fmt: skip
 
 
@@ -356,6 +368,91 @@ def test_chat_template_opens_the_answer(tmp_path):
         assert loaded.prompt == prompt
 
 
+def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
+    """The model was given the whole answer and went on behind it."""
+    turns = [*USER, say("4"), *USER]
+    row = {"messages": [*turns, say("#### 4")], "level": 1}
+    (loaded,) = load_rows(tmp_path, [row], CHAT, needs_answers=True)
+    assert (loaded.prompt, loaded.answer, loaded.columns) == (turns, "4", {"level": 1})
+    assert text_of(loaded) == "[user]2+2?[end][assistant]4[end][user]2+2?[end][assistant]"
+    path = write(tmp_path / "train.jsonl", [{"prompt": [*USER, say("Let us")]}, {"prompt": USER}])
+    (tmp_path / "other.jsonl").unlink()
+    assert (
+        "1 begin the assistant's answer" in load(path, CHAT, eval_dataset=str(path))[2]
+    )  # nothing is continued unsaid
+    assert "line 1: no answer (text or number) in the last turn" in error_of(
+        write(tmp_path / "sft.jsonl", [{"messages": USER}]), CHAT, needs_answers=True
+    )
+
+
+def test_a_part_that_is_no_text_is_refused(tmp_path):
+    parts = [text_part("2+2?"), {"type": "image", "url": "x.png"}]
+    message = error_of(write(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}]))
+    assert message.endswith("line 1: a message has a part of type image; only parts of type text are read")
+
+
+KWARGS_TEMPLATE = (
+    "{% if tools %}<{{ tools[0].name }}>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}(no){% endif %}{{ style }}"
+)
+
+
+def test_kwargs_and_tools_reach_the_template(tmp_path):
+    """Qwen3 thinks unless the template gets enable_thinking; rows with other tools are other prompts."""
+    tokenizer = make_tokenizer(KWARGS_TEMPLATE)
+    rows = [
+        {"prompt": "a"},
+        {"prompt": "a", "tools": [{"name": "f", "x": None}]},
+        {"prompt": "a", "tools": '[{"name": "g"}]'},
+    ]
+    rows += [{"prompt": "a", "chat_template_kwargs": {"enable_thinking": True, "style": None}}]
+    options = {"chat_template_kwargs": '{"enable_thinking": false, "style": "S"}'}
+    expected = ["a(no)S", "<f>a(no)S", "<g>a(no)S", "aS"]
+    prompts = load_rows(tmp_path, rows, tokenizer, **options)
+    assert [text_of(prompt) for prompt in prompts] == expected
+    pairs = [row | {"chosen": "b", "rejected": "c"} for row in rows]
+    path = write(tmp_path / "pairs.jsonl", pairs)
+    loaded, _, _ = load_pairs(make_args(path, eval_dataset=str(path), **options), tokenizer)
+    assert ["".join(tokenizer.convert_ids_to_tokens(pair.prompt)) for pair in loaded] == expected
+
+
+@pytest.mark.parametrize(("kwargs", "says"), [("{a", "not valid JSON"), ("[1]", "JSON object")])
+def test_wrong_kwargs_are_refused(tmp_path, kwargs, says):
+    path = write(tmp_path / "a.jsonl", numbered(3))
+    assert says in error_of(path, CHAT, chat_template_kwargs=kwargs)
+    assert "no chat template" in error_of(path, PLAIN, chat_template_kwargs='{"a": 1}')
+
+
+def test_several_files_a_pattern_and_gz(tmp_path, datasets):
+    """Data comes in shards, and compressed."""
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.json.gz", "d.csv.gz")]
+    rows = numbered(8)
+    write(paths[0], rows[:2])
+    for path, text in (
+        (paths[1], "".join(json.dumps(row) + "\n" for row in rows[2:4])),
+        (paths[2], json.dumps(rows[4:6])),
+        (paths[3], "prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in rows[6:])),
+    ):
+        path.write_bytes(gzip.compress(text.encode()))
+    other = write(tmp_path / "other", numbered(1)).rename(tmp_path / "other.jsonl")
+    for dataset in (list(map(str, paths)), str(tmp_path / "[a-d].*")):
+        args = make_args("", eval_dataset=str(other))
+        args.dataset = dataset
+        train, _, note = load_prompts(args, PLAIN, True)
+        assert [p.prompt for p in train] == [row["prompt"] for row in rows] and "a.jsonl and 3 more files" in note
+    write(tmp_path / "train.jsonl", rows)
+    (tmp_path / "test.json.gz").write_bytes(paths[2].read_bytes())
+    assert len(load(tmp_path / "train.jsonl")[1]) == 2  # what is beside it may be compressed
+    assert "no such file" in error_of(str(tmp_path / "*.parquet"))
+    args.dataset = [str(paths[0]), "openai/gsm8k"]
+    with pytest.raises(InputError, match="openai/gsm8k: no such file"):
+        load_prompts(args, PLAIN, True)
+    paths[1].write_bytes(b"no gzip")
+    assert "b.jsonl.gz: cannot be read" in error_of(paths[1])
+    paths[2].write_bytes(paths[2].read_bytes()[:-9])  # an upload that broke off
+    assert "c.json.gz: cannot be read" in error_of(paths[2])
+
+
 def test_a_begun_answer_is_continued(tmp_path):
     """A second assistant turn after the begun one would make the model start anew."""
     begun = [*USER, say("Let us")]
@@ -427,7 +524,7 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], 1, "messages with role and content"),
         ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", "answer": ""}'], 3, "no answer"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], 2, "no answer"),
-        ([b'{"prompt": "a", "answer": ["1"]}'], 1, "no answer (text or number) in 'answer'"),
+        ([b'{"prompt": "a", "answer": ["1", "2"]}'], 1, "no answer (text or number) in 'answer'"),
         ([b'{"prompt": "a", "reward_model": {"style": "rule"}}'], 1, "no answer (text or number) in 'reward_model'"),
         ([b'{"chosen": "a b", "rejected": ["c"], "answer": "1"}'], 1, "the prompt is empty"),
     ],
@@ -461,12 +558,13 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
 def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
     assert error_of(path) == (
-        f"{path}: no prompt column, looked for prompt, question, problem and found text, label:"
+        f"{path}: no prompt column, looked for prompt, question, problem, messages and found text, label:"
         " name it with --prompt_column"
     )
     assert "looked for txt and found text, label" in error_of(path, prompt_column="txt")
     message = error_of(path, prompt_column="text", needs_answers=True)
-    assert "no answer column, looked for answer, reward_model, solution and found text, label" in message
+    known = "answer, reward_model, reward_model.ground_truth, ground_truth, solution"
+    assert f"no answer column, looked for {known} and found text, label" in message
     assert "--answer_column" in message
     assert "looked for gold and found" in error_of(path, prompt_column="text", answer_column="gold")
 

@@ -8,7 +8,7 @@ import pytest
 import same_text
 from tools import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.append(str(ROOT / "docs"))
 
 import diffs
 

@@ -1,6 +1,5 @@
 """common/harness/distributed.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -27,7 +26,7 @@ from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trai
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
-needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
+needs_deepspeed = pytest.mark.needs("deepspeed")
 STRATEGIES = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3"))]
 FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the files are for eight GPUs and bf16
 

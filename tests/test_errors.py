@@ -187,3 +187,13 @@ def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):
     signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)  # `main` called from a notebook
     with pytest.raises(KeyboardInterrupt):
         script("grpo").main([*SMALL, "--output_dir", str(tmp_path)])
+
+
+def test_refused_data_leaves_no_folder(tmp_path, monkeypatch):
+    """Each misspelt column left another empty runs/grpo-<time>; a folder that was there before stays."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for own in ([], ["--output_dir", "new"], ["--output_dir", "mine"]):
+        with pytest.raises(SystemExit), clean_exit():
+            script("grpo").main(["--dataset", "nowhere.jsonl", *own])
+    assert not list((tmp_path / "runs").iterdir()) and not (tmp_path / "new").exists() and (tmp_path / "mine").is_dir()

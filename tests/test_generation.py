@@ -9,7 +9,7 @@ from common.batches import left_pad
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
 from common.harness.data import Prompt, load_prompts
 from common.masked import completion_mask
-from models import ARCHITECTURES, HYBRIDS, IDS, random_policy
+from small_models import ARCHITECTURES, HYBRIDS, IDS, random_policy
 from tools import embedded
 
 

@@ -9,8 +9,8 @@ from common.harness.data import EMBEDDED, load_prompts
 from common.harness.learned_reward import learned_reward
 from common.harness.pairs import pair_batch
 from common.rewards import score
-from models import learned, reward_model_of, save_reward_model, small_model
 from rows import gemma_tokenizer, pairs_from
+from small_models import learned, reward_model_of, save_reward_model, small_model
 from tools import embedded
 
 

@@ -22,7 +22,8 @@ import grpo
 from common.errors import InputError
 from common.harness.data import EMBEDDED, end_token
 from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer, save_pretrained
-from models import (
+from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
+from small_models import (
     SMALL,
     copy_of_embedded,
     learned,
@@ -33,7 +34,6 @@ from models import (
     reward_model_of,
     small_model,
 )
-from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from tools import embedded, hand_made_batch
 
 # --- weights ---
@@ -138,7 +138,7 @@ def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
     policy = policy_of(copy_of_embedded(tmp_path / "model", add))
     (line,) = capsys.readouterr().out.splitlines()
     unused = "model.vision_tower.conv.weight, mtp.norm.weight, transformer.h.0.attn.attention.bias"
-    assert line.endswith(f"a LlamaForCausalLM leaves weights unused: {unused}")
+    assert line.endswith(f"a LlamaForCausalLM leaves weights unused, and model/ will lack them: {unused}")
     own = AutoModelForCausalLM.from_pretrained(EMBEDDED).state_dict()
     assert all(torch.equal(value, own[name]) for name, value in policy.lm.state_dict().items())
 
@@ -318,5 +318,7 @@ def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
     save_pretrained(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     assert again.dtype == torch.bfloat16 and again.generation_config.top_k == 7
-    assert {x.dtype for x in load_file(tmp_path / "b" / "model.safetensors").values()} == {torch.bfloat16}
+    weights = load_file(tmp_path / "b" / "model.safetensors")
+    assert {x.dtype for x in weights.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in weights  # it is tied: a second copy of the largest matrix
     assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids

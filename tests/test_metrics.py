@@ -42,6 +42,7 @@ def test_the_metrics_of_a_rollout_by_hand():
         "reward/std": 0.5,
         "reward/accuracy": 3 / 7,
         "reward_part/a": 2.0,
+        "reward/unscored": 2 / 8,  # no other part has a value there
         "advantage/zero_groups": 1.0,
         "completion/length": 18 / 8,
         "completion/length_correct": 6 / 3,

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import common.policy
 from common.harness.data import EMBEDDED
 from common.policy import Policy
-from models import HYBRIDS, backward, random_batch, random_policy
+from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from tools import embedded, hand_made_batch, largest_difference
 
 
@@ -41,9 +41,6 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     plain = backward(policy, plain_forward(policy, batch)[0], weights)
     scale = max(float(g.abs().max()) for g in plain)
     assert largest_difference(ours, plain) < 2e-6 * scale
-
-
-LLAMA4 = dict(head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, "llama4_text"])

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED
 from common.harness.metrics import Metrics
 from common.masked import moments
-from models import save_reward_model
+from small_models import LLAMA4, random_batch, random_policy, save_reward_model
 from tools import (
     ORACLES,
     b1,
@@ -616,6 +616,19 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
                 assert float(values[i, t]) == pytest.approx(float(rewards(text[None]).logits), abs=1e-5)
     assert (values[~batch["completion_mask"]] == 0).all() and float(values.std()) > 0.05
     assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
+
+
+def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
+    # Rotary frequencies stay in float32 where the weights are in bfloat16.
+    _, args, _, policy = embedded("ppo", dtype="bfloat16")
+    critic, batch = ppo.load_critic(args, policy), random_batch(vocabulary=16)
+    assert torch.equal(critic.backbone.states(batch)[2], policy.states(batch)[2])
+    assert critic.head.weight.dtype == torch.bfloat16
+
+
+def test_a_separate_critic_needs_a_backbone_without_head():
+    with pytest.raises(InputError, match="--critic separate: the base model of a Llama4ForCausalLM contains the head"):
+        ppo.load_critic(ppo.Args(), random_policy("llama4_text", **LLAMA4))
 
 
 def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):

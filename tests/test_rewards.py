@@ -1,5 +1,7 @@
 """common/rewards.py: rules, functions of the user, and their sum. Each test names the failure it pins."""
 
+import functools
+import json
 import sys
 import threading
 import time
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from common import rewards
+import grpo
+from common import rewards, user_rewards
+from common.batches import Completion
 from common.errors import InputError
 from common.rewards import (
     Reward,
@@ -22,6 +26,7 @@ from common.rewards import (
     soft_overlong_punishment,
     weighted_sum,
 )
+from tools import embedded, embedded_prompts, metric_rows
 
 
 def chosen(*names, weights=None):
@@ -88,9 +93,13 @@ def test_user_function_gets_trl_arguments(user_file):
     assert score(reward, chat, ["s"], [False]).tolist() == [1.0]
     plain, messages = sys.modules["reward_file_mine"].calls
     assert plain[:3] == (["p", "q"], ["s", "t"], [1, 2])
-    assert plain[3] == {"truncated": [False, True], "answer": ["3", "4"], "question": ["a", "b"]}
+    state = plain[3].pop("trainer_state")
+    assert (state.global_step, state.max_steps) == (0, 0) and callable(plain[3].pop("log_metric"))
+    assert callable(plain[3].pop("log_extra"))
+    golds = {"answer": ["3", "4"], "solution": ["3", "4"]}
+    assert plain[3] == {"truncated": [False, True], "question": ["a", "b"], **golds}
     assert messages[:2] == ([chat[0].prompt], [[{"role": "assistant", "content": "s"}]])
-    assert "answer" not in messages[3]
+    assert not messages[3].keys() & {"answer", "solution"}
 
 
 def test_answer_column_is_passed_as_it_stands(user_file):
@@ -109,8 +118,8 @@ def test_none_is_nan_and_counts_as_nothing(user_file):
     parts = {reward.name: score(reward, rows, ["#### 3", "#### 3", "#### 4"], [False] * 3) for reward in functions}
     assert parts["some"].isnan().tolist() == [False, True, True] and parts["some"].dtype == torch.float64
     assert weighted_sum(functions, parts).tolist() == [2.5, 0.5, 0.0]
-    with pytest.raises(InputError, match=r"row 1.*some"):
-        weighted_sum(functions[:1], {"some": parts["some"]})
+    alone = weighted_sum(functions[:1], {"some": parts["some"]})
+    assert alone[0] == 2.0 and alone[1:].isnan().all()  # a row that no function scores has no reward
 
 
 @pytest.mark.parametrize(
@@ -317,9 +326,9 @@ def test_math_verify_missing_says_what_to_install(monkeypatch):
         math_verify_reward("#### 3", "3")
 
 
+@pytest.mark.needs("math_verify")
 def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
     """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
-    pytest.importorskip("math_verify")
     assert math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
     assert math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
     assert math_verify_reward(r"\boxed{5.}", "5") == 1.0  # math-verify alone refuses it
@@ -336,10 +345,116 @@ def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
     assert results == [1.0]
 
 
+def test_functions_of_trl_read_messages_and_latex(monkeypatch):
+    """They index completions[0]["content"], and their parser takes 2\\sqrt{2} for 2; other functions get plain text."""
+    seen = []
+
+    def function(prompts, completions, solution, **_):
+        seen.append((prompts, completions, solution))
+        return [0.0]
+
+    class Made:  # as TRL's factories make them
+        __call__ = staticmethod(function)
+
+    plain = (["q"], ["s"], [r"2\sqrt{2}"])
+    messages = ([[{"role": "user", "content": "q"}]], [[{"role": "assistant", "content": "s"}]], [r"$2\sqrt{2}$"])
+    for module, expected in ((__name__, plain), ("trl.rewards.accuracy_rewards", messages)):
+        monkeypatch.setattr(function, "__module__", module)
+        monkeypatch.setattr(Made, "__module__", module)
+        for each in (function, Made(), functools.partial(functools.partial(function), _=1)):
+            score(Reward("f", 1.0, each), [row(answer=r"2\sqrt{2}")], ["s"], [False])
+            assert seen.pop() == expected
+        score(Reward("f", 1.0, function), [row(answer="2", solution="so 2")], ["s"], [False])
+        assert seen.pop()[2] == ["so 2"]  # the data's own column, as it stands
+
+
+def test_what_trl_passes_in_a_run(user_file, tmp_path):
+    """The names of GRPOTrainer: completion_ids are the sampled tokens, steps count up, what is logged is written."""
+    body = """
+calls = []
+def mine(prompts, completions, completion_ids, trainer_state, log_metric, log_extra, **columns):
+    calls.append((completions, completion_ids, trainer_state.global_step, trainer_state.max_steps))
+    log_metric("tokens", sum(map(len, completion_ids)))
+    log_metric("tokens", 1.0)
+    log_extra("length", [len(text) for text in completions])
+    return [float(len(ids)) for ids in completion_ids]
+"""
+    options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --eval_prompts 4 --eval_samples 1 --eval_k 1"
+    grpo.main([*options.split(), "--reward", user_file(body) + ":mine", "--output_dir", str(tmp_path / "run")])
+    calls = sys.modules["reward_file_mine"].calls
+    assert [call[2:] for call in calls] == [(0, 2), (0, 2), (1, 2), (2, 2)]  # the first and the last evaluate
+    tokenizer = embedded()[2]
+    for completions, ids, _, _ in calls:
+        assert tokenizer.batch_decode(ids, skip_special_tokens=True) == completions
+    first, one, two = metric_rows(tmp_path / "run")
+    sums = [sum(map(len, ids)) for _, ids, _, _ in calls]
+    assert first["eval/logged/tokens"] == (sums[0] + 1) / 2 and "logged/tokens" not in first
+    assert one["logged/tokens"] == (sums[1] + 1) / 2 and "eval/logged/tokens" not in one
+    assert (two["logged/tokens"], two["eval/logged/tokens"]) == ((sums[2] + 1) / 2, (sums[3] + 1) / 2)
+    assert one["reward/mean"] == one["completion/length"]  # the stop token counts, as in TRL
+    samples = list(map(json.loads, open(tmp_path / "run" / "samples.jsonl")))
+    assert [sample["extra"] for sample in samples] == [{"length": len(sample["completion"])} for sample in samples]
+
+
+def test_logged_names_are_agreed_over_processes(monkeypatch):
+    """A name that one process alone has would shift the sums of the others, or hang."""
+    monkeypatch.setattr(user_rewards.Logged, "values", {"b": [1.0, 3.0]})
+    other = {"a": [5.0], "b": [8.0]}
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, other])
+    assert user_rewards.take_logged(None, {}) == {"logged/a": 5.0, "logged/b": 4.0}
+    assert not user_rewards.Logged.values
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [("log_metric('x', float('nan'))", "log_metric.*'x', nan.*finite"), ("log_extra('x', [1])", "'x'.*1 values for 2")],
+)
+def test_what_cannot_be_logged_is_an_error(user_file, call, message):
+    body = f"def mine(log_metric, log_extra, **_):\n    {call}\n    return [0.0, 0.0]\n"
+    (reward,) = chosen(user_file(body) + ":mine")
+    with pytest.raises(InputError, match=message):
+        score(reward, [row()] * 2, [""] * 2, [False] * 2)
+
+
+FACTORIES = """
+from trl.rewards import get_cosine_scaled_reward, get_repetition_penalty_reward, get_soft_overlong_punishment
+cosine = get_cosine_scaled_reward(max_len=64)
+repetition, overlong = get_repetition_penalty_reward(ngram_size=1), get_soft_overlong_punishment(64, 16)
+"""
+TRL_NAMES = ["accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"]
+
+
+@pytest.mark.needs("trl", "math_verify")
+@pytest.mark.parametrize("conversational", [False, True])
+def test_all_of_trls_rewards_score_gsm8k(user_file, conversational):
+    """As the README promises: on the file as it is and on messages, whose gold has another name than TRL's."""
+    mine = user_file(FACTORIES)
+    functions = chosen(
+        *(f"trl.rewards:{name}" for name in TRL_NAMES), *(f"{mine}:{x}" for x in ("cosine", "repetition", "overlong"))
+    )
+    problem = embedded_prompts()[0]
+    prompt = [{"role": "user", "content": problem.prompt}] if conversational else problem.prompt
+    texts = []
+    for text, ids in (
+        (rf"<think>\na\n</think>\n\boxed{{{problem.answer}}}", [1, 1, 1, 1]),
+        (r"<think>\na\n</think>\n\boxed{12345}", list(range(56))),
+        ("none", [1, 2]),
+    ):
+        texts.append(Completion(text))
+        texts[-1].ids, texts[-1].extra = ids, {}
+    rows = [SimpleNamespace(prompt=prompt, answer=problem.answer, columns=problem.columns)]
+    parts, correct = score_rewards(functions, rows, texts, torch.zeros(3))
+    assert correct.tolist() == [1.0, 0.0, 0.0]
+    assert parts["accuracy_reward"].tolist() == parts["reasoning_accuracy_reward"].tolist() == [1.0, 0.0, 0.0]
+    assert parts["think_format_reward"].tolist() == [1.0, 1.0, 0.0]
+    assert parts["overlong"].tolist() == [0.0, -0.5, 0.0] and parts["repetition"].tolist() == [-0.75, 0.0, 0.0]
+    assert parts["cosine"][0] > 0.99 and -1 < parts["cosine"][1] < -0.5 and parts["cosine"][2] < -0.99
+    assert texts[0].extra["solution"] == f"${problem.answer}$" and "gold_parsed" in texts[2].extra
+
+
+@pytest.mark.needs("trl", "math_verify")
 def test_trl_rewards_run_unchanged():
     """A function of TRL's, imported by name, with conversational data and its own column."""
-    pytest.importorskip("trl")
-    pytest.importorskip("math_verify")
     accuracy, think = chosen("trl.rewards:accuracy_reward", "trl.rewards:think_format_reward")
     rows = [row([{"role": "user", "content": "q"}], None, solution=r"$\frac{1}{2}$")] * 3
     texts = [r"<think>a</think> \boxed{0.5}", r"<think>a</think> \boxed{3}", "0.5"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.shared_prompts import layer_types, runs_of_similar_length
-from models import backward, random_batch, random_policy
+from small_models import backward, random_batch, random_policy
 from tools import largest_difference
 
 

@@ -39,6 +39,7 @@ NAMES = {
     "test_each_step_and_process_samples_with_a_seed_of_its_own": ["grpo", "dr_grpo", "gspo", "dcpo", "ppo"],
     "test_the_optimizer_has_the_options": [*SCRIPTS, "dpo", "reward_model"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
+    "test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one": [*SCRIPTS, "dpo"],
 }
 
 
@@ -68,6 +69,51 @@ def prepared_once(name, options):
 
 def relative(a, b):
     return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
+
+
+# --- rows without a reward ---
+
+
+def test_a_row_without_a_reward_counts_nowhere(name):
+    """As if it had not been sampled: not in its group's statistics, not in the loss, in no denominator."""
+    module, args, tokenizer, policy = embedded(name, group_size=4, prompts_per_step=8, num_minibatches=1)
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    kept = torch.arange(32) % 4 != torch.arange(32) // 4 % 4  # of each group another row is missing
+    kept[20:24] = False  # and all of the sixth
+    (found,), metrics = gradients(module, args, policy, fill(module, batch, rewards.where(kept, math.nan), args))
+    args.group_size, args.prompts_per_step = 3, 7
+    batch, rewards = {column: values[kept] for column, values in batch.items()}, rewards[kept]
+    (expected,), expected_metrics = gradients(module, args, policy, fill(module, batch, rewards, args))
+    assert relative(found, expected) < 1e-5
+    assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
+
+
+NONE = """
+def mine(prompts, completions, trainer_state, **_):
+    if trainer_state.global_step == 1:
+        return [None] * len(prompts)
+    return [None if i % 4 == 1 else float(len(text)) for i, text in enumerate(completions)]
+"""
+
+
+def test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one(name, tmp_path, capsys):
+    """It ended at the first None, or trained on NaN."""
+    (tmp_path / "mine.py").write_text(NONE)
+    sizes = {"dpo": "--pair_prompts 8 --pair_samples 4 --pairs_per_step 1 --rounds 2 --max_steps 1"}
+    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4")
+    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24"
+    arguments = [*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")]
+    if name == "dpo":
+        script(name).main(arguments)
+        (tmp_path / "mine.py").write_text(NONE.replace("== 1", "== 0"))
+        arguments[-1] = str(tmp_path / "none")
+    with pytest.raises(InputError, match="every reward function returned None"):
+        script(name).main(arguments)
+    rows = metric_rows(tmp_path / "run")
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    key = "pairs/unscored" if name == "dpo" else "reward/unscored"
+    assert [row[key] for row in rows if key in row] == [0.25]
+    assert capsys.readouterr().out.count("25.0% of the completions have no reward") == 1
 
 
 # --- the gradient does not depend on how the batch is split ---
@@ -204,7 +250,10 @@ def test_metrics_equal_a_loop_over_all_tokens(name):
 
 def test_a_loss_that_is_not_finite_ends_the_run(name):
     module, args, policy, _, batch = prepared(name, kl_coef=0.0)
-    batch["rewards" if name == "ppo" else "advantages"][0] = math.nan
+    if name == "ppo":  # whose advantages are made in `update`
+        batch["rewards"][0] = math.inf  # NaN is a row without a reward
+    else:
+        batch["advantages"][0] = math.nan
     with pytest.raises(InputError, match=r"step 1: loss nan, .* not finite"):
         gradients(module, args, policy, batch)
 
@@ -371,7 +420,7 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
 
 def test_help_needs_neither_datasets_nor_models(name):
     for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["help"]
+        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["parsed"]["help"]
 
 
 def test_importing_the_scripts_has_no_side_effect(name):

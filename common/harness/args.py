@@ -3,6 +3,7 @@
 import argparse
 import copy
 import dataclasses
+import json
 import math
 import sys
 from dataclasses import dataclass
@@ -26,19 +27,34 @@ GROUPS = {  # of --help, in this order
 }
 
 
-def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None):
-    """A field of `Args`: its help text, its group in `--help`, and the bounds that `check_bounds` checks."""
+class OneOrMore(argparse.Action):
+    """With nargs="+": one value is itself, several are a list."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+SEVERAL = {"nargs": "+", "action": OneOrMore}
+
+
+def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, **parsed):
+    """A field of `Args`: its help text, its group in `--help`, bounds for `check_bounds`, more for `add_argument`."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
-    return dataclasses.field(**default, metadata={"help": help.replace("%", "%%"), "group": group, "bounds": bounds})
+    parsed["help"] = help.replace("%", "%%")
+    return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
 
 
 @dataclass
 class RunArgs:
     """The options of every script: model, data, run."""
 
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny", "model")
+    model_name_or_path: str = option(
+        "embedded",
+        "hub id or folder of a causal LM; `embedded` is common/tiny, `embedded-hard` common/tiny_hard",
+        "model",
+    )
     dtype: Literal["float32", "bfloat16"] = option(
         "float32",
         "dtype of the weights; bfloat16 keeps no float32 copy and loses small updates: prefer accelerate's bf16",
@@ -52,19 +68,28 @@ class RunArgs:
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"
     )
+    lora_rank: int = option(
+        0, "train LoRA adapters of this rank on all linear layers in place of the weights (0: off)", "model", least=0
+    )
+    lora_alpha: int = option(32, "adapters are scaled by this / --lora_rank", "model", above=0)
+    lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
     dataset: str = option(
-        "embedded", "hub id, folder, or .jsonl .json .csv .parquet file; `embedded` is common/tiny", "data"
+        "embedded",
+        "hub id, folder, .jsonl .json .csv .parquet files, or a pattern; or `embedded`, `embedded-hard`",
+        "data",
+        **SEVERAL,
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
-        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data"
+        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data", **SEVERAL
     )
     eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
     prompt_column: str | None = option(None, "column of the prompts [recognized by its name]", "data")
     system_prompt: str | None = option(None, "system message; without a chat template, text before the prompt", "data")
     prompt_template: str | None = option(None, "text around the user's prompt; it must contain {prompt}", "data")
+    chat_template_kwargs: str | None = option(None, 'JSON for the template, as {"enable_thinking": false}', "data")
 
     output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]", "run")
     seed: int = option(0, "seed of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
@@ -76,11 +101,18 @@ class RunArgs:
         0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", least=0
     )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
+    dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
 
     @classmethod
     def parse(cls, argv=None):
-        """The options of the command line (`parse_args`)."""
-        return parse_args(cls, argv)
+        """The options of the command line (`parse_args`). With --dry_run this is the end."""
+        args = parse_args(cls, argv)
+        if args.dry_run:
+            from common.harness.dry_run import dry_run
+
+            dry_run(args)
+            raise SystemExit(0)
+        return args
 
 
 @dataclass
@@ -130,7 +162,7 @@ def parse_args(cls, argv=None):
             if not groups:
                 groups.update({name: self.add_argument_group(title) for name, title in GROUPS.items() if name in used})
             field = copy.copy(field)
-            group, field.metadata = groups[field.metadata["group"]], {"help": field.metadata["help"]}
+            group, field.metadata = groups[field.metadata["group"]], field.metadata["parsed"]
             super()._parse_dataclass_field(group, field)
 
         def error(self, message):
@@ -182,6 +214,9 @@ def yaml_arguments(path):
         raise InputError(f"--config {path}: config: a file cannot name another one")
     arguments = []
     for name, value in values.items():
+        if name == "chat_template_kwargs" and isinstance(value, dict):
+            with open(path, encoding="utf-8") as file:  # JSON tells false from a text, so YAML's own rules hold here
+                value = json.dumps(yaml.safe_load(file)[name])
         items = value if isinstance(value, list) else [value]
         if value is not None and not all(isinstance(item, str) for item in items):
             raise InputError(f"--config {path}: {name}: expected a value or a list of values")
@@ -198,6 +233,8 @@ def check_args(args):
         check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to continue")
+    if args.lora_merge and not args.lora_rank:
+        raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
     if hasattr(args, "pairs_per_step"):
         check_pairs(args)
     else:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from common.errors import InputError, one_line
 from common.harness.distributed import strategy
+from common.harness.lora import keep_trained
 
 
 class Checkpoints:
@@ -24,11 +25,14 @@ class Checkpoints:
     """
 
     # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
-    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "report_to")
+    MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "lora_merge")
+    MAY_CHANGE += ("report_to", "dry_run")
 
     def __init__(self, accelerator, args, script, folder):
         self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
         self.kept, self.saved_step = {}, None
+        if args.lora_rank:
+            accelerator.register_save_state_pre_hook(keep_trained)
 
     def last(self):
         """The path of the last checkpoint, checked to be complete and of this run; None if there is none."""
@@ -64,7 +68,8 @@ class Checkpoints:
         from accelerate.utils import load
 
         try:
-            self.accelerator.load_state(str(path))
+            options = {"strict": False} if self.args.lora_rank else {}  # the frozen weights are not in it
+            self.accelerator.load_state(str(path), **options)
             # load_state() continues with other random numbers if it cannot read them.
             load(path / f"random_states_{self.accelerator.process_index}.pkl")
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))

@@ -5,15 +5,21 @@
 
     GSM8K           question, answer (gold after ####)
     MATH            problem, answer or solution (gold in the last \\boxed{})
-    verl            prompt, reward_model (a dict with ground_truth), as in DAPO-Math-17k
-    TRL             prompt; prompt, chosen, rejected; or chosen, rejected alone (as in hh-rlhf); plain text or messages
+    verl            prompt, reward_model (a dict with ground_truth), as in DAPO-Math-17k; or reward_model.ground_truth
+    TRL             prompt; prompt, chosen, rejected; or chosen, rejected alone (as in hh-rlhf); plain text or messages;
+                    messages alone (data for SFT), whose last assistant turn is the gold
     anything else   --prompt_column and --answer_column
+
+The columns `tools` and `chat_template_kwargs` go to the chat template, as in TRL.
 """
 
 import codecs
+import glob
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -28,9 +34,11 @@ from common.errors import InputError
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
 EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
-EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv")
+EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
-ANSWER_COLUMNS = ("answer", "reward_model", "solution")
+CONVERSATION = "messages"  # the column of whole conversations, which end with the answer
+ANSWER_COLUMNS = ("answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution")
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
 PROBE = "Elephants are grey."  # an answer that no chat template holds itself
 
@@ -45,7 +53,7 @@ class Prompt:
 
 class Source(NamedTuple):
     name: str  # as messages call it
-    data: Any  # the path of a file, or a datasets.Dataset
+    data: Any  # the path of a file, a datasets.Dataset, or a list of Sources
 
 
 class Row(NamedTuple):
@@ -96,20 +104,38 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
     return [rows[i] for i in sorted(chosen)], f"{note}, chosen from {len(rows)}"
 
 
-def find_splits(name: str, config: str | None, siblings: bool) -> dict[str, Source]:
-    """The splits of an embedded dataset, a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
-    beside a file named `train.*` are further splits."""
-    path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
-    if path.is_file():
-        if path.suffix not in EXTENSIONS:
-            raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
-        beside = split_files(path.parent) if siblings and path.stem == "train" else {}
-        return beside | {"train": Source(str(path), path)}
-    if path.is_dir():
-        return split_files(path) or load_splits(str(path), config)
-    if name in EMBEDDED_FOLDERS or path.suffix in EXTENSIONS or name.startswith(("/", "./", "../", "~")):
-        raise InputError(f"{path}: no such file or folder")
-    return load_splits(name, config)
+def find_splits(name: str | list[str], config: str | None, siblings: bool) -> dict[str, Source]:
+    """The splits of an embedded task, a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
+    beside a file named `train.*` are further splits. Several files, or those that a pattern such as `data/*.jsonl`
+    names, are one split `train`."""
+    if not isinstance(name, list):
+        path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
+        if path.is_file():
+            beside = split_files(path.parent) if siblings and path.name == f"train{file_type(path)}" else {}
+            return beside | {"train": Source(str(path), path)}
+        if path.is_dir():
+            return split_files(path) or load_splits(str(path), config)
+        if not glob.has_magic(name):
+            if path.name.endswith(EXTENSIONS) or name.startswith(("/", "./", "../", "~")):
+                raise InputError(f"{path}: no such file or folder")
+            return load_splits(name, config)
+    files = []
+    for pattern in name if isinstance(name, list) else [name]:
+        path = Path(pattern).expanduser()
+        found = [path] if path.is_file() else map(Path, sorted(glob.glob(str(path), recursive=True)))
+        found = [Source(str(file), file) for file in found if file.is_file() and file_type(file)]
+        if not found:
+            raise InputError(f"{pattern}: no such file; several are given as files or as a pattern, not as hub ids")
+        files += found
+    return {"train": Source(f"{files[0].name} and {len(files) - 1} more files" if files[1:] else files[0].name, files)}
+
+
+def file_type(path: Path) -> str:
+    """The ending of a file, such as .jsonl or .jsonl.gz; InputError for an unknown one."""
+    ending = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if ending not in EXTENSIONS:
+        raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
+    return ending
 
 
 def split_files(folder: Path) -> dict[str, Source]:
@@ -180,6 +206,8 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
             f" the shortest has at least {min(map(len, encoded))} tokens"
         )
     note = source.name
+    if begun := sum(isinstance(row.prompt, list) and row.prompt[-1]["role"] == "assistant" for row in rows):
+        note += f", {begun} begin the assistant's answer"
     if merged:
         note += f", {merged} repeated rows merged"
     if len(prompts) < len(rows):
@@ -192,9 +220,10 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
 def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], int]:
     """The first row of each prompt and answer, and the number of rows that only repeat one.
 
-    This comes before tokenization: of the 1.8 million rows of DAPO-Math-17k one in a hundred is left.
+    This comes before tokenization: of the 1.8 million rows of DAPO-Math-17k one in a hundred is left. Of the column
+    `messages` the last turn is cut off if it is the assistant's: it is the gold unless there is an answer column.
     """
-    rows = read_json(source.data) if is_json(source) else read_dataset(source)
+    rows = read_rows(source)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.name}: no rows")
@@ -203,13 +232,20 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     kept: dict[Any, Row] = {}
     repeated = 0
     for where, row in chain([first], rows):
+        row = row | {
+            name: join_parts(row[name], where) for name in ("chosen", "rejected", prompt_column) if name in row
+        }
         raw = row.get(prompt_column) if prompt_column else shared_prompt(row.get("chosen"), row.get("rejected"))
+        last = None
+        if prompt_column == CONVERSATION:
+            raw, last = split_answer(raw)
         prompt = check_prompt(raw, where)
-        text = answer_text(row.get(answer_column))
+        text = answer_text(row.get(answer_column) if answer_column else last)
         if needs_answers and text is None:
-            raise InputError(f"{where}: no answer (text or number) in {answer_column!r}, and the reward needs one")
+            place = repr(answer_column) if answer_column else f"the last turn of {CONVERSATION!r}"
+            raise InputError(f"{where}: no answer (text or number) in {place}, and the reward needs one")
         answer = None if text is None else gold(text)
-        key = prompt_key(prompt), answer
+        key = prompt_key(prompt), answer, repr([row.get(name) for name in TEMPLATE_COLUMNS])
         if key in kept:
             repeated += 1
         else:
@@ -217,8 +253,13 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     return list(kept.values()), repeated
 
 
-def is_json(source: Source) -> bool:
-    return isinstance(source.data, Path) and source.data.suffix in (".jsonl", ".json")
+def read_rows(source: Source) -> Iterator[tuple[str, dict]]:
+    """(where, row) of a source of any kind."""
+    if isinstance(source.data, list):
+        return chain.from_iterable(map(read_rows, source.data))
+    if isinstance(source.data, Path) and ".json" in file_type(source.data):
+        return read_json(source.data)
+    return read_dataset(source)
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
@@ -227,18 +268,22 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
     Not through datasets: it turns "2024-01-02" into a datetime and 1 beside 2.5 into 1.0, fails on a column that
     changes its type late in the file, and its errors name no line.
     """
-    with open(path, "rb") as file:
-        start = file.read(64).removeprefix(codecs.BOM_UTF8)  # a mark that json.loads passes over
-        array = path.suffix == ".json" and start.lstrip().startswith(b"[")
-        file.seek(0)
-        for number, item in enumerate(parse_json(file.read(), str(path)) if array else file, 1):
-            if not array and not item.strip():
-                continue
-            where = f"{path}, {'row' if array else 'line'} {number}"
-            row = item if array else parse_json(item, where)
-            if not isinstance(row, dict):
-                raise InputError(f"{where}: not a JSON object but {type(row).__name__}")
-            yield where, row
+    kind = file_type(path)
+    try:
+        with gzip.open(path) if kind.endswith(".gz") else open(path, "rb") as file:
+            start = file.read(64).removeprefix(codecs.BOM_UTF8)  # a mark that json.loads passes over
+            array = kind in (".json", ".json.gz") and start.lstrip().startswith(b"[")
+            file.seek(0)
+            for number, item in enumerate(parse_json(file.read(), str(path)) if array else file, 1):
+                if not array and not item.strip():
+                    continue
+                where = f"{path}, {'row' if array else 'line'} {number}"
+                row = item if array else parse_json(item, where)
+                if not isinstance(row, dict):
+                    raise InputError(f"{where}: not a JSON object but {type(row).__name__}")
+                yield where, row
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
 
 
 def parse_json(text: bytes, where: str) -> Any:
@@ -255,7 +300,8 @@ def read_dataset(source: Source) -> Iterator[tuple[str, dict]]:
     data = source.data
     if isinstance(data, Path):
         try:
-            data = datasets.load_dataset(data.suffix[1:], data_files={"train": str(data)}, split="train")
+            kind = file_type(data).split(".")[1]
+            data = datasets.load_dataset(kind, data_files={"train": str(data)}, split="train")
         except Exception as error:
             raise InputError(f"{source.name}: cannot be read: {describe(error)}") from None
     columns = data.column_names
@@ -268,11 +314,13 @@ def find_columns(name: str, columns: list[str], args, needs_answers: bool) -> tu
     """The prompt column (None: what `chosen` and `rejected` share) and the answer column (None: no answers)."""
     has_pairs = "chosen" in columns and "rejected" in columns
     found = []
+    prompts = PROMPT_COLUMNS if has_pairs else (*PROMPT_COLUMNS, CONVERSATION)
     for kind, asked, known, optional in (
-        ("prompt", args.prompt_column, PROMPT_COLUMNS, has_pairs),
+        ("prompt", args.prompt_column, prompts, has_pairs),
         ("answer", args.answer_column, ANSWER_COLUMNS, not needs_answers),
     ):
         wanted = (asked,) if asked else known
+        optional = optional or found == [CONVERSATION]
         found.append(next((column for column in wanted if column in columns), None))
         if found[-1] is None and (asked or not optional):
             raise InputError(
@@ -295,8 +343,31 @@ def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
     return before + turn or "".join(shared).rpartition(" ")[0]  # without turns, as far as whole words agree
 
 
+def join_parts(messages: Any, where: str) -> Any:
+    """Messages whose content is a list of parts, with the text of the parts; other values as they are."""
+    if not isinstance(messages, list):
+        return messages
+    joined = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content]
+            if others := [str(kind) for kind in kinds if kind != "text"]:
+                raise InputError(f"{where}: a message has a part of type {others[0]}; only parts of type text are read")
+            message = message | {"content": "".join(part.get("text") or "" for part in content)}
+        joined.append(message)
+    return joined
+
+
+def split_answer(messages: Any) -> tuple[Any, str | None]:
+    """A conversation without its last turn, and the text of that, if it is the assistant's."""
+    if isinstance(messages, list) and messages and is_message(messages[-1]) and messages[-1]["role"] == "assistant":
+        return messages[:-1], messages[-1]["content"]
+    return messages, None
+
+
 def check_prompt(prompt: Any, where: str) -> str | list[dict]:
-    """The prompt; messages lose the keys that are None, which Arrow adds where only other rows have them."""
+    """The prompt, text or messages, checked."""
     if isinstance(prompt, list) and all(map(is_message, prompt)):
         prompt = without_none(prompt)
         texts = [message["content"] for message in prompt]
@@ -317,8 +388,11 @@ def check_unicode(text: str, what: str, where: str) -> None:
         raise InputError(f"{where}: {what} is not valid Unicode: {error}") from None
 
 
-def without_none(messages: list[dict]) -> list[dict]:
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+def without_none(value: Any) -> Any:
+    """Lists and dicts without the keys that are None, which Arrow adds where only other rows have them."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return list(map(without_none, value)) if isinstance(value, list) else value
 
 
 def is_message(value: Any) -> bool:
@@ -332,6 +406,8 @@ def prompt_key(prompt: str | list[dict]) -> Any:
 def answer_text(value: Any) -> str | None:
     if isinstance(value, dict):  # verl's reward_model
         value = value.get("ground_truth")
+    if isinstance(value, list) and len(value) == 1:  # as some of verl's data write it
+        value = value[0]
     return str(value).strip() or None if isinstance(value, str | int | float) else None
 
 
@@ -348,9 +424,11 @@ def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]
 
     With `most`, a row of more tokens may come back with only its first ones, still more than `most`.
     """
-    chat = bool(tokenizer.chat_template)
+    chat, given = bool(tokenizer.chat_template), template_kwargs(args)
+    if given and not chat:
+        raise InputError("--chat_template_kwargs: the tokenizer has no chat template")
     conversations = [(build_messages(row.prompt, args), row) for row in rows]
-    texts = [chat_text(*both, tokenizer) if chat else plain_text(*both) for both in conversations]
+    texts = [chat_text(*both, tokenizer, given) if chat else plain_text(*both) for both in conversations]
     if most:
         texts = [beginning(text, most, tokenizer) for text in texts]
     encoded = encode(texts, tokenizer, add_special_tokens=not chat)  # a template writes them itself
@@ -395,11 +473,31 @@ def build_messages(prompt: str | list[dict], args) -> list[dict]:
     return messages
 
 
-def chat_text(messages: list[dict], row: Row, tokenizer) -> str:
+def template_kwargs(args) -> dict:
+    """--chat_template_kwargs as a dict."""
+    try:
+        kwargs = json.loads(args.chat_template_kwargs or "{}")
+    except ValueError as error:
+        raise InputError(f"--chat_template_kwargs {args.chat_template_kwargs}: not valid JSON: {error}") from None
+    if not isinstance(kwargs, dict):
+        raise InputError(f"--chat_template_kwargs {args.chat_template_kwargs}: must be a JSON object")
+    return kwargs
+
+
+def chat_text(messages: list[dict], row: Row, tokenizer, given: dict) -> str:
+    """The conversation through the chat template, with the row's tools, and its own kwargs above the given ones."""
     begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model goes on with it
     try:
+        tools, own = (row.columns.get(name) for name in TEMPLATE_COLUMNS)
+        tools, own = (json.loads(value) if isinstance(value, str) else value for value in (tools, own))
+        tools, kwargs = without_none(tools or None), given | without_none(own or {})
         return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=False
+            messages,
+            tools=tools,
+            add_generation_prompt=not begun,
+            continue_final_message=begun,
+            tokenize=False,
+            **kwargs,
         )
     except Exception as error:  # a template is a program and may raise anything
         raise InputError(f"{row.where}: the chat template refuses the prompt: {describe(error)}") from None
@@ -407,6 +505,8 @@ def chat_text(messages: list[dict], row: Row, tokenizer) -> str:
 
 def plain_text(messages: list[dict], row: Row) -> str:
     """System and user text with a blank line between; only a template knows how the turns of a dialogue are marked."""
+    if row.columns.get("tools"):
+        raise InputError(f"{row.where}: tools need a chat template, and the tokenizer has none")
     if any(message["role"] not in ("system", "user") for message in messages):
         raise InputError(
             f"{row.where}: a dialogue of several turns, and the tokenizer has no chat template:"

@@ -47,6 +47,10 @@ def launch(args):
         raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
     if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
         raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
+    if args.lora_rank and is_sharded(accelerator):
+        raise InputError(
+            f"--lora_rank {args.lora_rank}: LoRA runs on one process or with DDP, not {strategy(accelerator)}"
+        )
     if accelerator.distributed_type == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
     if accelerator.distributed_type == "DEEPSPEED":
@@ -56,8 +60,22 @@ def launch(args):
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
     if torch.backends.mps.is_available() and accelerator.is_main_process:
         print("mps is not used: it has no float64, which token weights and metrics need; this runs on cpu")
+    if accelerator.device.type != "cpu":
+        never_look_at_masks()
     set_seed(args.seed)
     return accelerator
+
+
+def never_look_at_masks():
+    """Let transformers build each padding mask for sdpa. It looks whether a mask is all true and can be left out, which
+    means waiting for the GPU, once for each decoded token; and the batches here have padding."""
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):
+        skip = allow_is_causal_skip and attention_mask is None
+        return sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=skip, **options)
+
+    AttentionMaskInterface.register("sdpa", without_look)
 
 
 def set_threads(weights):

@@ -1,16 +1,16 @@
 """Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
-import os
 import re
-import textwrap
 
 import torch
 from torch import nn
 
-from common.errors import InputError
+from common.errors import InputError, in_short, refuse, say
+from common.harness import lora
 from common.harness.data import EMBEDDED_FOLDERS, end_of_turn, end_token
 from common.harness.distributed import first_device, is_sharded, set_threads
+from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
 from common.policy import Policy
 
 # Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and
@@ -27,27 +27,13 @@ def model_path(args, option="model_name_or_path"):
     return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
 
 
-def refuse(args, option, problem):
-    """An InputError about the model that an option names."""
-    raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
-
-
-def say(args, option, note):
-    """Print, once, a note on the model that an option names."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"--{option} {getattr(args, option)}: {note}")
-
-
-def in_short(error):
-    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
-
-
 def read_tokenizer(args, option):
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path(args, option))
+        return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
+    except InputError:
+        raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
 
@@ -77,16 +63,22 @@ def load_policy(args, tokenizer, accelerator=None):
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args)
+    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
-    if not is_causal(lm.eval().to(first_device(accelerator))):
-        refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
-    check_positions(args, "model_name_or_path", lm)
+    lm.eval().to(first_device(accelerator))
     entropy_grad = getattr(args, "entropy_coef", 0) != 0
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature, entropy_grad)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
+    if problem := sampling_problem(policy):
+        refuse(args, "model_name_or_path", f"a {type(lm).__name__} {problem}")
+    if not is_causal(lm):
+        refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
+    check_positions(args, "model_name_or_path", lm)
+    if args.lora_rank:
+        lora.add_adapters(lm, args, model_path(args))
+    freeze(args, "model_name_or_path", lm)
     if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
         policy.shares_prompts = False
     if args.gradient_checkpointing:  # it switches the cache off
@@ -99,6 +91,8 @@ def load_reference(policy, args, accelerator=None):
     """A frozen copy of the policy at its start, whole on every process; None where no coefficient asks for it."""
     if not args.kl_coef:
         return None
+    if args.lora_rank:
+        return lora.Reference(policy)
     reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
@@ -108,9 +102,11 @@ def load_reference(policy, args, accelerator=None):
     return reference
 
 
-def load_model(auto_class, args, option="model_name_or_path", new_head=False):
+def load_model(auto_class, args, option="model_name_or_path", new_head=False, merge=True):
     """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
+
+    Of a PEFT adapter folder it is the base model, to which `merge` adds the adapter.
 
     Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
     """
@@ -121,12 +117,15 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     logging.set_verbosity_error()  # it reports on the weights in many lines
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(model_path(args, option))
+        path = model_path(args, option)
+        base, adapter = lora.find_base(path)
+        config = AutoConfig.from_pretrained(base)
         check_not_quantised(args, option, config)
-        saved_dtype = config.dtype or torch.float32
-        dropout = {name: x for name, x in config.to_dict().items() if "drop" in name and isinstance(x, float)}
+        text = config.get_text_config()  # of a model of several inputs; else all of it
+        saved_dtype = config.dtype or text.dtype or torch.float32
+        dropout = {name: x for name, x in text.to_dict().items() if "drop" in name and isinstance(x, float)}
         for name in dropout:
-            setattr(config, name, 0.0)
+            setattr(text, name, 0.0)
         if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
             new_head = False
         elif new_head:
@@ -134,7 +133,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
         attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
         options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        lm, info = auto_class.from_pretrained(model_path(args, option), config=config, **options)
+        lm, info = class_for(config, auto_class).from_pretrained(base, config=config, **options)
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
@@ -142,9 +141,23 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False):
     finally:
         logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
+    kinds = {type(module).__name__ for module in lm.modules()}
+    lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
+    if adapter and merge:
+        lm = lora.merge_adapter(lm, args, option, path)
     return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
+
+
+def class_for(config, auto_class):
+    """The class to load: a checkpoint for images, too, is loaded whole; else model/ would be its text model alone."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if auto_class is not AutoModelForCausalLM or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return auto_class
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
+    return AutoModelForImageTextToText if whole in (config.architectures or []) else auto_class
 
 
 def check_not_quantised(args, option, config):
@@ -181,8 +194,15 @@ def check_weights(args, option, lm, info, new_head):
         if names:
             refuse(args, option, f"{problem}: {some(names)}")
     if beside_text:
-        say(args, option, f"a {kind} leaves weights unused: {some(beside_text)}")
+        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {some(beside_text)}")
     return new
+
+
+def freeze(args, option, lm):
+    """Freeze what texts do not use of a model of several inputs, and say so."""
+    if names := freeze_unused(lm):
+        count = sum(lm.get_parameter(name).numel() for name in names)
+        say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
 
 
 def some(names):
@@ -215,36 +235,6 @@ def most_positions(lm):
     return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
 
 
-def is_causal(lm):
-    """Whether what predicts a token has not seen it: an encoder (BERT) loads as a causal language model too."""
-    ids = torch.arange(4)[None]
-    return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
-
-
-def reads_last_token(lm):
-    """Whether a classifier's score depends on the last token of a row, and not on padding behind it, masked or not."""
-    pad = lm.config.get_text_config().pad_token_id
-    ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
-    *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
-    return last > 0 and after == end == 0
-
-
-@torch.enable_grad()
-def influence(lm, ids, part):
-    """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
-
-    It is exactly 0, in any dtype, for a token that the model does not look at.
-    """
-    seen = []
-    hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
-    try:
-        logits = lm(input_ids=ids.to(lm.device), attention_mask=torch.ones_like(ids).to(lm.device)).logits
-    finally:
-        hook.remove()
-    (gradient,) = torch.autograd.grad(part(logits).float().sum(), seen[0])
-    return gradient[0].abs().sum(dim=-1)
-
-
 def load_classifier(args, option, tokenizer, device, new_head=False):
     """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
 
@@ -267,6 +257,9 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
         refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
     for name in new:
         nn.init.zeros_(lm.get_parameter(name))
+    if args.lora_rank and option != "reward_model_path":  # that one is not trained
+        lora.add_to_classifier(lm, args, option)
+    freeze(args, option, lm)
     return lm, saved_dtype, dropout
 
 
@@ -288,6 +281,8 @@ def load_scorer(args, option, device):
 
 
 def enable_checkpointing(lm):
+    if not lm.supports_gradient_checkpointing:
+        raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
     # The second name is that of transformers before 5.23.
     enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -306,10 +301,19 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
         lm = copy.copy(policy.lm)
         lm.config, lm.generation_config = copy.deepcopy(lm.config), policy.saved_generation_config
         for name, value in policy.saved_dropout.items():
-            setattr(lm.config, name, value)
+            setattr(lm.config.get_text_config(), name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
-        weights = {name: x.to(policy.saved_dtype) if x.is_floating_point() else x for name, x in weights.items()}
-        lm.save_pretrained(folder, state_dict=weights)
-        lm.config.dtype = policy.saved_dtype  # save_pretrained() says that of the weights in training
-        lm.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if lora.has_adapters(lm):
+            if not lm.saves_merged:
+                return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
+            weights = lora.merge_into(lm, weights)
+        cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
+        for name, x in weights.items():
+            dtype = policy.saved_dtype if x.is_floating_point() else x.dtype
+            weights[name] = cast.setdefault((x.data_ptr(), x.shape), x.to(dtype))
+        lm.save_pretrained(folder, state_dict=weights)
+        parts = [lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs)]
+        for part in filter(None, parts):  # save_pretrained() says the dtype of the weights in training
+            part.dtype = policy.saved_dtype
+        lm.config.save_pretrained(folder)

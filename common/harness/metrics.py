@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from common.errors import world_size
-from common.masked import agree
+from common.masked import group_statistics
+from common.user_rewards import Logged, take_logged
 
 
 @dataclass
@@ -69,24 +70,25 @@ class Metrics:
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
             self.add(f"reward_part/{name}", part, ~part.isnan())
+        self.add("reward/unscored", torch.stack(list(parts.values())).isnan().all(dim=0))
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)
         self.add("completion/truncated", batch["truncated"].cpu())
-        if group_size == 1:
-            return
-        ids, sizes = batch["completions"].tolist(), lengths.tolist()
-        rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
-        for start in range(0, len(rows), group_size):
-            self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+        if group_size > 1:
+            ids, sizes = batch["completions"].tolist(), lengths.tolist()
+            rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
+            for start in range(0, len(rows), group_size):
+                self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
 
     def add_rewards(self, rewards, group_size):
         """Count the rewards that the advantages are made of."""
-        self.add("reward/mean", rewards)
-        self.add_std("reward/std", rewards)
-        groups = rewards.view(-1, group_size)
+        scored = ~rewards.isnan()
+        self.add("reward/mean", rewards, scored)
+        self.add_std("reward/std", rewards[scored])
         if group_size > 1:
-            self.add("advantage/zero_groups", agree(*groups.aminmax(dim=1)))
+            *_, zero = group_statistics(rewards.view(-1, group_size), 0)
+            self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
         """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
@@ -95,7 +97,7 @@ class Metrics:
         """
         seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
         # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-        tokens = float(batch["completion_mask"].sum())
+        tokens = batch["completion_mask"].sum().double()
         tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
         for phase in ("rollout", "update"):
             self.add(f"time/{phase}_s", seconds[phase])
@@ -104,11 +106,11 @@ class Metrics:
 
     def reduce(self, accelerator):
         """{name: float} over all processes; a name without anything to count is left out."""
-        result = {}
+        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
+        # They meet on the device, to be fetched at once: each of them would wait for the GPU.
+        numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
-            pairs = [float(x) for pair in self.sums.values() for x in pair]
-            pairs = torch.tensor(pairs, dtype=torch.float64, device=accelerator.device).view(-1, 2)
-            pairs = accelerator.reduce(pairs, "sum").tolist()
+            pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
             means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
             for (name, kind), mean in means.items():
                 if kind == "std":
@@ -116,19 +118,18 @@ class Metrics:
                 if kind != "square":
                     result[name] = mean
         if self.maxima:
-            maxima = [[float(value) for value in self.maxima.values()]]
-            maxima = torch.tensor(maxima, dtype=torch.float64, device=accelerator.device)
-            maxima = accelerator.gather(maxima).amax(dim=0).tolist()
+            maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        return result
+        return result | (take_logged(accelerator, result) if Logged.used else {})
 
 
 def quantiles(name, values, accelerator):
     """The 50th, 90th and 99th percentile of `values` (N,) over all processes, which may hold unequally many."""
     values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan))
-    values = values[~values.isnan()].cpu().numpy()
+    values = values.cpu()
+    values = values[~values.isnan()].numpy()
     return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
 
 
@@ -144,6 +145,21 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add("time/update_s", seconds)
     metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
+
+
+def sample_rows(prompts, texts, rewards, parts):
+    """The completions of the first prompt, for samples.jsonl."""
+    return [
+        {
+            "prompt": prompts[0].prompt,
+            "completion": texts[i],
+            "answer": prompts[0].answer,
+            "reward": None if math.isnan(rewards[i]) else float(rewards[i]),
+            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
+            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
+        }
+        for i in range(len(texts) // len(prompts))
+    ]
 
 
 def peak_memory_gb(device):

@@ -11,8 +11,10 @@ import torch
 from common.batches import left_pad
 from common.errors import InputError
 from common.harness.data import (
+    CONVERSATION,
     EMBEDDED,
     PROMPT_COLUMNS,
+    TEMPLATE_COLUMNS,
     Row,
     Source,
     check_prompt,
@@ -23,13 +25,13 @@ from common.harness.data import (
     find_splits,
     get_split,
     hold_out,
-    is_json,
     is_message,
+    join_parts,
     limit,
     prompt_key,
-    read_dataset,
-    read_json,
+    read_rows,
     shared_prompt,
+    split_answer,
     tokenize,
     without_none,
 )
@@ -77,7 +79,7 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
 
 def holds_pairs(source: Source) -> bool:
     """Whether a source has preference pairs, by the columns of its first row."""
-    _, row = next(read_json(source.data) if is_json(source) else read_dataset(source), (None, {}))
+    _, row = next(iter(read_rows(source)), (None, {}))
     return row.keys() >= {"chosen", "rejected"}
 
 
@@ -85,9 +87,9 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
     rows, answers, end = [], [], end_token(tokenizer)
     written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
-    for where, row in read_json(source.data) if is_json(source) else read_dataset(source):
+    for where, row in read_rows(source):
         prompt, chosen, rejected = split_pair(row, args, where)
-        rows.append(Row(where, prompt, None, {}))
+        rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
         answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]
     if not rows:
         raise InputError(f"{source.name}: no rows")
@@ -116,7 +118,7 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
 
 def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
     """(prompt, chosen text, rejected text) of a row in any of the formats."""
-    answers = [row.get(name) for name in ("chosen", "rejected")]
+    answers = [join_parts(row.get(name), where) for name in ("chosen", "rejected")]
     messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
     if not messages and not all(isinstance(answer, str) for answer in answers):
         has = ", ".join(row)
@@ -125,7 +127,10 @@ def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]
         answers = [without_none(answer) for answer in answers]
     if args.prompt_column and args.prompt_column not in row:
         raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
-    prompt = row.get(args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None))
+    prompt_column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
+    prompt = join_parts(row.get(prompt_column), where)
+    if prompt_column == CONVERSATION:
+        prompt, _ = split_answer(prompt)
     whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
     if prompt is None or whole:
         prompt = check_prompt(shared_prompt(*answers), where)
@@ -158,15 +163,19 @@ def pair_batch(pairs, device):
     prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     width = max(map(len, rows))
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows])
+    completions = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
         "prompts": prompts,
         "prompt_mask": prompt_mask,
-        "completions": torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device),
-        "completion_mask": torch.arange(width, device=device)[None] < lengths,
+        "completions": completions.to(device, non_blocking=True),
+        "completion_mask": (torch.arange(width)[None] < lengths).to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_logprobs, device=device),
+        "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
+        "lengths": [(len(pair.prompt), len(pair.chosen)) for pair in pairs]
+        + [(len(pair.prompt), len(pair.rejected)) for pair in pairs],
+        "groups": [*range(len(pairs))] * 2,
     }
 
 

@@ -21,6 +21,7 @@ from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
 from common.harness.loading import save_pretrained
+from common.harness.metrics import sample_rows
 
 
 class Run:
@@ -38,7 +39,7 @@ class Run:
 
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval = 0, None, None
-        self.exit_code, self.interrupted = 0, False
+        self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
         self.started = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
@@ -71,9 +72,11 @@ class Run:
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
+            Process.new_folder = None if folder.exists() else folder
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+            Process.new_folder = folder
         Run.lock = filelock.FileLock(folder / "lock", blocking=False)
         try:
             Run.lock.acquire()
@@ -149,12 +152,8 @@ class Run:
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
-        Process.step, Process.bar, Process.training, Process.signal = (
-            self.step,
-            self.bar,
-            self.first_eval is not None,
-            0,
-        )
+        Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
+        Process.training, Process.signal = self.first_eval is not None, 0
 
     def log(self, metrics, shown=None):
         """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl.
@@ -168,17 +167,18 @@ class Run:
         self.accelerator.log(metrics, step=self.step)
         if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
             sample = samples[0]
-            reward = f"step {self.step}, reward {sample['reward']:g}"
+            reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
             self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
             self.log_table(samples)
 
     def log_table(self, samples):
         """Give these rows of samples.jsonl to the trackers that have tables."""
         columns = ["prompt", "completion", "answer", "reward"]
-        rows = [[sample[column] for column in columns] for sample in samples]
+        extra = list(samples[0].get("extra", {}))
+        rows = [[sample[x] for x in columns] + [sample["extra"].get(x) for x in extra] for sample in samples]
         for tracker in self.accelerator.trackers:
             if tracker.name in ("wandb", "trackio"):
-                table = importlib.import_module(tracker.name).Table(columns=columns, data=rows)
+                table = importlib.import_module(tracker.name).Table(columns=columns + extra, data=rows)
                 tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result):
@@ -189,12 +189,26 @@ class Run:
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar."""
+        """Advance the progress bar, after a look for completions without a reward."""
+        self.check_scored(metrics)
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
         Process.step = self.step
+
+    def check_scored(self, metrics):
+        """Say it the first time that completions have no reward; InputError where none has one. Returns `metrics`."""
+        unscored = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
+        if unscored == 1:
+            raise InputError("every reward function returned None for every completion: there is nothing to learn from")
+        if unscored and not self.unscored:
+            self.print(
+                f"{unscored:.1%} of the completions have no reward, since every function returned None for them: they "
+                "are left out (reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once)"
+            )
+        self.unscored = self.unscored or unscored
+        return metrics
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
@@ -296,17 +310,3 @@ def append(path, rows):
 def write_rows(path, rows):
     """A JSONL file of these rows alone."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def sample_rows(prompts, texts, rewards, parts):
-    """The completions of the first prompt, for samples.jsonl."""
-    return [
-        {
-            "prompt": prompts[0].prompt,
-            "completion": texts[i],
-            "answer": prompts[0].answer,
-            "reward": float(rewards[i]),
-            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
-        }
-        for i in range(len(texts) // len(prompts))
-    ]

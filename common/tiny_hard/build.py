@@ -1,6 +1,6 @@
 """Builds `embedded-hard`, the second embedded task, which takes its time: data, tokenizer and model, in this folder.
 
-    python -m common.tiny_hard.build
+python -m common.tiny_hard.build
 """
 
 import json

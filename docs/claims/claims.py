@@ -211,7 +211,9 @@ CLAIM_LIST = [
         "DAPO (2503.14476), Fig. 3 and 6, Table 1: AIME 42 to 50",
         [
             Effect("eval/pass@1", "ladder-6", "ladder-5", least=0.0, over="end"),
-            Effect("reward/accuracy", "ladder-6", "ladder-5", least=0.0, over="end_at_equal_completions", decides=False),
+            Effect(
+                "reward/accuracy", "ladder-6", "ladder-5", least=0.0, over="end_at_equal_completions", decides=False
+            ),
         ],
         ("reward/accuracy", "sampling/rounds"),
         ("ladder-5", "ladder-6"),

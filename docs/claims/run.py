@@ -96,7 +96,10 @@ def main():
             took = future.result()
             left -= seconds_of(name)
             bar = "#" * (20 * count // len(jobs))
-            print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; about {left / 60 / args.jobs:.0f} min left", flush=True)
+            print(
+                f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; about {left / 60 / args.jobs:.0f} min left",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

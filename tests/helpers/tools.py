@@ -111,10 +111,9 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
 
 
 def fill(module, batch, rewards, args):
-    """What the script's `update` expects of a rollout: advantages, or for ppo the rewards."""
-    if module.__name__ == "ppo":
-        return batch | {"rewards": rewards}
-    return batch | {"advantages": advantages_of(module, rewards, args)}
+    """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself."""
+    batch = batch | {"rewards": rewards}
+    return batch if module.__name__ == "ppo" else batch | {"advantages": advantages_of(module, rewards, args)}
 
 
 def trainable(module, args, policy):
@@ -135,7 +134,8 @@ class GradientRecorder:
         self.model, self.param_groups, self.steps = model, groups, []
 
     def step(self):
-        self.steps.append([parameter.grad.clone() for parameter in self.model.parameters()])
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.steps.append([parameter.grad.clone() for parameter in trained])
 
     def zero_grad(self):
         self.model.zero_grad()

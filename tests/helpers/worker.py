@@ -1,6 +1,6 @@
 """Started by `accelerate launch`: one update on a given batch, whatever the number of processes and the strategy.
 
-worker.py <script> <folder> [max_grad_norm]
+worker.py <script> <folder> [max_grad_norm [model [lora_rank]]]
                                    writes update-<processes>.pt: what was sampled before and after the update, the
                                    weights after it, and its metrics; and the model as `from_pretrained` loads it
 """
@@ -31,9 +31,10 @@ def sampled(accelerator, model, policy, module, args):
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
 
-def main(name, folder, max_grad_norm="1"):
+def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     module = script(name)
-    args = module.Args(**OPTIONS, max_grad_norm=float(max_grad_norm))
+    sizes = dict(max_grad_norm=float(max_grad_norm), lora_rank=int(lora_rank))
+    args = module.Args(**OPTIONS, **sizes, model_name_or_path=model)
     accelerator = launch(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
     tokenizer = module.load_tokenizer(args)

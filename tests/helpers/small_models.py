@@ -44,6 +44,7 @@ HYBRIDS = {  # more in the cache than keys and values
     "falcon_h1": dict(**MAMBA, mamba_d_ssm=16, mamba_d_head=8, num_key_value_heads=2),
     "mamba2": dict(num_heads=2, head_dim=32, state_size=4, n_groups=1, chunk_size=8),
 }
+LLAMA4 = dict(head_dim=8, num_key_value_heads=2, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
@@ -51,7 +52,7 @@ IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
-    config = AutoConfig.for_model(name, **sizes, **(ARCHITECTURES | HYBRIDS).get(name, {}), **IDS, **options)
+    config = AutoConfig.for_model(name, **sizes | (ARCHITECTURES | HYBRIDS).get(name, {}) | IDS | options)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything

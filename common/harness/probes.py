@@ -1,0 +1,109 @@
+"""What a model does with a few tokens: whether it can be trained here, and which of its weights texts use."""
+
+import copy
+import re
+
+import torch
+
+from common.errors import in_short
+from common.generation import sampling_config, seeded
+from common.masked import logprobs_and_entropy
+
+
+def is_causal(lm):
+    """Whether what predicts a token has not seen it: an encoder (BERT) loads as a causal language model too."""
+    ids = torch.arange(4)[None]
+    return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
+
+
+def reads_last_token(lm):
+    """Whether a classifier's score depends on the last token of a row, and not on padding behind it, masked or not."""
+    pad = lm.config.get_text_config().pad_token_id
+    ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
+    *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
+    return last > 0 and after == end == 0
+
+
+@torch.enable_grad()
+def influence(lm, ids, part):
+    """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
+
+    It is exactly 0, in any dtype, for a token that the model does not look at.
+    """
+    seen = []
+    hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        logits = lm(input_ids=ids.to(lm.device), attention_mask=torch.ones_like(ids).to(lm.device)).logits
+    finally:
+        hook.remove()
+    (gradient,) = torch.autograd.grad(part(logits).float().sum(), seen[0])
+    return gradient[0].abs().sum(dim=-1)
+
+
+@torch.enable_grad()
+def unused_weights(lm):
+    """Names of the trainable weights on which the logits of a text do not depend: those for images or sound.
+
+    A weight is used if the graph of a forward reaches it, whatever its gradient. Experts of a mixture are never in the
+    list: a few tokens do not reach all of them.
+    """
+    logits = lm(input_ids=torch.arange(4, device=lm.device)[None]).logits
+    used, visited, nodes = set(), set(), [logits.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            used.add(getattr(node, "variable", None))  # a leaf of the graph
+            nodes += [node for node, _ in node.next_functions]
+    trainable = [name for name, weight in lm.named_parameters() if weight.requires_grad and weight not in used]
+    return [name for name in trainable if not re.search(r"(^|[._])experts?[._]", name)]
+
+
+def freeze_unused(lm):
+    """Freeze the weights that texts do not use, and return their names.
+
+    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
+    """
+    names = unused_weights(lm)
+    for name in names:
+        lm.get_parameter(name).requires_grad_(False)
+    return names
+
+
+@torch.no_grad()
+def sampling_problem(policy):
+    """Why the log-probs of training would not be those of sampling, or why a row would depend on its padding; or None.
+
+    Four tokens are sampled behind a prompt that is padded on the left. Their log-probs must be those of the row alone,
+    and of the row with its padding. The padding as a part of the prompt gives the scale: a model that ignores the mask
+    (RWKV) is as far from the row alone.
+    """
+    policy = copy.copy(policy)
+    policy.temperature = 1.0  # a tiny one makes logits infinite, which is not the model's fault
+    device, vocabulary = policy.lm.device, policy.lm.get_output_embeddings().weight.shape[0]
+    prompt = torch.arange(1, 13, device=device)[None] * 7 % vocabulary
+    mask = torch.arange(12, device=device)[None] >= 5
+    config = sampling_config(policy, 1.0, 1.0, max_new_tokens=4)
+    config.update(eos_token_id=None, output_logits=True, return_dict_in_generate=True)
+    config.update(remove_invalid_values=True)  # NaN would end the process; it is found below
+
+    def logprobs(prompt, mask):
+        batch = {"prompts": prompt, "prompt_mask": mask, "completions": completion}
+        return policy(batch | {"completion_mask": torch.ones_like(completion).bool()}, with_entropy=False)[0]
+
+    try:
+        with seeded(0, device):
+            output = policy.lm.generate(input_ids=prompt, attention_mask=mask.long(), generation_config=config)
+        completion = output.sequences[:, 12:]
+        sampled, _ = logprobs_and_entropy(torch.cat(output.logits), completion[0], 1.0, False)
+        alone, padded = logprobs(prompt[:, 5:], mask[:, 5:]), logprobs(prompt, mask)
+        longer = logprobs(prompt, torch.ones_like(mask))
+    except Exception as error:  # models raise nearly every type there is
+        return f"cannot sample or compute a short row: {in_short(error)}"
+    if not alone.isfinite().all():
+        return "gives log-probs that are not finite: its weights hold NaN or infinite numbers"
+    error = torch.maximum((sampled - alone).abs().max(), (padded - alone).abs().max())
+    effect = (longer - alone).abs().max()
+    rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # logits of 32 are a quarter apart in bfloat16
+    if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
+        return f"computes a row behind padding otherwise (a log-prob differs by {float(error):.2g})"

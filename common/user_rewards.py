@@ -1,0 +1,106 @@
+"""What the user's reward functions are called with: what TRL's GRPOTrainer passes, by the same names."""
+
+import functools
+import math
+from collections.abc import Callable
+from itertools import chain
+from typing import ClassVar
+
+from common.batches import Completion
+from common.errors import Process
+
+
+class Logged:
+    """What functions of the user gave to `log_metric` since `take_logged`."""
+
+    used = False  # a function of the user has been called, on all processes alike
+    values: ClassVar[dict[str, list[float]]] = {}
+
+
+def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: list[bool]) -> dict:
+    """The keyword arguments for `function` on these rows, which hold `prompt`, `answer` and `columns`.
+
+    As in TRL: prompts and completions, as messages in conversational data; completion_ids, the sampled tokens with the
+    stop token; all columns; trainer_state, log_metric and log_extra. Besides: truncated, and the gold as `answer` and
+    `solution` unless the data has columns of these names. Functions of TRL itself read messages alone and parse the
+    solution as LaTeX, so they get messages for plain prompts too, and the gold between dollar signs.
+    Messages, columns and ids are copies, one for each row: the prompts of later steps are the originals.
+    """
+    Logged.used = True
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    keywords = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
+    from_trl = is_from_trl(function)
+    if any(row.answer is not None for row in rows):
+        golds = [row.answer for row in rows]
+        keywords.setdefault("answer", golds)
+        keywords.setdefault("solution", [_latex(gold) for gold in golds] if from_trl else list(golds))
+    keywords |= {"prompts": [], "completions": [], "truncated": list(truncated)}
+    for row, text in zip(rows, texts, strict=True):
+        prompt, completion = _copy(row.prompt), str(text)
+        if from_trl and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        plain = isinstance(prompt, str)
+        keywords["prompts"].append(prompt)
+        keywords["completions"].append(completion if plain else [{"role": "assistant", "content": completion}])
+    if all(isinstance(text, Completion) for text in texts):
+        keywords["completion_ids"] = [list(text.ids) for text in texts]
+    log_extra = functools.partial(_log_extra, texts)
+    return keywords | {"trainer_state": trainer_state(), "log_metric": log_metric, "log_extra": log_extra}
+
+
+def is_from_trl(function: Callable) -> bool:
+    """Whether a function, one that a factory of TRL made, or a `functools.partial` of one is TRL's own."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return (getattr(function, "__module__", None) or "").startswith("trl.")
+
+
+def _latex(gold: str | None) -> str | None:
+    r"""The gold between dollar signs, as in TRL's own datasets: without them math-verify reads 2\sqrt{2} as 2."""
+    return gold if gold is None or gold.startswith("$") else f"${gold}$"
+
+
+def trainer_state():
+    """Transformers' TrainerState, with this run's finished steps and its --max_steps; a step is one rollout."""
+    from transformers import TrainerState
+
+    return TrainerState(global_step=Process.step or 0, max_steps=Process.max_steps)
+
+
+def log_metric(name: str, value: float) -> None:
+    """What TRL passes under this name: the value counts towards the mean `logged/<name>` in the metrics."""
+    if not math.isfinite(value):
+        raise ValueError(f"log_metric({name!r}, {value!r}): give a finite number")
+    Logged.values.setdefault(name, []).append(float(value))
+
+
+def take_logged(accelerator, beside: dict[str, float]) -> dict[str, float]:
+    """{logged/name: mean} of what `log_metric` got since the last call, over all its calls on all processes.
+
+    A name that only some processes have is there on all of them. Beside the metrics of an evaluation it is
+    eval/logged/name.
+    """
+    from accelerate.utils import gather_object
+
+    found, Logged.values = gather_object([Logged.values]), {}  # of each process
+    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
+    values = {}
+    for name, numbers in chain.from_iterable(logged.items() for logged in found):
+        values.setdefault(name, []).extend(numbers)
+    return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
+
+
+def _log_extra(texts: list, column: str, values: list) -> None:
+    """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl."""
+    if len(values) != len(texts):
+        raise ValueError(f"log_extra({column!r}): {len(values)} values for {len(texts)} completions")
+    for text, value in zip(texts, values, strict=True):
+        if isinstance(text, Completion):
+            text.extra[column] = value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _copy(value):
+    """A deep copy of the lists and dicts that JSON and Arrow give; what they hold cannot be changed."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value

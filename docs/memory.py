@@ -1,0 +1,270 @@
+"""The tables of docs/memory.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
+
+python docs/memory.py            check that the tables of the page are those that the formula gives
+python docs/memory.py --write    write them into the page
+python docs/memory.py --check    measure again (two minutes on one core), keep it in docs/results/memory.json, and fail
+                                 where the formula is off by more than 15 %
+
+What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
+its size, those inside operators too. Resident memory (RSS) would also hold the interpreter, the libraries and what
+malloc keeps, which is more than the terms of a model this small.
+"""
+
+import gc
+import json
+import pathlib
+import re
+import sys
+import types
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import grpo  # noqa: E402
+from common.harness import lora  # noqa: E402
+from common.harness.dry_run import GIB, estimate, peak  # noqa: E402
+from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
+from common.harness.memory import Job, sizes_of  # noqa: E402
+from common.harness.metrics import Metrics  # noqa: E402
+from common.policy import Policy  # noqa: E402
+
+PAGE, RESULTS = ROOT / "docs" / "memory.md", ROOT / "docs" / "results" / "memory.json"
+IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def shape(hidden, layers, heads, key_heads, intermediate, vocabulary, tied):
+    sizes = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, vocab_size=vocabulary)
+    return sizes | dict(num_key_value_heads=key_heads, intermediate_size=intermediate, tie_word_embeddings=tied)
+
+
+# From the config.json of Qwen/Qwen2.5-0.5B, 1.5B, 3B and 7B.
+MODELS = {
+    "0.5B": shape(896, 24, 14, 2, 4864, 151936, True),
+    "1.5B": shape(1536, 28, 12, 2, 8960, 151936, True),
+    "3B": shape(2048, 36, 16, 2, 11008, 151936, True),
+    "7B": shape(3584, 28, 28, 4, 18944, 152064, False),
+}
+LENGTHS = dict(max_prompt_tokens=256, max_new_tokens=512, micro_batch_size=16, eval_prompts=32)
+JOBS = {
+    "1 GPU": Job(bf16=True),
+    "8 GPUs, DDP": Job(8, "DDP", bf16=True),
+    "8 GPUs, FSDP2": Job(8, "FSDP2", bf16=True),
+}
+COLUMNS = {  # of the first table: the phase in which a term is shown, and its names
+    "weights": ("backward", "weights"),
+    "copies of them": ("backward", "copies of weights"),
+    "AdamW": ("backward", "AdamW"),
+    "reference": ("backward", "reference"),
+    "gradients": ("optimizer", "gradients", "gradient buckets"),
+    "activations": ("backward", "activations"),
+    "cache": ("rollout", "key-value cache"),
+    "logits": ("rollout", "work"),
+}
+LESS = {  # of the first table: options, and the peak with them
+    "peak": {},
+    "peak with `--gradient_checkpointing`": dict(gradient_checkpointing=True),
+    "and `--micro_batch_size 4 --kl_coef 0`": dict(gradient_checkpointing=True, micro_batch_size=4, kl_coef=0),
+}
+
+WIDE = shape(512, 4, 8, 2, 1408, 8192, True)
+DEEP = shape(256, 16, 4, 2, 704, 4096, False)
+VOCABULARY = shape(256, 2, 4, 1, 704, 65536, True)
+SMALL = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_prompt_tokens=64, max_new_tokens=48)
+CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
+    "wide: 4 layers of width 512": (WIDE, {}, False, False),
+    "all rows in one forward": (WIDE, dict(micro_batch_size=16), False, False),
+    "no reference": (WIDE, dict(kl_coef=0), False, False),
+    "gradient checkpointing": (WIDE, dict(gradient_checkpointing=True), False, False),
+    "`--dtype bfloat16`": (WIDE, dict(dtype="bfloat16"), False, False),
+    "mixed precision bf16": (WIDE, {}, True, False),
+    "eager attention": (WIDE, dict(attn_implementation="eager"), False, False),
+    "`--rollout stock`, temperature 0.7": (WIDE, dict(rollout="stock", temperature=0.7), False, False),
+    "DDP (one process)": (WIDE, {}, False, True),
+    "deep: 16 layers of width 256": (DEEP, {}, False, False),
+    "deep, rows of 352 tokens": (DEEP, dict(max_prompt_tokens=304, prompts_per_step=2), False, False),
+    "deep, checkpointing, mixed precision": (DEEP, dict(gradient_checkpointing=True), True, False),
+    "LoRA, rank 16": (WIDE, dict(lora_rank=16), False, False),
+    "LoRA, `--dtype bfloat16`": (WIDE, dict(lora_rank=16, dtype="bfloat16"), False, False),
+    "LoRA, mixed precision bf16": (WIDE, dict(lora_rank=16), True, False),
+    "LoRA, `--dtype bfloat16`, checkpointing": (
+        DEEP,
+        dict(lora_rank=16, dtype="bfloat16", gradient_checkpointing=True),
+        False,
+        False,
+    ),
+    "vocabulary 65,536": (VOCABULARY, dict(micro_batch_size=16), False, False),
+}
+
+
+def measured(action, live=0):
+    """(peak, what is left) in bytes that torch's CPU allocator has given out; `live` are those before `action`."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        action()
+    events = profiled.profiler.kineto_results.events()  # `profiled.events()` leaves out what happens inside operators
+    most = live
+    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        live += change
+        most = max(most, live)
+    return most, live
+
+
+def random_policy(args, sizes):
+    """A Qwen2 of these sizes as a `Policy`, as `load_policy` makes it."""
+    config = AutoConfig.for_model("qwen2", **sizes, **IDS)
+    options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+    lm = AutoModelForCausalLM.from_config(config, **options)
+    if args.lora_rank:
+        lora.add_adapters(lm, args)
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, args.entropy_coef != 0)
+    lm.generation_config = GenerationConfig()
+    if args.gradient_checkpointing:
+        policy.shares_prompts = False
+        enable_checkpointing(lm)
+    return policy.train()
+
+
+def measured_step(args, sizes, bf16=False, ddp=False):
+    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py, on
+    CPU; AdamW has its state from the beginning, as in every step but the first."""
+    gc.collect()
+    AcceleratorState._reset_state(True)  # another test or case may have had another precision
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if bf16 else "no")
+    held, peaks, ids = types.SimpleNamespace(), {}, torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100
+    rows = (ids + 3).view(args.prompts_per_step, -1).tolist()
+    prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
+
+    def build():
+        held.policy = random_policy(args, sizes)
+        held.reference = load_reference(held.policy, args)
+        held.model = accelerator.prepare(held.policy)
+        if ddp:
+            held.model = torch.nn.parallel.DistributedDataParallel(held.model)
+        trained = [parameter for parameter in held.policy.parameters() if parameter.requires_grad]
+        held.optimizer = torch.optim.AdamW(trained, 1e-6)
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+
+    def rollout():
+        with accelerator.autocast():
+            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, 0, args)
+        held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
+        held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1)
+
+    def update():
+        waiting = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None)  # the step is measured by itself
+        grpo.update(accelerator, held.model, held.reference, waiting, held.batch, 1, args, Metrics())
+
+    def step():
+        held.optimizer.step()
+        held.optimizer.zero_grad()
+
+    _, live = measured(build)
+    for phase, action in (("rollout", rollout), ("update", update), ("optimizer", step)):
+        peaks[phase], live = measured(action, live)
+    return peaks
+
+
+def computed_step(args, sizes, bf16=False, ddp=False):
+    """What the formula gives for `measured_step`."""
+    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, gpu=False), meta_sizes(sizes))
+    totals = {phase: sum(terms.values()) for phase, terms in phases.items()}
+    update = max(totals["forward"], totals["backward"])
+    return {"rollout": totals["rollout"], "update": update, "optimizer": totals["optimizer"]}
+
+
+def measure():
+    """Measure all cases into docs/results/memory.json; returns those that are off by more than 15 %."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    kept, off = {}, []
+    for name, (sizes, options, *how) in CASES.items():
+        args = grpo.Args(**SMALL | options)
+        torch.manual_seed(0)
+        kept[name], computed = measured_step(args, sizes, *how), computed_step(args, sizes, *how)
+        for phase, value in kept[name].items():
+            ratio = computed[phase] / value
+            print(
+                f"{name:40} {phase:10} {value / 2**20:8.1f} MiB, computed {computed[phase] / 2**20:8.1f}: {ratio:.3f}"
+            )
+            if abs(ratio - 1) > 0.15:
+                off.append(f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured")
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return off
+
+
+def meta_sizes(sizes):
+    with torch.device("meta"):
+        return sizes_of(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
+
+
+def table(columns, rows):
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+
+
+def model_table(jobs, **lora):
+    """GiB of one process for each model and job, with and without options that need less."""
+    rows = []
+    for model, numbers in MODELS.items():
+        sizes = meta_sizes(numbers)
+        for name, job in jobs.items():
+            phases = estimate(grpo.Args(**LENGTHS, **lora), job, sizes)
+            row = [f"{model}, {name}"]
+            for phase, *terms in COLUMNS.values():
+                row.append(f"{sum(phases[phase].get(term, 0) for term in terms) / GIB:.1f}")
+            for options in LESS.values():
+                phase, most = peak(estimate(grpo.Args(**LENGTHS | options, **lora), job, sizes))
+                row.append(f"{most / GIB:.1f} ({phase})")
+            rows.append(row)
+    return table(["", *COLUMNS, *LESS], rows)
+
+
+def check_table():
+    """MiB that were measured, and the ratio of what is computed to them."""
+    rows, results = [], json.loads(RESULTS.read_text(encoding="utf-8"))
+    for name, (sizes, options, *how) in CASES.items():
+        computed = computed_step(grpo.Args(**SMALL | options), sizes, *how)
+        row = [name]
+        for phase, value in results[name].items():
+            row.append(f"{value / 2**20:.0f}, {computed[phase] / value:.3f}")
+        rows.append(row)
+    return table(["", "rollout", "update", "AdamW's step"], rows)
+
+
+def written(text):
+    """The text of the page with its tables as they are now."""
+    adapters = {name: job._replace(bf16=False) for name, job in JOBS.items() if job.strategy != "FSDP2"}
+    tables = {"models": model_table(JOBS), "check": check_table()}
+    tables["lora"] = model_table(adapters, lora_rank=16, dtype="bfloat16")
+    for name, lines in tables.items():
+        body = "".join(f"{line}\n" for line in lines)
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda found, body=body: found[1] + body + found[2], text, flags=re.DOTALL)
+    return text
+
+
+def main(arguments):
+    if arguments not in ([], ["--write"], ["--check"]):
+        raise SystemExit(__doc__)
+    if arguments == ["--check"]:
+        off = measure()
+        print("\n".join(off) or "all within 15 %; now --write")
+        return 1 if off else 0
+    text = PAGE.read_text(encoding="utf-8")
+    fresh = written(text)
+    if arguments:
+        PAGE.write_text(fresh, encoding="utf-8")
+    elif fresh != text:
+        print("docs/memory.md is not what the formula gives: python docs/memory.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,334 @@
+"""common/harness/lora.py: adapters are all that is trained, saved and kept, and the reference is the policy without."""
+
+import json
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import grpo
+import ppo
+import reward_model
+import worker
+from common.errors import InputError
+from common.harness.data import EMBEDDED
+from common.harness.distributed import launch
+from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
+from processes import run_processes
+from small_models import random_batch, save_reward_model, small_model
+from small_run import train
+from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.needs("peft")
+
+RANK = ["--lora_rank", "4", "--learning_rate", "1e-2", "--group_size", "8"]
+
+
+def load(name="grpo", seed=0, **options):
+    """(args, tokenizer, policy) with adapters of rank 4, which are no longer zero."""
+    args = script(name).Args(**{"lora_rank": 4, "group_size": 4, "prompts_per_step": 8, **options})
+    tokenizer = load_tokenizer(args)
+    policy = load_policy(args, tokenizer)
+    move(policy, seed)
+    return args, tokenizer, policy
+
+
+def move(module, seed=0):
+    """Give the matrices that start at zero other values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if ".lora_B.default." in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+
+
+def trained(module):
+    return {name for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def logprobs(policy, **batch):
+    with torch.no_grad():
+        return policy.eval()(random_batch(vocabulary=16) | batch, with_entropy=False)[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of grpo.py with LoRA, with a checkpoint of each of its two steps."""
+    folder = tmp_path_factory.mktemp("lora") / "run"
+    train(folder, *RANK, "--save_every", 1)
+    return folder
+
+
+def test_all_linear_layers_but_the_head_have_adapters():
+    _, _, policy = load()
+    linear = {
+        name
+        for name, module in AutoModelForCausalLM.from_pretrained(EMBEDDED).named_modules()
+        if isinstance(module, torch.nn.Linear)
+    } - {"lm_head"}
+    with_adapters = {name.removeprefix("lm.").partition(".lora_")[0] for name in trained(policy)}
+    assert with_adapters == linear and all(".lora_" in name for name in trained(policy))
+
+
+def test_new_adapters_are_of_the_seed_and_change_nothing():
+    plain = load_policy(grpo.Args(), load_tokenizer(grpo.Args()))
+    args = grpo.Args(lora_rank=4)
+    torch.manual_seed(1)
+    one = load_policy(args, load_tokenizer(args))
+    torch.manual_seed(2)
+    two, other = (
+        load_policy(args, load_tokenizer(args)),
+        load_policy(grpo.Args(lora_rank=4, seed=1), load_tokenizer(args)),
+    )
+    a, b, c = ([policy.get_parameter(name) for name in sorted(trained(policy))] for policy in (one, two, other))
+    assert largest_difference(a, b) == 0 < largest_difference(a, c)
+    assert torch.equal(logprobs(one), logprobs(plain)) and one.chunked and one.shares_prompts
+
+
+def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
+    args, _, policy = load()
+    start = load_policy(grpo.Args(), load_tokenizer(args))
+    policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # peft would switch it on
+    reference, before = load_reference(policy, args), trained(policy)
+    policy.train()
+    found, entropy = reference(random_batch(vocabulary=16), with_entropy=False)
+    assert policy.training and all(module.training for module in policy.modules())
+    assert trained(policy) == before and entropy is None and not found.requires_grad
+    assert torch.equal(found, logprobs(start)) and not torch.allclose(found, logprobs(policy), atol=0.1)
+    shared = random_batch(vocabulary=16) | {"prompt_index": torch.arange(6)[:, None]}
+    torch.testing.assert_close(reference(shared, with_entropy=False)[0], found, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
+    found = []
+    for size, kl_coef in ((32, 0.0), (4, 0.0), (4, 1e-30)):
+        args, tokenizer, policy = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
+        batch, rewards = hand_made_batch(policy, tokenizer, args)
+        batch = fill(script(name), batch, rewards, args)
+        found.append(gradients(script(name), args, policy, batch, load_reference(policy, args))[0][0])
+    scale = max(float(gradient.abs().max()) for gradient in found[0])
+    assert (
+        largest_difference(found[0], found[1]) < 1e-5 * scale and largest_difference(found[1], found[2]) < 1e-5 * scale
+    )
+
+
+def test_two_processes_train_the_adapters_of_one(tmp_path):
+    worker.main("grpo", tmp_path, lora_rank="4")
+    result = run_processes("tests/helpers/worker.py", "grpo", tmp_path, "1", "embedded", "4", processes=2)
+    assert result.returncode == 0, result.stderr
+    one, two = (torch.load(tmp_path / f"update-{processes}.pt")["weights"] for processes in (1, 2))
+    start = grpo.load_policy(args := grpo.Args(lora_rank=4), load_tokenizer(args)).state_dict()
+    moved = max(float((one[name] - x).abs().max()) for name, x in start.items())
+    apart = max(float((one[name] - two[name]).abs().max()) for name in start)
+    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
+    assert all(torch.equal(two[name], x) for name, x in start.items() if ".lora_" not in name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_reach_all_adapters_and_nothing_else(checkpointing):
+    _, _, policy = load(gradient_checkpointing=checkpointing)
+    policy.train()(random_batch(vocabulary=16))[0].sum().backward()
+    assert {name for name, weight in policy.named_parameters() if weight.grad is not None} == trained(policy)
+    assert all(weight.grad.abs().max() > 0 for weight in policy.parameters() if weight.requires_grad)
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32():
+    _, _, policy = load(dtype="bfloat16")
+    dtypes = {weight.requires_grad: weight.dtype for weight in policy.parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    critic = ppo.load_critic(ppo.Args(lora_rank=4, dtype="bfloat16"), policy)
+    assert {weight.dtype for name, weight in critic.named_parameters() if "lora_" in name} == {torch.float32}
+    optimizer = torch.optim.AdamW(policy.parameters(), 1e-6)
+    before = {name: policy.get_parameter(name).clone() for name in trained(policy)}
+    policy.train()(random_batch(vocabulary=16))[0].sum().backward()
+    optimizer.step()
+    assert all((policy.get_parameter(name) != weight).any() for name, weight in before.items())
+
+
+def test_the_optimizer_and_the_checkpoints_hold_adapters_alone(run):
+    folder = run / "checkpoints" / "step-00000002"
+    weights, optimizer = load_file(folder / "model.safetensors"), torch.load(folder / "optimizer.bin")
+    assert all(".lora_" in name for name in weights) and len(weights) == 28
+    shapes = sorted(list(state["exp_avg"].shape) for state in optimizer["state"].values())
+    assert shapes == sorted(list(weight.shape) for weight in weights.values())
+
+
+def test_the_first_step_is_at_the_reference(run):
+    first, second = metric_rows(run)[1:]
+    assert first["policy/kl_ref"] == 0 and second["policy/kl_ref"] > 0
+
+
+def test_resume_is_exact(run, tmp_path):
+    train(tmp_path / "run", *RANK, "--save_every", 1, "--max_steps", 1)
+    train(tmp_path / "run", *RANK, "--save_every", 1, "--resume")
+    assert metric_rows(tmp_path / "run")[-1] == metric_rows(run)[-1]
+    name = "model/adapter_model.safetensors"
+    assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_the_frozen_weights_are_those_of_the_base_to_the_bit():
+    args, tokenizer, policy = load(weight_decay=0.1)
+    frozen = {name: weight.clone() for name, weight in policy.named_parameters() if not weight.requires_grad}
+    optimizer = torch.optim.AdamW(policy.parameters(), 0.1, weight_decay=0.1)
+    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    accelerator = Accelerator(cpu=True)
+    reference = load_reference(policy, args)
+    grpo.update(accelerator, policy, reference, optimizer, fill(grpo, batch, rewards, args), 1, args, grpo.Metrics())
+    assert frozen and all(torch.equal(policy.get_parameter(name), weight) for name, weight in frozen.items())
+
+
+def saved(folder, **options):
+    _, tokenizer, policy = load(**options)
+    save_pretrained(Accelerator(cpu=True), policy, policy, tokenizer, folder)
+    return policy
+
+
+def test_model_is_an_adapter_folder_that_peft_and_this_project_load(tmp_path):
+    policy = saved(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    } <= names and "config.json" not in names
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(EMBEDDED)
+    ids = torch.arange(9)[None]
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    transformers = AutoModelForCausalLM.from_pretrained(tmp_path)
+    merged = load_policy(args := grpo.Args(model_name_or_path=str(tmp_path)), load_tokenizer(args))
+    with torch.no_grad():
+        logits = policy.eval().lm(ids).logits
+        assert torch.equal(loaded.eval()(ids).logits, logits) and torch.equal(transformers.eval()(ids).logits, logits)
+        torch.testing.assert_close(merged.eval().lm(ids).logits, logits, atol=1e-4, rtol=1e-5)
+    assert trained(merged) == {name for name, _ in merged.named_parameters()} and not merged.lm._hf_peft_config_loaded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_is_trained_on_from_where_it_was(dtype, tmp_path):
+    policy = saved(tmp_path / "one", dtype=dtype)
+    args = grpo.Args(model_name_or_path=str(tmp_path / "one"), lora_rank=4, dtype=dtype)
+    again = load_policy(args, load_tokenizer(args))
+    reference = load_reference(again, args)
+    start = logprobs(policy)
+    assert torch.equal(logprobs(again), start) and len(trained(again)) == 28
+    move(again, seed=1)
+    before = trained(again)
+    assert torch.equal(reference(random_batch(vocabulary=16), with_entropy=False)[0], start)
+    assert trained(again) == before and not torch.allclose(logprobs(again), start, atol=0.1)
+    save_pretrained(Accelerator(cpu=True), again, again, load_tokenizer(args), tmp_path / "two")
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "two", dtype=dtype).eval()
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, again.eval().lm(ids).logits)
+
+
+def test_the_dropout_of_an_adapter_is_off(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_dropout": 0.5}))
+    args = grpo.Args(model_name_or_path=str(tmp_path), lora_rank=4)
+    policy = load_policy(args, load_tokenizer(args))
+    batch = random_batch(vocabulary=16)
+    with torch.no_grad():
+        assert torch.equal(policy.train()(batch)[0], policy.eval()(batch)[0])
+
+
+@pytest.mark.parametrize(
+    "edit, option, says",
+    [
+        ({}, {"lora_rank": 8}, "--lora_rank 8: the adapter of --model_name_or_path has 4"),
+        ({}, {"lora_alpha": 8}, "--lora_alpha 8: the adapter of --model_name_or_path has 32"),
+        ({"use_dora": True}, {}, "only a plain LoRA adapter can be trained on, this one has use_dora=True; without"),
+        ({"modules_to_save": ["lm_head"]}, {}, "this one has modules_to_save=['lm_head']"),
+        ({"base_model_name_or_path": "nowhere/at-all"}, {}, "no model: OSError"),
+        ({"target_modules": ["q_proj"]}, {}, "no adapters can be added: ValueError: the model has no model.layers.0"),
+        (
+            {"target_modules": ["nothing"]},
+            {"lora_rank": 0},
+            "its adapter cannot be merged: ",
+        ),
+        ({"revision": "v2"}, {}, "needs revision v2 of its base model"),
+        ({"target_modules": ["q_proj"]}, {"lora_rank": 0}, "cannot be merged: ValueError: the model has no base_model"),
+        ({"r": 2}, {"lora_rank": 0}, "its adapter cannot be merged: RuntimeError"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(edit, option, says, tmp_path):
+    saved(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text()) | edit
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    args = grpo.Args(model_name_or_path=str(tmp_path), **{"lora_rank": 4} | option)
+    with pytest.raises(InputError) as error:
+        load_policy(args, load_tokenizer(args))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_adapter_without_tokenizer_has_that_of_its_base(tmp_path):
+    saved(tmp_path)
+    for path in tmp_path.glob("tokenizer*"):
+        path.unlink()
+    args = grpo.Args(model_name_or_path=str(tmp_path))
+    assert load_tokenizer(args).get_vocab() == load_tokenizer(grpo.Args()).get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_merged_model_is_the_policy(kind, tied, tmp_path):
+    # Biases and other layers than nn.Linear (GPT-2) too; a float32 sum rounds.
+    sizes = dict(n_embd=16, n_layer=1, n_head=2, vocab_size=20) if kind == "gpt2" else dict(num_key_value_heads=2)
+    small_model(tmp_path / "base", AutoModelForCausalLM, kind, tie_word_embeddings=tied, **sizes)
+    policy = saved(tmp_path / "merged", model_name_or_path=str(tmp_path / "base"), lora_merge=True)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(info.values()) and not (tmp_path / "merged" / "adapter_config.json").exists()
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(ids).logits, policy.eval().lm(ids).logits, atol=1e-5, rtol=1e-5)
+    assert policy.lm._hf_peft_config_loaded  # what is trained stays as it is
+
+
+def test_a_critic_has_adapters_of_its_own(tmp_path):
+    args, tokenizer, policy = load("ppo")
+    critic = ppo.load_critic(args, policy)
+    assert {name for name in trained(critic) if "lora_" not in name} == {"head.weight", "head.bias"}
+    assert len(trained(critic)) == 2 + 28 and critic.training
+    own, others = list(critic.parameters()), {id(weight) for weight in policy.parameters()}
+    assert not any(id(weight) in others for weight in own)
+    shared = ppo.load_critic(ppo.Args(lora_rank=4, critic="shared"), policy)
+    assert trained(shared) == {"head.weight", "head.bias"}
+    save_reward_model(tmp_path / "rm", tokenizer)
+    started = ppo.load_critic(ppo.Args(lora_rank=4, critic_path=str(tmp_path / "rm")), policy)
+    assert len(trained(started)) == 2 + 28
+    scorer = ppo.load_scorer(ppo.Args(lora_rank=4, reward_model_path=str(tmp_path / "rm")), "reward_model_path", "cpu")
+    assert not hasattr(scorer, "peft_config")
+
+
+def test_a_reward_model_is_written_merged(tmp_path):
+    with pytest.raises(InputError, match="--lora_rank 4: the head of a reward model does not fit .* add --lora_merge"):
+        reward_model.load_reward_model(args := reward_model.Args(lora_rank=4), load_tokenizer(args))
+    args = reward_model.Args(lora_rank=4, lora_merge=True)
+    tokenizer = load_tokenizer(args)
+    model = reward_model.load_reward_model(args, tokenizer)
+    assert {name for name in trained(model) if "lora_" not in name} == {"lm.score.weight"}
+    move(model)
+    with torch.no_grad():
+        model.lm.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    save_pretrained(Accelerator(cpu=True), model, model, tokenizer, tmp_path)
+    args = reward_model.Args(model_name_or_path=str(tmp_path))
+    again = reward_model.load_reward_model(args, load_tokenizer(args))
+    batch = random_batch(vocabulary=16)
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(batch), model.eval()(batch), atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_refused(monkeypatch):
+    with pytest.raises(InputError, match="--lora_merge needs --lora_rank"):
+        grpo.Args.parse(["--lora_merge"])
+    monkeypatch.setattr("common.harness.distributed.is_sharded", lambda accelerator: True)
+    with pytest.raises(InputError, match="--lora_rank 4: LoRA runs on one process or with DDP"):
+        launch(grpo.Args(lora_rank=4))
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(InputError, match="--lora_rank 4 needs the package peft: pip install peft"):
+        load()

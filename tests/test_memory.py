@@ -1,0 +1,218 @@
+"""--dry_run and the formula behind it: common/harness/memory.py and dry_run.py, docs/memory.py."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import grpo
+import reward_model
+from common.errors import InputError
+from common.harness import dry_run
+from common.harness.memory import Job, layer_activations, trained
+from tools import ROOT, SCRIPTS, script
+
+sys.path.append(str(ROOT / "docs"))
+
+import memory
+
+ALL = [*SCRIPTS, "dpo", "reward_model"]
+TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
+
+
+def checkpoint(folder, **sizes):
+    """A folder with the config.json of a Qwen2, and no weights."""
+    AutoConfig.for_model("qwen2", **sizes, **memory.IDS).save_pretrained(folder)
+    return str(folder)
+
+
+def printed(capsys, name, *options):
+    """The lines that `--dry_run` prints; {phase: {term: GiB}} of its table."""
+    with pytest.raises(SystemExit) as ended:
+        script(name).main(["--dry_run", *map(str, options)])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("") + 1
+    phases = lines[start].split()
+    rows = {line[:18].strip(): line[18:].split() for line in lines[start + 1 : lines.index("", start)]}
+    return lines, {phase: {term: float(row[i]) for term, row in rows.items()} for i, phase in enumerate(phases)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(max_prompt_tokens=320, max_new_tokens=16, group_size=8, kl_coef=0.0),  # the cache of the prompts only once
+        dict(max_new_tokens=24, gradient_checkpointing=True, dtype="bfloat16"),
+    ],
+)
+def test_the_formula_is_near_the_peaks_of_a_step(options):
+    args = grpo.Args(**memory.SMALL | dict(prompts_per_step=2) | options)
+    peaks, computed = memory.measured_step(args, TINY), memory.computed_step(args, TINY)
+    assert computed == {phase: pytest.approx(value, rel=0.15) for phase, value in peaks.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
+def test_a_layer_keeps_the_tensors_that_the_formula_lists(dtype):
+    """To the byte: what autograd saves in the second of three layers, weights left out."""
+    args = grpo.Args(dtype="bfloat16" if dtype == "bfloat16" else "float32")
+    policy = memory.random_policy(args, TINY)
+    layer, inside, found = policy.lm.base_model.layers[1], [], {}
+    layer.register_forward_pre_hook(lambda *_: inside.append(True))
+    layer.register_forward_hook(lambda *_: inside.clear())
+
+    def pack(tensor):
+        if inside:
+            found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids, mask = torch.ones(2, 12, dtype=torch.long), torch.ones(2, 12, dtype=torch.long)
+    mask[0, 0] = 0
+    casts = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), casts:
+        policy.lm.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in policy.parameters()}
+    shapes = {tuple(tensor.shape[::-1]) for tensor in layer.parameters()}  # bfloat16 copies are saved transposed
+    shared = {(1, 1, 12, 32)}  # cosines and sines of the positions
+    kept = [tensor for where, tensor in found.items() if where not in weights]
+    kept = [tensor for tensor in kept if tuple(tensor.shape) not in shapes | shared]
+    total = sum(tensor.untyped_storage().nbytes() for tensor in kept)
+    job = Job(bf16=dtype == "autocast")
+    assert total == layer_activations(memory.meta_sizes(TINY), args, job, 2, 12, 12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_dry_run_prints_and_stops(name, capsys, tmp_path, monkeypatch):
+    """From a folder without weights, for a model of 7B; nothing is made."""
+    folder = checkpoint(tmp_path / "7B", **memory.MODELS["7B"])
+    monkeypatch.chdir(tmp_path)
+    lines, table = printed(capsys, name, "--model_name_or_path", folder, "--output_dir", "run")
+    weights = 7_615_616_512 - (152064 * 3584 if name == "reward_model" else 0)
+    assert f"{weights:,} weights, 28 layers of width 3584" in lines[0]
+    assert "computed for one GPU" in lines[1] and "not measured" in lines[1]
+    peak = max(terms["all"] for terms in table.values())
+    (said,) = [line for line in lines if line.startswith("peak: ")]
+    assert float(said.split()[1]) == pytest.approx(peak, abs=0.06)
+    assert ("rollout" in table) == (name != "reward_model")
+    assert ("reference" in table["backward"]) == (name == "grpo")  # the only one with a KL by default
+    backbone = weights - 152064 * 3584  # ppo: the critic's
+    both = weights + (backbone if name == "ppo" else 0)
+    assert table["backward"]["weights"] == pytest.approx(both * 4 / 2**30, abs=0.01)
+    assert table["optimizer"]["AdamW"] == pytest.approx(both * 8 / 2**30, abs=0.01)
+    assert "gradients" not in table.get("rollout", {}) or table["rollout"]["gradients"] == 0
+    assert os.listdir(tmp_path) == ["7B"]
+
+
+@pytest.mark.parametrize(
+    "size, weights", [("0.5B", 494_032_768), ("1.5B", 1_543_714_304), ("3B", 3_085_938_688), ("7B", 7_615_616_512)]
+)
+def test_weights_are_counted(size, weights):
+    """As the model cards have them (0.49B, 1.54B, 3.09B, 7.61B); a tied embedding counts once."""
+    assert memory.meta_sizes(memory.MODELS[size]).weights == weights
+
+
+def test_the_options_change_what_they_should():
+    sizes, base = memory.meta_sizes(memory.MODELS["0.5B"]), dict(memory.LENGTHS)
+
+    def terms(job=None, phase="backward", **options):
+        return dry_run.estimate(grpo.Args(**base | options), job or Job(), sizes)[phase]
+
+    plain = terms()
+    assert terms(kl_coef=0.0)["reference"] == 0 and plain["reference"] == plain["weights"]
+    assert terms(gradient_checkpointing=True)["activations"] < plain["activations"] / 5
+    assert terms(micro_batch_size=8)["activations"] == pytest.approx(plain["activations"] / 2, rel=0.01)
+    assert terms(micro_batch_tokens=8 * 768)["activations"] == terms(micro_batch_size=8)["activations"]
+    assert terms(micro_batch_size=256)["gradients"] == 0 < plain["gradients"]  # one forward: none from before
+    assert terms(dtype="bfloat16")["weights"] == plain["weights"] / 2
+    rollout = terms(phase="rollout")
+    assert terms(phase="rollout", rollout_batch_size=64)["key-value cache"] == rollout["key-value cache"] / 4
+    assert terms(Job(8, "DDP"), "rollout")["key-value cache"] == rollout["key-value cache"] / 8
+    assert terms(Job(8, "DDP"))["gradient buckets"] == plain["weights"]
+    sharded = terms(Job(8, "FSDP2", bf16=True))
+    assert sharded["AdamW"] == plain["AdamW"] / 8 and sharded["reference"] == plain["weights"] / 2
+    assert terms(Job(8, "FSDP2", bf16=True), "rollout")["copies of weights"] == plain["weights"] / 2
+    adapters = terms(lora_rank=8)
+    assert adapters["reference"] == 0 and adapters["AdamW"] == 2 * adapters["gradients"]
+    number, size = trained(sizes, grpo.Args(lora_rank=8))
+    assert adapters["AdamW"] == number * 2 * size == 8 * 24 * (5 * 896 + 2 * 128 + 896 + 3 * (896 + 4864)) * 8
+
+
+def test_pairs_and_evaluations():
+    args = reward_model.Args(max_length=100, micro_batch_size=7, pairs_per_step=16)
+    sizes = memory.meta_sizes(TINY)
+    assert dry_run.update_shape(args, Job(), sizes) == (6, 3, 1, 99, 6)  # pairs are not split
+    assert dry_run.update_shape(args, Job(8, "DDP"), sizes) == (4, 2, 1, 99, 1)
+    assert dry_run.update_shape(args, Job(8, "FSDP2"), sizes).prompts == 0
+    assert dry_run.rollout_rows(grpo.Args(), Job()) == [(256, 8), (None, 8)]  # how many prompts, only the data says
+    assert dry_run.rollout_rows(grpo.Args(eval_prompts=100), Job(8, "DDP")) == [(32, 8), (104, 8)]
+    assert dry_run.rollout_rows(grpo.Args(rollout_batch_size=20), Job()) == [(16, 8), (16, 8)]
+
+
+def test_three_options_lower_the_peak(capsys, tmp_path):
+    folder = checkpoint(tmp_path, **memory.MODELS["1.5B"])
+    lines, table = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32)
+    first = next(i for i, line in enumerate(lines) if line.startswith("peak:"))
+    tips = [line.split(" GiB with ") for line in lines[first + 1 : first + 4]]
+    values = [float(value) for value, _ in tips]
+    assert values == sorted(values) and values[-1] < max(terms["all"] for terms in table.values())
+    for value, option in tips:  # each is what a dry run with that option prints
+        _, other = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32, *option.split())
+        assert max(terms["all"] for terms in other.values()) == pytest.approx(float(value), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "environment, job",
+    [
+        ({}, Job()),
+        ({"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"}, Job(8, "DDP", True)),
+        ({"WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true"}, Job(4, "FSDP2")),
+        (
+            {"WORLD_SIZE": "2", "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+            Job(2, "ZeRO-3"),
+        ),
+    ],
+)
+def test_the_launcher_counts(environment, job, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert dry_run.launched_job() == job
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        grpo.main(["--dry_run"])
+    assert capsys.readouterr().out == ""  # the first process alone prints
+
+
+def test_a_model_without_a_config_is_one_line(tmp_path):
+    with pytest.raises(InputError) as error:
+        grpo.main(["--dry_run", "--model_name_or_path", str(tmp_path)])
+    assert "\n" not in str(error.value) and str(error.value).startswith(f"--model_name_or_path {tmp_path}: no model")
+
+
+@pytest.mark.needs("peft")
+def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(tmp_path, capsys):
+    base = checkpoint(tmp_path / "base", **TINY)
+    (tmp_path / "adapter").mkdir()
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    lines, _ = printed(capsys, "grpo", "--model_name_or_path", tmp_path / "adapter", "--lora_rank", 4)
+    assert f"{memory.meta_sizes(TINY).weights:,} weights" in lines[0]
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="quantised"):
+        grpo.main(["--dry_run", "--model_name_or_path", base])
+
+
+def test_the_page_has_the_tables_of_the_formula():
+    text = memory.PAGE.read_text(encoding="utf-8")
+    assert memory.written(text) == text, "python docs/memory.py --write"
+
+
+def test_what_was_measured_is_within_15_percent():
+    results = json.loads(memory.RESULTS.read_text(encoding="utf-8"))
+    assert results.keys() == memory.CASES.keys()
+    for name, (sizes, options, *how) in memory.CASES.items():
+        computed = memory.computed_step(grpo.Args(**memory.SMALL | options), sizes, *how)
+        assert computed == {phase: pytest.approx(value, rel=0.15) for phase, value in results[name].items()}, name
