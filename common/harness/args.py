@@ -50,7 +50,7 @@ class RunArgs:
 
     model_name_or_path: str = option(
         "embedded",
-        "hub id or folder of a causal LM; `embedded` is common/tiny, `embedded-hard` common/tiny_hard",
+        "hub id or folder of a causal LM; or `embedded`, `embedded-hard`",
         "model",
     )
     dtype: Literal["float32", "bfloat16"] = option(
