@@ -1,8 +1,8 @@
 """The claims of the papers, as data: which runs test each of them, which numbers decide, and what would refute it.
 
-RUNS has a command for each name. A claim has effects: each is the difference of a metric between two runs, seed by seed,
-and the difference that the paper's claim lets one expect. `report.py` decides by the rules of its docstring; neither the
-rules nor the margins below were changed after a run of the claim had ended, unless the claim says so.
+RUNS has a command for each name. A claim has effects: each is the difference of a metric between two runs, seed by
+seed, and the difference that the paper's claim lets one expect. `report.py` decides by the rules of its docstring;
+neither the rules nor the margins below were changed after a run of the claim had ended, unless the claim says so.
 """
 
 from dataclasses import dataclass
@@ -110,6 +110,7 @@ class Claim:
     effects: list[Effect]
     curves: tuple  # the metrics that are drawn, for these runs
     runs: tuple
+    by_completions: bool = False  # draw against sampled completions, not steps
     why: str = ""  # two sentences, written after the runs
     more: str = ""  # what to try next
 

@@ -2,22 +2,25 @@
 
 The rules, which were written before the runs:
 
-- An effect is the mean over seeds of a difference of two runs of the same seed, with a bootstrap interval of 95 % (10,000
-  draws of as many seeds, with replacement). It HOLDS if the whole interval is on the claimed side of the margin, it DOES
-  NOT HOLD if the whole interval is on the other side, and else it CANNOT BE SEEN HERE.
+- An effect is the mean over seeds of a difference of two runs of the same seed, with a bootstrap interval of 95 %
+  (10,000 draws of as many seeds, with replacement). It holds if the whole interval is on the claimed side of the
+  margin; it does not hold if the whole interval is on the other side; and else it cannot be seen here.
 - A claim holds if all the effects that decide it hold; it does not hold if one of them does not; and else it cannot be
   seen here. The other effects are reported and decide nothing.
 """
 
 import argparse
-import json
-import pathlib
 import sys
 
 import numpy as np
-from claims import CLAIMS, Effect
-from run import RESULTS, ROOT, read_rows
+from claims import CLAIMS
+from run import HERE, RESULTS, ROOT, read_rows
 
+sys.path.append(str(ROOT / "docs"))
+
+import plot
+
+PAGE = ROOT / "docs" / "claims.md"
 HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
 
 
@@ -83,3 +86,96 @@ def decide(claim):
                 return None
             verdicts.append(verdict(effect, values))
     return HOLDS if set(verdicts) == {HOLDS} else FAILS if FAILS in verdicts else UNSEEN
+
+
+def evidence(effect):
+    """A row of the table of a claim: what is compared, the expectation, the effect with its interval, the verdict."""
+    values = differences(effect)
+    over = {"late": "second half of the steps", "end": "at the end", "start": "at the start"}[effect.over]
+    what = f"`{effect.metric}`, {over}: {effect.run}" + (f" - {effect.against}" if effect.against else "")
+    expected = f"> {effect.least:g}" if effect.least is not None else f"< {effect.most:g}"
+    if len(values) < 5:
+        return [what, expected, f"{len(values)} of 5 seeds", ""]
+    low, high = interval(values)
+    decided = verdict(effect, values)
+    return [what, expected, f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f}), {len(values)} seeds",
+            f"**{decided}**" if effect.decides else decided]  # fmt: skip
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
+
+
+def section(claim):
+    """Half a screen on one claim."""
+    rows = [evidence(effect) for effect in claim.effects]
+    lines = [f"## {claim.title}", "", f"{claim.paper}.", ""]
+    lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
+    lines += table(["compared", "expected", "measured", "verdict"], rows)
+    lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if claim.curves else [""]
+    lines += ["```bash", f"python docs/claims/run.py {claim.name}    # {len(claim.runs)} runs of each seed", "```", ""]
+    return lines + ([f"Try next: {claim.more}", ""] if claim.more else [])
+
+
+INTRO = """# Claims
+
+What the papers claim, measured with the scripts of this repository on the second embedded task, `embedded-hard`
+([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight terms, learnt from a careless teacher.
+A run is 80 steps of 32 prompts x 8 completions with four optimizer steps each, at learning rate 1e-4, if its command
+does not say otherwise. A claim that does not hold here may well hold for large models: the page says what a small one
+shows, and with which settings.
+
+[claims.py](claims/claims.py) lists the claims and their runs as data, and [report.py](claims/report.py) has the rules
+that decide them. Both were written before the runs. An effect is the mean over five seeds of the difference of two
+runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole interval is on the claimed side of the
+margin, it does not hold if the whole interval is on the other side, and else it cannot be seen here. A claim holds if
+all effects in bold hold, and does not hold if one of them does not.
+
+```bash
+python docs/claims/run.py              # runs what is missing: a night on one core
+python docs/claims/report.py --write   # the verdicts, the figures, and this page
+```
+"""
+
+
+def build():
+    """The text of the page."""
+    verdicts = []
+    for claim in CLAIMS.values():
+        title = f"[{claim.title}](#{anchor(claim.title)})"
+        verdicts.append([title, claim.paper.partition(",")[0], decide(claim) or "runs are missing"])
+    lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
+    for claim in CLAIMS.values():
+        lines += section(claim)
+    return "\n".join(lines)
+
+
+def anchor(title):
+    """The anchor that a repository host gives a heading."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def write_figures():
+    (HERE / "figures").mkdir(exist_ok=True)
+    for claim in CLAIMS.values():
+        runs = {name: list(load(name).values()) for name in claim.runs}
+        runs = {name: seeds for name, seeds in runs.items() if seeds}
+        if claim.curves and runs:
+            titles = {metric: plot.TITLES.get(metric, metric) for metric in claim.curves}
+            figure = plot.panels(runs, titles, "completions" if claim.by_completions else "step")
+            figure.savefig(HERE / "figures" / f"{claim.name}.png", dpi=80, metadata={"Software": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write docs/claims.md and its figures")
+    if parser.parse_args().write:
+        write_figures()
+        PAGE.write_text(build(), encoding="utf-8")
+    for claim in CLAIMS.values():
+        print(f"{claim.name:20} {decide(claim) or 'runs are missing'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,6 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import queue
 import statistics
 import subprocess
 import sys
@@ -20,8 +19,8 @@ import time
 
 from claims import CLAIMS, RUNS
 
-ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = pathlib.Path(__file__).parent / "results"
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT, RESULTS = HERE.parents[1], HERE / "results"
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
@@ -96,10 +95,8 @@ def main():
             took = future.result()
             left -= seconds_of(name)
             bar = "#" * (20 * count // len(jobs))
-            print(
-                f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; about {left / 60 / args.jobs:.0f} min left",
-                flush=True,
-            )
+            rest = f"about {max(0, left) / 60 / args.jobs:.0f} min left"
+            print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
 
 
 if __name__ == "__main__":

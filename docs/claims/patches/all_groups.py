@@ -1,4 +1,4 @@
-"""For dapo.py: no dynamic sampling. A step trains on one draw of prompts, also on groups that are all right or all wrong."""
+"""For dapo.py: no dynamic sampling. A step trains on all groups of one draw, also those that are all right or wrong."""
 
 
 def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics):

@@ -1,4 +1,4 @@
-"""For grpo.py and gspo.py: noise of standard deviation 0.05 on the old log-probs, as another engine or routing makes it."""
+"""For grpo.py and gspo.py: noise of 0.05 on the old log-probs, as another engine or another routing makes it."""
 
 exact_loss = policy_loss
 
