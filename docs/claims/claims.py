@@ -98,7 +98,9 @@ class Effect:
     against: str | None = None
     least: float | None = None
     most: float | None = None
-    over: str = "late"  # the second half of the steps; `end`: the last value; `start`: the first
+    # late: the mean of the second half of the steps; end, start: the last value, the first; equal_completions: the mean
+    # of the last quarter before the number of completions that the cheaper one of the runs has sampled at its end
+    over: str = "late"
     decides: bool = True  # else it is only reported
 
 
@@ -212,9 +214,7 @@ CLAIM_LIST = [
         "DAPO (2503.14476), Fig. 3 and 6, Table 1: AIME 42 to 50",
         [
             Effect("eval/pass@1", "ladder-6", "ladder-5", least=0.0, over="end"),
-            Effect(
-                "reward/accuracy", "ladder-6", "ladder-5", least=0.0, over="end_at_equal_completions", decides=False
-            ),
+            Effect("reward/accuracy", "ladder-6", "ladder-5", least=0.0, over="equal_completions", decides=False),
         ],
         ("reward/accuracy", "sampling/rounds"),
         ("ladder-5", "ladder-6"),
@@ -263,7 +263,7 @@ CLAIM_LIST = [
     Claim(
         "kl_estimator",
         "In a loss, k1 does nothing, and k2 and k3 hold the policy near the reference",
-        "source notes and later papers on KL estimators: the gradient of k1 has mean zero, that of k2 is KL(pi, ref)'s",
+        "papers on KL estimators in RL (2506.09477): the gradient of k1 has mean zero, that of k2 is KL(pi, ref)'s",
         [
             Effect("policy/kl_ref", "kl-k2", "kl-k1", most=0.0),
             Effect("policy/kl_ref", "kl-k3", "kl-k1", most=0.0),
@@ -299,7 +299,7 @@ CLAIM_LIST = [
     Claim(
         "preference_pairs",
         "Under DPO both log-probs fall, and online pairs beat offline ones",
-        "source notes; the log-prob of the chosen answers falls too",
+        "DPO (2305.18290) and after (2402.13228): the log-prob of the chosen answers falls too",
         [
             Effect("logps/chosen", "pairs", "pairs:start", most=0.0),
             Effect("eval/pass@1", "pairs-rounds", "pairs", least=0.0, over="end"),

@@ -41,15 +41,15 @@ def with_sums(rows):
     return rows
 
 
-def value(rows, metric, over):
-    """One number of a run: the first or last value of a metric, or its mean over the second half of the steps."""
-    values = [(row["step"], row[metric]) for row in rows if metric in row]
-    if over == "start":
-        return values[0][1]
-    if over == "end":
-        return values[-1][1]
-    half = rows[-1]["step"] / 2
-    return float(np.mean([x for step, x in values if step > half]))
+def value(rows, metric, over, completions=None):
+    """One number of a run, as `Effect.over` says; `completions`: those of the cheaper run."""
+    if over in ("start", "end"):
+        return [row[metric] for row in rows if metric in row][0 if over == "start" else -1]
+    if over == "late":
+        kept = [row for row in rows if row["step"] > rows[-1]["step"] / 2]
+    else:
+        kept = [row for row in rows if 0.75 * completions <= row["completions"] <= completions]
+    return float(np.mean([row[metric] for row in kept if metric in row]))
 
 
 def differences(effect):
@@ -58,8 +58,10 @@ def differences(effect):
     others = load(against) if against else {}
     found = []
     for seed in sorted(runs.keys() & others.keys() if against else runs):
-        before = value(others[seed], effect.metric, start or effect.over) if against else 0.0
-        found.append(value(runs[seed], effect.metric, effect.over) - before)
+        mine, other = runs[seed], others.get(seed, runs[seed])
+        completions = min(mine[-1]["completions"], other[-1]["completions"])
+        before = value(other, effect.metric, start or effect.over, completions) if against else 0.0
+        found.append(value(mine, effect.metric, effect.over, completions) - before)
     return np.array(found)
 
 
@@ -91,7 +93,8 @@ def decide(claim):
 def evidence(effect):
     """A row of the table of a claim: what is compared, the expectation, the effect with its interval, the verdict."""
     values = differences(effect)
-    over = {"late": "second half of the steps", "end": "at the end", "start": "at the start"}[effect.over]
+    over = {"late": "second half of the steps", "end": "at the end", "start": "at the start"}
+    over = over.get(effect.over, "at equal completions")
     what = f"`{effect.metric}`, {over}: {effect.run}" + (f" - {effect.against}" if effect.against else "")
     expected = f"> {effect.least:g}" if effect.least is not None else f"< {effect.most:g}"
     if len(values) < 5:
