@@ -88,6 +88,8 @@ RUNS = {
     "pass_at_64": f"grpo.py {HARD} --eval_every 0 --eval_samples 64 --eval_k 64",
 }
 
+ALL = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo")  # the figure of all algorithms
+
 
 @dataclass
 class Effect:

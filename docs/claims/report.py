@@ -13,7 +13,7 @@ import argparse
 import sys
 
 import numpy as np
-from claims import CLAIMS
+from claims import ALL, CLAIMS
 from run import HERE, RESULTS, ROOT, read_rows
 
 sys.path.append(str(ROOT / "docs"))
@@ -31,13 +31,12 @@ def load(name):
 
 
 def with_sums(rows):
-    """The rows with what is computed from them: clipped tokens of both sides, completions drawn so far."""
-    drawn, last = 0, 0
+    """The rows with what other metrics give: clipped tokens of both sides, and DPO's accuracy under the others' name."""
     for row in rows:
         if "policy/clip_low" in row:
             row["policy/clipped"] = row["policy/clip_low"] + row["policy/clip_high"]
-        drawn += 256 * row.get("sampling/rounds", 1) * (row["step"] - last)
-        row["completions"], last = drawn, row["step"]
+        if "pairs/accuracy" in row:
+            row["reward/accuracy"] = row["pairs/accuracy"]
     return rows
 
 
@@ -149,6 +148,8 @@ def build():
         title = f"[{claim.title}](#{anchor(claim.title)})"
         verdicts.append([title, claim.paper.partition(",")[0], decide(claim) or "runs are missing"])
     lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
+    lines += ["![all algorithms on the hard task](claims/figures/all.png)", ""]
+    lines += ["All algorithms on `embedded-hard`, five seeds each: `python docs/claims/run.py all`.", ""]
     for claim in CLAIMS.values():
         lines += section(claim)
     return "\n".join(lines)
@@ -161,6 +162,9 @@ def anchor(title):
 
 def write_figures():
     (HERE / "figures").mkdir(exist_ok=True)
+    runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
+    titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
+    plot.panels(runs, titles, "completions").savefig(HERE / "figures" / "all.png", dpi=80, metadata={"Software": None})
     for claim in CLAIMS.values():
         runs = {name: list(load(name).values()) for name in claim.runs}
         runs = {name: seeds for name, seeds in runs.items() if seeds}

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from claims import CLAIMS, RUNS
+from claims import ALL, CLAIMS, RUNS
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parents[1], HERE / "results"
@@ -26,7 +26,7 @@ KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
     "policy/approx_kl policy/clip_low policy/clip_high policy/kl_ref policy/token_clip_ratio policy/kl_old_ref "
     "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
-    "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected"
+    "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected pairs/accuracy"
 ).split()
 
 
@@ -35,17 +35,25 @@ def read_rows(path):
 
 
 def condense(rows):
-    """The means of each EVERY steps, and the evaluations, at the last of these steps."""
-    kept = []
+    """The means of each EVERY steps; at the last of these, the evaluation and the completions sampled so far."""
+    kept, completions = [], sampled(rows[0])
     for start in range(1, len(rows), EVERY):
         part = rows[start : start + EVERY]
-        line = {"step": part[-1]["step"]}
+        completions += sum(map(sampled, part))
+        line = {"step": part[-1]["step"], "completions": completions}
         for name in KEPT:
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
         line |= evaluation(part[-1])
         kept.append(line)
-    return [{"step": 0} | evaluation(rows[0]), *kept]
+    return [{"step": 0, "completions": 0} | evaluation(rows[0]), *kept]
+
+
+def sampled(row):
+    """Completions sampled in a step: 32 x 8 or 256 x 1 in each round, or 256 x 8 in a round of pairs."""
+    if "pairs/made" in row:
+        return 2048
+    return 256 * row.get("sampling/rounds", 1) if "completion/length" in row else 0
 
 
 def evaluation(row):
@@ -78,11 +86,13 @@ def seconds_of(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("claims", nargs="*", choices=[[], *CLAIMS], metavar="NAME", help=", ".join(CLAIMS))
+    names = ["all", *CLAIMS]  # all: the figure of all algorithms
+    parser.add_argument("claims", nargs="*", choices=[[], *names], metavar="NAME", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    wanted = {name for claim in args.claims or CLAIMS for name in CLAIMS[claim].runs}
+    groups = {"all": ALL} | {name: claim.runs for name, claim in CLAIMS.items()}
+    wanted = {name for claim in args.claims or groups for name in groups[claim]}
     names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
     jobs = [(name, seed) for seed in range(args.seeds) for name in names]
     jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
