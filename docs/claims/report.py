@@ -31,7 +31,7 @@ def load(name):
 
 
 def with_sums(rows):
-    """The rows with what other metrics give: clipped tokens of both sides, and DPO's accuracy under the others' name."""
+    """The rows with what other metrics give: clipped tokens of both sides; the accuracy of pairs as the others name it."""
     for row in rows:
         if "policy/clip_low" in row:
             row["policy/clipped"] = row["policy/clip_low"] + row["policy/clip_high"]
