@@ -113,10 +113,15 @@ class Claim:
     paper: str  # where it stands, and its number there
     effects: list[Effect]
     curves: tuple  # the metrics that are drawn, for these runs
-    runs: tuple
+    runs: tuple  # those that are drawn
     by_completions: bool = False  # draw against sampled completions, not steps
     why: str = ""  # two sentences, written after the runs
     more: str = ""  # what to try next
+
+    def needs(self):
+        """The names of its runs: those that are drawn, and those that are compared."""
+        compared = [name for effect in self.effects for name in (effect.run, effect.against) if name]
+        return {*self.runs, *(name.removesuffix(":start") for name in compared)}
 
 
 CLAIM_LIST = [

@@ -31,7 +31,7 @@ def load(name):
 
 
 def with_sums(rows):
-    """The rows with what other metrics give: clipped tokens of both sides; the accuracy of pairs as the others name it."""
+    """The rows with what other metrics give: clipped tokens of both sides; accuracy of pairs as the others name it."""
     for row in rows:
         if "policy/clip_low" in row:
             row["policy/clipped"] = row["policy/clip_low"] + row["policy/clip_high"]
@@ -116,7 +116,12 @@ def section(claim):
     lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
     lines += table(["compared", "expected", "measured", "verdict"], rows)
     lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if claim.curves else [""]
-    lines += ["```bash", f"python docs/claims/run.py {claim.name}    # {len(claim.runs)} runs of each seed", "```", ""]
+    lines += [
+        "```bash",
+        f"python docs/claims/run.py {claim.name}    # {len(claim.needs())} runs of each seed",
+        "```",
+        "",
+    ]
     return lines + ([f"Try next: {claim.more}", ""] if claim.more else [])
 
 

@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    groups = {"all": ALL} | {name: claim.runs for name, claim in CLAIMS.items()}
+    groups = {"all": ALL} | {name: claim.needs() for name, claim in CLAIMS.items()}
     wanted = {name for claim in args.claims or groups for name in groups[claim]}
     names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
     jobs = [(name, seed) for seed in range(args.seeds) for name in names]
