@@ -263,6 +263,7 @@ def run_loop(turns, task, plain):
         sampled = clock() - turns.start
         texts = completion_texts(tokenizer, batch)
         rewards, _, _ = grpo.compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+        batch["rewards"] = rewards.to(accelerator.device)
         batch["advantages"] = grpo.compute_advantages(rewards, args).to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         scored = clock()

@@ -156,6 +156,7 @@ def measured_step(args, sizes, bf16=False, ddp=False):
             held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, 0, args)
         held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
         held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1)
+        held.batch["rewards"] = torch.zeros(len(held.batch["completions"]))
 
     def update():
         waiting = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None)  # the step is measured by itself

@@ -6,7 +6,7 @@ import torch
 import dr_grpo
 import grpo
 from common.rewards import load_rewards
-from tools import ORACLES, b1, embedded, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from tools import ORACLES, b1, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 EXAMPLE = ORACLES["drgrpo"]
 
@@ -129,7 +129,7 @@ def test_mask_truncated_leaves_the_row_in_the_mean(tmp_path, monkeypatch):
 def test_masked_rows_contribute_nothing_and_change_no_other_gradient():
     module, args, tokenizer, policy = embedded("dr_grpo", group_size=4, prompts_per_step=8, num_minibatches=1)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch["advantages"] = module.compute_advantages(rewards, args)
+    batch = fill(module, batch, rewards, args)
     truncated = batch["truncated"]
     assert truncated.any()
     (everything,), _ = gradients(module, args, policy, batch)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 import gspo
 from common.harness.metrics import Metrics
-from tools import ORACLES, embedded, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from tools import ORACLES, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 EXAMPLE = ORACLES["gspo"]
 LEVELS = ["sequence", "token"]
@@ -173,7 +173,7 @@ def test_with_one_update_it_is_grpo():
         options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.0)
         module, args, tokenizer, policy = embedded(name, **options)
         batch, rewards = hand_made_batch(policy, tokenizer, args)
-        batch["advantages"] = module.compute_advantages(rewards, args)
+        batch = fill(module, batch, rewards, args)
         (step,), metrics = gradients(module, args, policy, batch)
         results.append(step)
         assert metrics["policy/clip_low"] == metrics["policy/clip_high"] == metrics["policy/approx_kl"] == 0

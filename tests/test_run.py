@@ -127,7 +127,7 @@ def ends_with(error):
     """In the place of transformers' save_pretrained: a part of the files, then `error`."""
 
     def save_pretrained(self, folder, **options):
-        os.makedirs(folder)
+        os.makedirs(folder, exist_ok=True)
         (folder / "config.json").write_text("{}")
         raise error
 

@@ -65,9 +65,9 @@ def test_a_budget_counts_code_and_neither_docstring_nor_help():
 def test_fix_rewrites_copies_and_leaves_what_may_differ():
     right = same_text.fix("grpo.py", SOURCES)
     assert right == SOURCES  # nothing to do
-    broken = changed("gspo.py", "    mean, _, std, equal =", "    # drifted\n    mean, _, std, equal =")
+    broken = changed("gspo.py", "    mean, _, std, zero =", "    # drifted\n    mean, _, std, zero =")
     assert same_text.fix("grpo.py", broken)["gspo.py"] == SOURCES["gspo.py"]
-    improved = changed("grpo.py", "    mean, _, std, equal =", "    # better\n    mean, _, std, equal =")
+    improved = changed("grpo.py", "    mean, _, std, zero =", "    # better\n    mean, _, std, zero =")
     fixed = same_text.fix("grpo.py", improved)
     assert "# better" in fixed["gspo.py"] and "# better" in fixed["dr_grpo.py"]
     assert same_text.texts(fixed["gspo.py"])["policy_loss"] == same_text.texts(SOURCES["gspo.py"])["policy_loss"]
