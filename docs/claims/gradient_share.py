@@ -11,7 +11,7 @@ rows. Its *reward deviation* is the same without the standard deviation: the mea
 about weight per unit of reward deviation: dividing by the deviation multiplies it by 1/std, and std is smallest where
 one answer of G differs. The rule, written before the first run: the claim holds if the easy and the hard questions each
 get more weight per unit of reward deviation than the medium ones (whose value is called 1). Without the standard
-deviation all classes have exactly 1; with it the number depends on how the questions of a class scatter around its mean.
+deviation all classes have exactly 1; with it the number depends on how the questions of a class scatter.
 
 metrics.jsonl gets one row, all names below `share/`; shares sum to 1 over the classes, and over the numbers of right
 answers 1 to G - 1:
@@ -118,9 +118,8 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     prompts, _, _ = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer)
-    row = shares(
-        *sample(policy, tokenizer, prompts, args), [prompt.columns["difficulty"] for prompt in prompts], args
-    )
+    classes = [prompt.columns["difficulty"] for prompt in prompts]
+    row = shares(*sample(policy, tokenizer, prompts, args), classes, args)
     folder = pathlib.Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"step": 0}, {"step": 1} | row]

@@ -41,7 +41,7 @@ def condense(rows):
     for start in range(1, len(rows), EVERY):
         part = rows[start : start + EVERY]
         line = {"step": part[-1]["step"]}
-        for name in KEPT:
+        for name in (*KEPT, *(name for name in part[-1] if name.startswith("share/"))):
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
         line |= evaluation(part[-1])
@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    wanted = {name for claim in args.claims or CLAIMS for name in CLAIMS[claim].runs}
+    wanted = set().union(*(CLAIMS[claim].needs() for claim in args.claims or CLAIMS))
     names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
     jobs = [(name, seed) for seed in range(args.seeds) for name in names]
     jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
