@@ -11,7 +11,9 @@ rows. Its *reward deviation* is the same without the standard deviation: the mea
 about weight per unit of reward deviation: dividing by the deviation multiplies it by 1/std, and std is smallest where
 one answer of G differs. The rule, written before the first run: the claim holds if the easy and the hard questions each
 get more weight per unit of reward deviation than the medium ones (whose value is called 1). Without the standard
-deviation all classes have exactly 1; with it the number depends on how the questions of a class scatter.
+deviation all classes have exactly 1; with it the number depends on how the questions of a class scatter. For a question
+of known probability the sign is certain (exact_P below); only medium questions that scatter more widely than the others
+could refute it. So the size is what there is to learn, and whether it shows in the accuracy of the classes.
 
 metrics.jsonl gets one row, all names below `share/`; shares sum to 1 over the classes, and over the numbers of right
 answers 1 to G - 1:
