@@ -106,8 +106,8 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
 
 def find_splits(name: str | list[str], config: str | None, siblings: bool) -> dict[str, Source]:
     """The splits of an embedded task, a local file or folder, or a hub id. A file is a split `train`; with `siblings`,
-    those beside a file named `train.*` are further splits. Several files, or those that a pattern such as `data/*.jsonl`
-    names, are one split `train`."""
+    those beside a file named `train.*` are further splits. Several files, or those that a pattern such as
+    `data/*.jsonl` names, are one split `train`."""
     if not isinstance(name, list):
         path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
         if path.is_file():

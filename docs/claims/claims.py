@@ -40,6 +40,9 @@ RUNS = {
     # the two changes of Dr. GRPO, each alone
     "grpo-no_std": f"grpo.py {HARD} {CLASSES} --no_normalize_std",
     "dr_grpo-std": f"dr_grpo.py {HARD} --normalize_std",
+    # the gradient of the untrained model, by difficulty
+    "gradient_share-std": "docs/claims/gradient_share.py",
+    "gradient_share-no_std": "docs/claims/gradient_share.py --no_normalize_std",
     # clips
     **{
         f"{name}-{low}_{high}": f"grpo.py {HARD} {options} --clip_low {low} --clip_high {high}"
@@ -157,6 +160,11 @@ CLAIM_LIST = [
         [
             Effect("share/per_reward_hard", "gradient_share-std", "gradient_share-no_std", least=0.0, over="end"),
             Effect("share/per_reward_easy", "gradient_share-std", "gradient_share-no_std", least=0.0, over="end"),
+            *(
+                Effect(f"share/{kind}_{name}", "gradient_share-std", "gradient_share-no_std", 0.0, None, "end", False)
+                for kind in ("weight", "norm2")
+                for name in ("easy", "hard")
+            ),
             Effect("reward_part/hard", "grpo-no_std", "grpo", least=0.0, decides=False),
             Effect("reward_part/medium", "grpo-no_std", "grpo", least=0.0, decides=False),
         ],

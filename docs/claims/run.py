@@ -41,7 +41,7 @@ def condense(rows):
         part = rows[start : start + EVERY]
         completions += sum(map(sampled, part))
         line = {"step": part[-1]["step"], "completions": completions}
-        for name in KEPT:
+        for name in (*KEPT, *(name for name in part[-1] if name.startswith("share/"))):
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
         line |= evaluation(part[-1])
