@@ -115,7 +115,8 @@ def section(claim):
     lines = [f"## {claim.title}", "", f"{claim.paper}.", ""]
     lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
     lines += table(["compared", "expected", "measured", "verdict"], rows)
-    lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if claim.curves else [""]
+    drawn = claim.curves and any(load(name) for name in claim.runs)
+    lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if drawn else [""]
     lines += [
         "```bash",
         f"python docs/claims/run.py {claim.name}    # {len(claim.needs())} runs of each seed",
