@@ -24,7 +24,7 @@ def results(tmp_path, monkeypatch):
 
     def write(name, *seeds):
         for seed, rows in enumerate(seeds):
-            lines = [{"command": "", "seconds": 1.0}, *rows]
+            lines = [{"command": "", "cpu_seconds": 1.0}, *rows]
             (tmp_path / f"{name}-seed{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     return write
