@@ -61,6 +61,7 @@ class Args(RolloutArgs):  # options of model, data, reward, run and evaluation a
         None,
         "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]; prompts: by sampling",
         "data",
+        several=True,
     )
     max_prompt_tokens: int = option(
         512, "prompts with more tokens are dropped; for given pairs see --max_length", "data", above=0

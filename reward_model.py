@@ -47,8 +47,9 @@ class Args(RunArgs):  # the options of model, data and run are declared there, o
     )
     dataset: str = option(
         "embedded",
-        "hub id, folder, or .jsonl .json .csv .parquet file of pairs; `embedded` is common/tiny/pairs",
+        "hub id, folder, or .jsonl .json .csv .parquet files of pairs; `embedded` is common/tiny/pairs",
         "data",
+        several=True,
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset", "data")
     seed: int = option(0, "seed of the data order and of the held-out pairs", "run", least=0, below=2**32)

@@ -133,6 +133,14 @@ MUTANTS = [
         "            pass",
         "test_memory.py::test_a_dry_run_prints_and_stops"),
     # --- the update loop ---
+    mutant("the loss counts the padding", "grpo",
+        'batch["loss_mask"] = batch["completion_mask"]',
+        'batch["loss_mask"] = torch.ones_like(batch["completion_mask"])',
+        WHOLE["grpo"]),
+    mutant("the loss assumes another temperature than the one that is sampled at", "grpo",
+        "batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)",
+        "batch = rollout(policy, prompts, args.group_size, 0.7, 1.0, seed, args)",
+        "test_suite.py::test_each_step_and_process_samples_with_a_seed_of_its_own[grpo]"),
     *[
         mutant(f"{script}: the old log-probs are those of the moment, so that no clip ever acts", script,
             'old_logprobs = micro.get("old_logprobs", logprobs.detach())',

@@ -439,7 +439,7 @@ def test_several_files_a_pattern_and_gz(tmp_path, datasets):
         args = make_args("", eval_dataset=str(other))
         args.dataset = dataset
         train, _, note = load_prompts(args, PLAIN, True)
-        assert [p.prompt for p in train] == [row["prompt"] for row in rows] and "a.jsonl and 3 more files" in note
+        assert [p.prompt for p in train] == [row["prompt"] for row in rows] and "a.jsonl and 3 more" in note
     write(tmp_path / "train.jsonl", rows)
     (tmp_path / "test.json.gz").write_bytes(paths[2].read_bytes())
     assert len(load(tmp_path / "train.jsonl")[1]) == 2  # what is beside it may be compressed

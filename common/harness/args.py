@@ -32,15 +32,12 @@ class OneOrMore(argparse.Action):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
-SEVERAL = {"nargs": "+", "action": OneOrMore}
-
-
-def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, **parsed):
-    """A field of `Args`: its help text, its group in `--help`, bounds for `check_bounds`, more for `add_argument`."""
+def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, several=False):
+    """A field of `Args`: its help text, its group in `--help`, bounds for `check_bounds`; `several` values or one."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
-    parsed["help"] = help.replace("%", "%%")
+    parsed = {"help": help.replace("%", "%%")} | ({"nargs": "+", "action": OneOrMore} if several else {})
     return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
 
 
@@ -76,12 +73,15 @@ class RunArgs:
         "embedded",
         "hub id, folder, .jsonl .json .csv .parquet files, or a pattern; or `embedded`, `embedded-hard`",
         "data",
-        **SEVERAL,
+        several=True,
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
-        None, "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]", "data", **SEVERAL
+        None,
+        "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]",
+        "data",
+        several=True,
     )
     eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
     prompt_column: str | None = option(None, "column of the prompts [recognized by its name]", "data")

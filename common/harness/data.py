@@ -127,7 +127,7 @@ def find_splits(name: str | list[str], config: str | None, siblings: bool) -> di
         if not found:
             raise InputError(f"{pattern}: no such file; several are given as files or as a pattern, not as hub ids")
         files += found
-    return {"train": Source(f"{files[0].name} and {len(files) - 1} more files" if files[1:] else files[0].name, files)}
+    return {"train": Source(f"{files[0].name} and {len(files) - 1} more" if files[1:] else files[0].name, files)}
 
 
 def file_type(path: Path) -> str:

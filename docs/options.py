@@ -1,0 +1,129 @@
+"""docs/options.md: every option of every script, from the classes that the command line is made of.
+
+python docs/options.py            whether the page is fresh
+python docs/options.py --write    write it
+"""
+
+import dataclasses
+import importlib
+import pathlib
+import sys
+import typing
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import lines  # noqa: E402
+
+from common.harness.args import GROUPS, RolloutArgs, RunArgs  # noqa: E402
+
+PAGE = ROOT / "docs" / "options.md"
+SCRIPTS = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")
+INTRO = """# Options
+
+All options of all scripts, in the groups of `--help`. Those of [`RunArgs`](../common/harness/args.py) are in every
+script, those of [`RolloutArgs`](../common/harness/args.py) in every script that samples; the rest are fields of a
+script's own `Args`. Where a script has another default, other bounds or another text than the first one, its name
+stands before it. Text in [brackets] says what is taken if the option is not given.
+
+A switch that is on is turned off with `--no_` before its name: `--no_normalize_std`. `--config run.yaml` reads options
+from a file, and the command line wins; the folder [configs](../configs) has files with the settings of the papers.
+
+Written by `python docs/options.py --write`; a test compares it with the classes.
+"""
+COLUMNS = "| option | default | values | what it does |\n|---|---|---|---|\n"
+
+
+def fields():
+    """{option: {script: its field}}, in the order of the classes: RunArgs, RolloutArgs, then script by script."""
+    found = {field.name: {} for kind in (RunArgs, RolloutArgs) for field in dataclasses.fields(kind)}
+    for script in SCRIPTS:
+        for field in dataclasses.fields(importlib.import_module(script).Args):
+            found.setdefault(field.name, {})[script] = field
+    return found
+
+
+def default(field):
+    if field.default_factory is not dataclasses.MISSING:
+        words = field.default_factory()
+        return f"`{' '.join(words)}`" if words else "none"
+    if field.default is None or isinstance(field.default, bool):
+        return {None: "none", True: "on", False: "off"}[field.default]
+    return f"`{number(field.default) if isinstance(field.default, float) else field.default}`"
+
+
+def number(value):
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+
+
+def values(field):
+    """Type, choices and bounds, as a reader of a command line thinks of them."""
+    kind = field.type
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
+    kind = next((part for part in typing.get_args(kind) if typing.get_origin(part) is list), kind)  # list | None
+    parts = [part for part in typing.get_args(kind) or (kind,) if part is not type(None)]
+    several = typing.get_origin(kind) is list or "nargs" in field.metadata["parsed"]
+    name = {str: "text", int: "whole number", float: "number", bool: "switch"}[parts[0]]
+    signs = {"above": ">", "least": "≥", "most": "≤", "below": "<"}
+    bounds = [f"{signs[key]} {number(bound)}" for key, bound in field.metadata["bounds"].items() if bound is not None]
+    return " ".join([f"{name}, or several" if several else name, ", ".join(bounds)]).strip()
+
+
+def said(by_script, what):
+    """What the first script says of an option, then what others say instead, with their names.
+
+    Where a text differs from the first one only in its note in parentheses, that alone is repeated.
+    """
+    scripts = {}
+    for script, field in by_script.items():
+        scripts.setdefault(what(field), []).append(script)
+    first, *others = scripts
+    start, found = first.partition(" (")[0], [first]
+    for text in others:
+        note = text.removeprefix(start) if text.startswith(f"{start} (") else text
+        found += [f"{', '.join(scripts[text])}: {note.strip()}"] if text != start else []
+    return "<br>".join(found)
+
+
+def help_text(field):
+    return field.metadata["parsed"]["help"].replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+
+
+def row(name, by_script):
+    """A row of the table; under the name of the option stands which scripts have it, unless that is all, or one."""
+    missing, who = [script for script in SCRIPTS if script not in by_script], ""
+    if missing and len(by_script) > 1:
+        who = "<br>not in " + ", ".join(missing) if len(missing) < 4 else "<br>only in " + ", ".join(by_script)
+    cells = [f"`--{name}`{who}", *(said(by_script, what) for what in (default, values, help_text))]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def written():
+    """The page: a table for each group, and for the options of a group that only one script has."""
+    tables = {group: {None: "", **dict.fromkeys(SCRIPTS, "")} for group in GROUPS}
+    for name, by_script in fields().items():
+        script, field = next(iter(by_script.items()))
+        tables[field.metadata["group"]][script if len(by_script) == 1 else None] += row(name, by_script)
+    page = INTRO
+    for group, parts in tables.items():
+        page += f"\n## {GROUPS[group][0].upper()}{GROUPS[group][1:]}\n"
+        for script, rows in parts.items():
+            page += (f"\nOnly in `{script}.py`:\n" if script and rows else "") + (f"\n{COLUMNS}{rows}" if rows else "")
+    return lines.refresh(PAGE, page)[0]
+
+
+def main(arguments):
+    if arguments not in ([], ["--write"]):
+        raise SystemExit(__doc__)
+    fresh = written()
+    if arguments:
+        PAGE.write_text(fresh, encoding="utf-8")
+    elif fresh != PAGE.read_text(encoding="utf-8"):
+        print("docs/options.md is not what the classes say: python docs/options.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
