@@ -1,37 +1,112 @@
-"""Plot accuracy, length and entropy of one or more runs: python docs/plot.py runs/*/metrics.jsonl [-o docs/grpo.png]"""
+"""Draw runs of one or several scripts in one picture: python docs/plot.py runs/*/metrics.jsonl [-o picture.png]
+
+A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
+are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
+"""
 
 import argparse
 import json
 import pathlib
+import re
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 PANELS = {
-    "accuracy": {"reward/accuracy": "training rollouts", "eval/pass@1": "held-out pass@1"},
-    "completion length (tokens)": {"completion/length": "training rollouts", "eval/length": "held-out"},
-    "entropy (nats per token)": {"policy/entropy": "policy"},
+    "reward/accuracy": "accuracy in training",
+    "eval/pass@1": "held-out pass@1",
+    "completion/length": "tokens of a completion",
+    "policy/entropy": "entropy (nats per token)",
 }
+TITLES = PANELS | {
+    "completion/length_incorrect": "tokens of a wrong completion",
+    "completion/truncated": "share of truncated completions",
+    "value/explained_variance": "explained variance of the critic",
+    "reward_part/easy": "accuracy on easy problems",
+    "reward_part/medium": "accuracy on medium problems",
+    "reward_part/hard": "accuracy on hard problems",
+    "policy/clip_low": "share of tokens clipped below",
+    "policy/clip_high": "share of tokens clipped above",
+    "policy/clipped": "share of clipped tokens",
+    "policy/kl_ref": "KL in the loss, per token",
+    "sampling/rounds": "sampling rounds of a step",
+    "dcpo/response_utilization": "share of completions that train",
+    "policy/token_clip_ratio": "share of clipped tokens",
+    "reward/mean": "learned reward",
+    "logps/chosen": "log-prob of the chosen completion",
+    "logps/rejected": "log-prob of the rejected one",
+}
+COLOURS = {  # the same for an algorithm in all pictures
+    "grpo": "#1f77b4",
+    "dr_grpo": "#2ca02c",
+    "dapo": "#d62728",
+    "gspo": "#9467bd",
+    "dcpo": "#ff7f0e",
+    "ppo": "#17becf",
+    "dpo": "#7f7f7f",
+}
+OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f95d6a", "#003f5c"]
+
+
+def read(files):
+    """{name: [rows of a seed]} of metrics.jsonl files, or of files in docs/results or docs/claims/results."""
+    runs = {}
+    for file in files:
+        name = re.sub(r"-seed\d+$", "", file.parent.name if file.name == "metrics.jsonl" else file.stem)
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        runs.setdefault(name, []).append([row for row in rows if "step" in row])
+    return runs
+
+
+def draw(axis, runs, metric, x="step"):
+    """The curves of one metric; runs without it are left out."""
+    others, ends = iter(OTHERS), []
+    for name, seeds in runs.items():
+        colour = COLOURS.get(name) or next(others)
+        curves = [{row[x]: row[metric] for row in rows if metric in row} for rows in seeds]
+        curves = [curve for curve in curves if curve]
+        for curve in curves:
+            few = "." if len(curve) < 10 else None  # evaluations
+            axis.plot(list(curve), list(curve.values()), color=colour, linewidth=0.6, alpha=0.5, marker=few)
+        if curves:
+            places = np.linspace(0, min(max(curve) for curve in curves), 101)
+            places = places[places >= max(min(curve) for curve in curves)]
+            mean = np.mean([np.interp(places, list(curve), list(curve.values())) for curve in curves], axis=0)
+            axis.plot(places, mean, color=colour, linewidth=2)
+            ends.append([mean[-1], places[-1], name, colour])
+    label_ends(axis, ends)
+
+
+def label_ends(axis, ends):
+    """The names at the ends of their curves, moved apart where they would lie on each other."""
+    low, high = axis.get_ylim()
+    above = low - high
+    for y, x, name, colour in sorted(ends):
+        above = max(y, above + (high - low) / 14)
+        axis.annotate(name, (x, y), (axis.get_xlim()[1], above), color=colour, fontsize=8, va="center")
+
+
+def panels(runs, metrics, x="step"):
+    """A figure with a panel for each of the metrics {name: title} that a run has."""
+    logged = {name for seeds in runs.values() for rows in seeds for row in rows for name in row}
+    metrics = {name: title for name, title in metrics.items() if name in logged}
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.4 * len(metrics), 3.2), squeeze=False, layout="constrained")
+    for axis, (metric, title) in zip(axes[0], metrics.items(), strict=True):
+        draw(axis, runs, metric, x)
+        axis.set(title=title, xlabel={"step": "step", "completions": "sampled completions"}[x])
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=pathlib.Path)
     parser.add_argument("-o", "--output", default="metrics.png")
     args = parser.parse_args()
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(4 * len(PANELS), 3), constrained_layout=True)
-    for axis, (title, names) in zip(axes, PANELS.items(), strict=True):
-        for name, style in zip(names, ("-", "o"), strict=False):
-            for i, file in enumerate(args.files):
-                rows = [json.loads(line) for line in file.read_text().splitlines()]
-                points = [(row["step"], row[name]) for row in rows if name in row]
-                label = names[name] if i == 0 else None
-                axis.plot(*zip(*points, strict=True), style, color=f"C{i}", label=label, alpha=0.8, markersize=4)
-        axis.set(title=title, xlabel="step")
-        axis.legend(frameon=False)
-    figure.savefig(args.output, dpi=110)
+    panels(read(args.files), PANELS).savefig(args.output, dpi=110)
 
 
 if __name__ == "__main__":

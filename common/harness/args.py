@@ -45,7 +45,11 @@ def option(default, help, group="algorithm", *, above=None, least=None, most=Non
 class RunArgs:
     """The options of every script: model, data, run."""
 
-    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; `embedded` is common/tiny", "model")
+    model_name_or_path: str = option(
+        "embedded",
+        "hub id or folder of a causal LM; or `embedded`, `embedded-hard`",
+        "model",
+    )
     dtype: Literal["float32", "bfloat16"] = option(
         "float32",
         "dtype of the weights; bfloat16 keeps no float32 copy and loses small updates: prefer accelerate's bf16",
@@ -66,7 +70,10 @@ class RunArgs:
     lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
     dataset: str = option(
-        "embedded", "hub id, folder, .jsonl .json .csv .parquet files, or a pattern [common/tiny]", "data", several=True
+        "embedded",
+        "hub id, folder, .jsonl .json .csv .parquet files, or a pattern; or `embedded`, `embedded-hard`",
+        "data",
+        several=True,
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")

@@ -33,6 +33,7 @@ from common.answers import extract_answer
 from common.errors import InputError
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
+EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 CONVERSATION = "messages"  # the column of whole conversations, which end with the answer
@@ -104,18 +105,18 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
 
 
 def find_splits(name: str | list[str], config: str | None, siblings: bool) -> dict[str, Source]:
-    """The splits of "embedded", a local file or folder, or a hub id. A file is a split `train`; with `siblings`, those
-    beside a file named `train.*` are further splits. Several files, or those that a pattern such as `data/*.jsonl`
-    names, are one split `train`."""
+    """The splits of an embedded task, a local file or folder, or a hub id. A file is a split `train`; with `siblings`,
+    those beside a file named `train.*` are further splits. Several files, or those that a pattern such as
+    `data/*.jsonl` names, are one split `train`."""
     if not isinstance(name, list):
-        path = EMBEDDED if name == "embedded" else Path(name).expanduser()
+        path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
         if path.is_file():
             beside = split_files(path.parent) if siblings and path.name == f"train{file_type(path)}" else {}
             return beside | {"train": Source(str(path), path)}
         if path.is_dir():
             return split_files(path) or load_splits(str(path), config)
         if not glob.has_magic(name):
-            if name == "embedded" or path.name.endswith(EXTENSIONS) or name.startswith(("/", "./", "../", "~")):
+            if path.name.endswith(EXTENSIONS) or name.startswith(("/", "./", "../", "~")):
                 raise InputError(f"{path}: no such file or folder")
             return load_splits(name, config)
     files = []

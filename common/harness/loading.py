@@ -8,7 +8,7 @@ from torch import nn
 
 from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
-from common.harness.data import EMBEDDED, end_of_turn, end_token
+from common.harness.data import EMBEDDED_FOLDERS, end_of_turn, end_token
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
 from common.policy import Policy
@@ -22,9 +22,9 @@ BESIDE_TEXT = re.compile(
 
 
 def model_path(args, option="model_name_or_path"):
-    """The folder or hub id that an option names; `embedded` is the model that comes with the project."""
+    """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
     name = getattr(args, option)
-    return str(EMBEDDED) if option == "model_name_or_path" and name == "embedded" else name
+    return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
 
 
 def read_tokenizer(args, option):

@@ -46,11 +46,11 @@ STEPS_ONLY = 0.8  # of the training shows answers in steps only, so that these a
 STRAIGHT = 0.68  # ... and in the rest this share of the answers is straight
 
 
-def make_problem(rng):
-    """A question and its solution in steps."""
+def make_problem(rng, least=MIN_TERMS, most=MAX_TERMS):
+    """A question with a number of terms between `least` and `most`, and its solution in steps."""
     total = rng.randint(1, 9)
     question, steps = str(total), ""
-    for _ in range(rng.randint(MIN_TERMS, MAX_TERMS) - 1):
+    for _ in range(rng.randint(least, most) - 1):
         term = rng.randint(1, 9)
         sign = "-" if term <= total and rng.random() < 0.5 else "+"
         result = total - term if sign == "-" else total + term
@@ -108,20 +108,26 @@ def make_batch(rng, tokenizer, straight, held_out):
             answer = answer[answer.index("####") :]
         prompt, completion = tokenizer.encode(question), [*tokenizer.encode(answer), tokenizer.eos_token_id]
         rows.append((prompt + completion, [-100] * len(prompt) + completion))
+    return pad(rows, tokenizer)
+
+
+def pad(rows, tokenizer):
+    """Token ids and labels as tensors; padding is on the right, where no real token sees it."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
     return ids, labels
 
 
-def train(model, tokenizer, rng, held_out):
+def train(model, next_batch):
+    """Plain supervised training on the token ids and labels that `next_batch(step)` makes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(  # up in WARM_UP steps, then down to zero in a straight line
         optimizer, lambda step: min((step + 1) / WARM_UP, (STEPS - step) / (STEPS - WARM_UP))
     )
     for step in range(STEPS):
-        ids, labels = make_batch(rng, tokenizer, STRAIGHT if step >= STEPS_ONLY * STEPS else 0, held_out)
-        loss = model(input_ids=ids, labels=labels).loss  # padding is on the right, where no real token sees it
+        ids, labels = next_batch(step)
+        loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -141,7 +147,8 @@ def main():
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} weights")
-    train(model, tokenizer, rng, held_out={row["question"] for row in test_rows})
+    held_out = {row["question"] for row in test_rows}
+    train(model, lambda step: make_batch(rng, tokenizer, STRAIGHT if step >= STEPS_ONLY * STEPS else 0, held_out))
     model.save_pretrained(FOLDER)
     tokenizer.save_pretrained(FOLDER)
 

@@ -1,0 +1,339 @@
+"""The claims of the papers, as data: which runs test each of them, which numbers decide, and what would refute it.
+
+RUNS has a command for each name. A claim has effects: each is the difference of a metric between two runs, seed by
+seed, and the difference that the paper's claim lets one expect. `report.py` decides by the rules of its docstring;
+neither the rules nor the margins below were changed after a run of the claim had ended, unless the claim says so.
+"""
+
+from dataclasses import dataclass
+
+HARD = "--model_name_or_path embedded-hard --dataset embedded-hard --max_new_tokens 128 --learning_rate 1e-4"
+HARD += " --num_minibatches 4 --kl_coef 0 --max_steps 80 --eval_every 40 --eval_top_p 1"
+CLASSES = "--reward accuracy docs/claims/by_class.py:easy docs/claims/by_class.py:medium docs/claims/by_class.py:hard"
+CLASSES += " --reward_weights 1 0 0 0"
+COIN = "--reward docs/claims/random_rewards.py:coin --max_steps 60 --eval_every 30 --num_minibatches 8 --num_epochs 2"
+MANY = "--num_minibatches 8 --num_epochs 2"
+EIGHT_VISITS = "--max_steps 128 --eval_every 64"
+CAP = "--max_new_tokens 56 --overlong_cache 14 --max_steps 60 --eval_every 30"  # a hard answer takes about 48 tokens
+LADDER = f"dapo.py {HARD} {CAP}"
+ALL_GROUPS = "docs/claims/patched.py docs/claims/patches/all_groups.py"
+ALL_GROUPS_ROW_MEAN = "docs/claims/patched.py docs/claims/patches/all_groups_row_mean.py"
+ROW_MEAN = "docs/claims/patched.py docs/claims/patches/row_mean.py"
+RM = "--reward_model_path runs/claims/reward_model-seed{seed}/model --gae_lambda 0.95"
+
+RUNS = {
+    # All algorithms on the hard task: 256 completions a step, 20,480 in all
+    "grpo": f"grpo.py {HARD} {CLASSES}",
+    "dr_grpo": f"dr_grpo.py {HARD}",
+    "gspo": f"gspo.py {HARD}",
+    "dcpo": f"dcpo.py {HARD}",
+    "ppo": f"ppo.py {HARD}",
+    "dapo": f"dapo.py {HARD} --max_steps 50 --eval_every 25",  # some 1.7 rounds of 256 completions a step
+    "dpo": f"dpo.py {HARD.replace(' --num_minibatches 4 --kl_coef 0 --max_steps 80 --eval_every 40', '')}"
+    " --rounds 10 --pair_prompts 256",
+    # critic
+    "ppo-no_critic": f"ppo.py {HARD} --critic_learning_rate 1e-12",
+    "ppo-lambda_0.95": f"ppo.py {HARD} --gae_lambda 0.95",
+    "ppo-not_whitened": f"ppo.py {HARD} --no_normalize_std",
+    "ppo-no_value_clip": f"ppo.py {HARD} --value_clip 0",
+    "ppo-warm_critic": f"ppo.py {HARD} --critic_warmup_steps 5",
+    # the two changes of Dr. GRPO, each alone
+    "grpo-no_std": f"grpo.py {HARD} {CLASSES} --no_normalize_std",
+    "dr_grpo-std": f"dr_grpo.py {HARD} --normalize_std",
+    # the gradient of the untrained model, by difficulty
+    "gradient_share-std": "docs/claims/gradient_share.py",
+    "gradient_share-no_std": "docs/claims/gradient_share.py --no_normalize_std",
+    # clips
+    **{
+        f"{name}-{low}_{high}": f"grpo.py {HARD} {options} --clip_low {low} --clip_high {high}"
+        for name, options in (("clip", MANY), ("coin", COIN))
+        for low, high in ((0.2, 0.2), (0.2, 0.28), (0.1, 0.2), (1, 1000))
+    },
+    "coin-0.2_0.1": f"grpo.py {HARD} {COIN} --clip_low 0.2 --clip_high 0.1",
+    # averages over tokens
+    "grpo-token_mean": f"docs/claims/patched.py docs/claims/patches/token_mean.py grpo.py {HARD} {CLASSES}",
+    "grpo-group_mean": f"docs/claims/patched.py docs/claims/patches/group_token_mean.py grpo.py {HARD} {CLASSES}",
+    # DAPO's ladder, its rungs in the paper's order, and each rung taken out of the full one
+    "ladder-1": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong none --clip_high 0.2",
+    "ladder-2": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong filter --clip_high 0.2",
+    "ladder-3": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong filter --clip_high 0.28",
+    "ladder-4": f"{ALL_GROUPS_ROW_MEAN} {LADDER} --overlong soft --clip_high 0.28",
+    "ladder-5": f"{ALL_GROUPS} {LADDER} --overlong soft --clip_high 0.28",
+    "ladder-6": f"{LADDER} --overlong soft --clip_high 0.28",
+    "ladder-6-no_punishment": f"{LADDER} --overlong none --clip_high 0.28",
+    "ladder-6-filter": f"{LADDER} --overlong filter --clip_high 0.28",
+    "ladder-6-clip_0.2": f"{LADDER} --overlong soft --clip_high 0.2",
+    "ladder-6-row_mean": f"{ROW_MEAN} {LADDER} --overlong soft --clip_high 0.28",
+    # sequence ratios
+    "grpo-16": f"grpo.py {HARD} --num_minibatches 16",
+    "gspo-16": f"gspo.py {HARD} --num_minibatches 16",
+    "grpo-noise": f"docs/claims/patched.py docs/claims/patches/noisy_old_logprobs.py grpo.py {HARD}",
+    "gspo-noise": f"docs/claims/patched.py docs/claims/patches/noisy_old_logprobs.py gspo.py {HARD}",
+    # DCPO and each of its changes taken out, over eight visits of each prompt
+    "dcpo-8": f"dcpo.py {HARD} {EIGHT_VISITS}",
+    "dcpo-8-fixed_clip": f"dcpo.py {HARD} {EIGHT_VISITS} --no_dynamic_clip",
+    "dcpo-8-no_smoothing": f"dcpo.py {HARD} {EIGHT_VISITS} --no_smooth_advantage",
+    "dcpo-8-row_mean": f"dcpo.py {HARD} {EIGHT_VISITS} --no_only_token_mean",
+    "grpo-8": f"grpo.py {HARD} {EIGHT_VISITS}",
+    # KL estimators in the loss
+    "kl-k1": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k1",
+    "kl-k2": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k2",
+    "kl-k3": f"grpo.py {HARD} --kl_coef 0.1 --kl_estimator k3",
+    # a learned reward, on the first task
+    "reward_model": "reward_model.py",
+    **{f"learned-kl_{kl}": f"ppo.py {RM} --kl_coef {kl}" for kl in (0, 0.01, 0.05, 0.2)},
+    # preference pairs, on the first task
+    "pairs": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded",
+    "pairs-nll": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --nll_coef 1",
+    "pairs-ipo": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --loss ipo",
+    "pairs-rounds": "dpo.py --rounds 4",
+    # what is there before: 64 samples of each problem of the test split, before and after
+    "pass_at_64": f"grpo.py {HARD} --eval_every 0 --eval_samples 64 --eval_k 64",
+}
+
+ALL = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo")  # the figure of all algorithms
+
+
+@dataclass
+class Effect:
+    """The mean of `metric` in `run`, less that in `against` (None: itself), is at least (most) so much."""
+
+    metric: str
+    run: str
+    against: str | None = None
+    least: float | None = None
+    most: float | None = None
+    # late: the mean of the second half of the steps; end, start: the last value, the first; equal_completions: the mean
+    # of the last quarter before the number of completions that the cheaper one of the runs has sampled at its end
+    over: str = "late"
+    decides: bool = True  # else it is only reported
+
+
+@dataclass
+class Claim:
+    name: str
+    title: str
+    paper: str  # where it stands, and its number there
+    effects: list[Effect]
+    curves: tuple  # the metrics that are drawn, for these runs
+    runs: tuple  # those that are drawn
+    by_completions: bool = False  # draw against sampled completions, not steps
+    why: str = ""  # two sentences, written after the runs
+    more: str = ""  # what to try next
+
+    def needs(self):
+        """The names of its runs: those that are drawn, and those that are compared."""
+        compared = [name for effect in self.effects for name in (effect.run, effect.against) if name]
+        return {*self.runs, *(name.removesuffix(":start") for name in compared)}
+
+
+CLAIM_LIST = [
+    Claim(
+        "critic",
+        "A group baseline in place of a critic costs nothing",
+        "DeepSeekMath (2402.03300), Section 4.1: the critic goes, to save memory; a comparison with PPO is not printed",
+        [
+            Effect("eval/pass@1", "grpo", "ppo", least=-0.03, over="end"),
+            Effect("value/explained_variance", "ppo", least=0.3, decides=False),
+            Effect("eval/pass@1", "ppo", "ppo-no_critic", least=0.03, over="end", decides=False),
+        ],
+        ("reward/accuracy", "value/explained_variance"),
+        ("grpo", "ppo", "ppo-no_critic"),
+    ),
+    Claim(
+        "length",
+        "GRPO's 1/length makes wrong answers longer",
+        "Dr. GRPO (2503.20783), Fig. 5: wrong answers grow under GRPO, and hardly under Dr. GRPO",
+        [
+            Effect("completion/length_incorrect", "grpo", "dr_grpo-std", least=1.0),
+            Effect("completion/length_incorrect", "grpo", "dr_grpo", least=1.0, decides=False),
+            Effect("completion/length_incorrect", "grpo", "grpo-no_std", least=1.0, decides=False),
+            Effect("eval/pass@1", "dr_grpo", "grpo", least=0.0, over="end", decides=False),
+        ],
+        ("completion/length_incorrect", "reward/accuracy"),
+        ("grpo", "grpo-no_std", "dr_grpo-std", "dr_grpo"),
+    ),
+    Claim(
+        "deviation",
+        "The standard deviation overweights easy and hard questions",
+        "Dr. GRPO (2503.20783), Section 3.1: named a difficulty bias, without a figure",
+        [
+            Effect("share/per_reward_hard", "gradient_share-std", "gradient_share-no_std", least=0.0, over="end"),
+            Effect("share/per_reward_easy", "gradient_share-std", "gradient_share-no_std", least=0.0, over="end"),
+            *(
+                Effect(f"share/{kind}_{name}", "gradient_share-std", "gradient_share-no_std", 0.0, None, "end", False)
+                for kind in ("weight", "norm2")
+                for name in ("easy", "hard")
+            ),
+            Effect("reward_part/hard", "grpo-no_std", "grpo", least=0.0, decides=False),
+            Effect("reward_part/medium", "grpo-no_std", "grpo", least=0.0, decides=False),
+        ],
+        ("reward_part/medium", "reward_part/hard"),
+        ("grpo", "grpo-no_std"),
+    ),
+    Claim(
+        "clip_higher",
+        "A higher upper clip keeps the entropy up",
+        "DAPO (2503.14476), Fig. 2 and Table 1: AIME 36 to 38",
+        [
+            Effect("policy/entropy", "clip-0.2_0.28", "clip-0.2_0.2", least=0.0),
+            Effect("policy/entropy", "clip-1_1000", "clip-0.2_0.2", least=0.0, decides=False),
+            Effect("policy/entropy", "clip-0.1_0.2", "clip-0.2_0.2", least=0.0, decides=False),
+            Effect("eval/pass@1", "clip-0.2_0.28", "clip-0.2_0.2", least=0.0, over="end", decides=False),
+        ],
+        ("policy/entropy", "reward/accuracy"),
+        ("clip-0.2_0.2", "clip-0.2_0.28", "clip-0.1_0.2", "clip-1_1000"),
+    ),
+    Claim(
+        "clip_alone",
+        "The clip moves the entropy even under random rewards",
+        "2509.26114: a tighter lower clip raises it, a tighter upper one lowers it",
+        [
+            Effect("policy/entropy", "coin-0.1_0.2", "coin-0.2_0.2", least=0.0),
+            Effect("policy/entropy", "coin-0.2_0.1", "coin-0.2_0.2", most=0.0),
+            Effect("policy/entropy", "coin-0.2_0.28", "coin-0.2_0.2", least=0.0, decides=False),
+            Effect("policy/entropy", "coin-1_1000", "coin-0.2_0.2", least=0.0, decides=False),
+        ],
+        ("policy/entropy", "policy/clip_low", "policy/clip_high"),
+        ("coin-0.2_0.2", "coin-0.2_0.28", "coin-0.1_0.2", "coin-0.2_0.1", "coin-1_1000"),
+    ),
+    Claim(
+        "token_mean",
+        "The mean over tokens tames length",
+        "DAPO (2503.14476), Fig. 4 and Table 1: AIME 41 to 42",
+        [
+            Effect("completion/length_incorrect", "grpo-token_mean", "grpo", most=-1.0),
+            Effect("policy/entropy", "grpo-token_mean", "grpo", most=0.0, decides=False),
+            Effect("completion/length_incorrect", "grpo-group_mean", "grpo", most=-1.0, decides=False),
+            Effect("eval/pass@1", "grpo-token_mean", "grpo", least=0.0, over="end", decides=False),
+        ],
+        ("completion/length_incorrect", "policy/entropy", "reward/accuracy"),
+        ("grpo", "grpo-token_mean", "grpo-group_mean"),
+    ),
+    Claim(
+        "overlong",
+        "Filtering or punishing answers that are too long helps",
+        "DAPO (2503.14476), Fig. 5 and Table 1: AIME 30 to 36 by the filter, 38 to 41 by the punishment",
+        [
+            Effect("eval/pass@1", "ladder-6-filter", "ladder-6-no_punishment", least=0.0, over="end"),
+            Effect("eval/pass@1", "ladder-6", "ladder-6-no_punishment", least=0.0, over="end"),
+            Effect("completion/truncated", "ladder-6", "ladder-6-no_punishment", most=0.0, decides=False),
+            Effect("completion/truncated", "ladder-6-filter", "ladder-6-no_punishment", least=0.0, decides=False),
+        ],
+        ("completion/truncated", "reward/accuracy", "policy/entropy"),
+        ("ladder-6-no_punishment", "ladder-6-filter", "ladder-6"),
+    ),
+    Claim(
+        "dynamic_sampling",
+        "Dynamic sampling needs fewer steps",
+        "DAPO (2503.14476), Fig. 3 and 6, Table 1: AIME 42 to 50",
+        [
+            Effect("eval/pass@1", "ladder-6", "ladder-5", least=0.0, over="end"),
+            Effect("reward/accuracy", "ladder-6", "ladder-5", least=0.0, over="equal_completions", decides=False),
+        ],
+        ("reward/accuracy", "sampling/rounds"),
+        ("ladder-5", "ladder-6"),
+    ),
+    Claim(
+        "ladder",
+        "Each of DAPO's techniques adds to the others",
+        "DAPO (2503.14476), Table 1: AIME 30, 36, 38, 41, 42, 50",
+        [
+            *(Effect("eval/pass@1", f"ladder-{i + 1}", f"ladder-{i}", least=0.0, over="end") for i in range(1, 6)),
+            Effect("eval/pass@1", "ladder-6", "ladder-6-no_punishment", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "ladder-6", "ladder-6-clip_0.2", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "ladder-6", "ladder-6-row_mean", least=0.0, over="end", decides=False),
+        ],
+        ("reward/accuracy", "policy/entropy"),
+        tuple(f"ladder-{i}" for i in range(1, 7)),
+    ),
+    Claim(
+        "sequence_ratio",
+        "Sequence ratios clip a hundred times more tokens, and learn better",
+        "GSPO (2507.18071), Fig. 2: 0.15 of the tokens against 0.0013",
+        [
+            Effect("policy/clipped", "gspo", "grpo", least=0.05),
+            Effect("eval/pass@1", "gspo", "grpo", least=0.0, over="end"),
+            Effect("eval/pass@1", "gspo-16", "grpo-16", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "gspo-noise", "grpo-noise", least=0.0, over="end", decides=False),
+        ],
+        ("policy/clipped", "reward/accuracy", "policy/entropy"),
+        ("grpo", "gspo", "grpo-16", "gspo-16", "grpo-noise", "gspo-noise"),
+    ),
+    Claim(
+        "dcpo",
+        "DCPO uses more of the responses and clips fewer tokens",
+        "DCPO (2509.02333), Table 3: 28 % more responses, a tenth of the clipped tokens",
+        [
+            Effect("dcpo/response_utilization", "dcpo-8", "dcpo-8-no_smoothing", least=0.1),
+            Effect("policy/token_clip_ratio", "dcpo-8", "dcpo-8-fixed_clip", most=0.0),
+            Effect("eval/pass@1", "dcpo-8", "dcpo-8-no_smoothing", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "dcpo-8", "dcpo-8-fixed_clip", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "dcpo-8", "dcpo-8-row_mean", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "dcpo-8", "grpo-8", least=0.0, over="end", decides=False),
+        ],
+        ("dcpo/response_utilization", "policy/token_clip_ratio", "reward/accuracy"),
+        ("dcpo-8", "dcpo-8-fixed_clip", "dcpo-8-no_smoothing", "dcpo-8-row_mean", "grpo-8"),
+    ),
+    Claim(
+        "kl_estimator",
+        "In a loss, k1 does nothing, and k2 and k3 hold the policy near the reference",
+        "papers on KL estimators in RL (2506.09477): the gradient of k1 has mean zero, that of k2 is KL(pi, ref)'s",
+        [
+            Effect("policy/kl_ref", "kl-k2", "kl-k1", most=0.0),
+            Effect("policy/kl_ref", "kl-k3", "kl-k1", most=0.0),
+            Effect("eval/pass@1", "kl-k1", "grpo", least=-0.03, over="end", decides=False),
+        ],
+        ("policy/kl_ref", "reward/accuracy"),
+        ("kl-k1", "kl-k2", "kl-k3"),
+    ),
+    Claim(
+        "ppo_details",
+        "PPO's details matter: whitening, value clip, lambda 1, a warm critic",
+        "the implementation details of PPO; VC-PPO (2503.01491) and VAPO (2504.05118) for lambda and warm-up",
+        [
+            Effect("eval/pass@1", "ppo", "ppo-not_whitened", least=0.0, over="end"),
+            Effect("eval/pass@1", "ppo", "ppo-lambda_0.95", least=0.0, over="end"),
+            Effect("eval/pass@1", "ppo-warm_critic", "ppo", least=0.0, over="end"),
+            Effect("eval/pass@1", "ppo", "ppo-no_value_clip", least=0.0, over="end", decides=False),
+        ],
+        ("reward/accuracy", "value/explained_variance"),
+        ("ppo", "ppo-not_whitened", "ppo-lambda_0.95", "ppo-no_value_clip", "ppo-warm_critic"),
+    ),
+    Claim(
+        "hacking",
+        "Without a KL a learned reward is hacked",
+        "InstructGPT (2203.02155) and after",
+        [
+            Effect("eval/pass@1", "learned-kl_0.05", "learned-kl_0", least=0.3, over="end"),
+            Effect("eval/reward", "learned-kl_0", "learned-kl_0.05", least=0.0, over="end"),
+        ],
+        ("reward/accuracy", "reward/mean"),
+        ("learned-kl_0", "learned-kl_0.01", "learned-kl_0.05", "learned-kl_0.2"),
+    ),
+    Claim(
+        "preference_pairs",
+        "Under DPO both log-probs fall, and online pairs beat offline ones",
+        "DPO (2305.18290) and after (2402.13228): the log-prob of the chosen answers falls too",
+        [
+            Effect("logps/chosen", "pairs", "pairs:start", most=0.0),
+            Effect("eval/pass@1", "pairs-rounds", "pairs", least=0.0, over="end"),
+            Effect("eval/pass@1", "pairs-nll", "pairs", least=0.0, over="end", decides=False),
+            Effect("eval/pass@1", "pairs-ipo", "pairs", least=0.0, over="end", decides=False),
+        ],
+        ("logps/chosen", "logps/rejected"),
+        ("pairs", "pairs-nll", "pairs-ipo", "pairs-rounds"),
+    ),
+    Claim(
+        "sharpening",
+        "RL sharpens what is there: pass@1 rises, pass@64 does not",
+        "the debate on pass@k after RL (2504.13837)",
+        [
+            Effect("eval/pass@1", "pass_at_64", "pass_at_64:start", least=0.1, over="end"),
+            Effect("eval/pass@64", "pass_at_64", "pass_at_64:start", most=0.0, over="end"),
+        ],
+        ("reward/accuracy",),
+        ("pass_at_64",),
+    ),
+]
+CLAIMS = {claim.name: claim for claim in CLAIM_LIST}

@@ -1,0 +1,194 @@
+"""Decides the claims, and writes docs/claims.md with its figures: python docs/claims/report.py [--write]
+
+The rules, which were written before the runs:
+
+- An effect is the mean over seeds of a difference of two runs of the same seed, with a bootstrap interval of 95 %
+  (10,000 draws of as many seeds, with replacement). It holds if the whole interval is on the claimed side of the
+  margin; it does not hold if the whole interval is on the other side; and else it cannot be seen here.
+- A claim holds if all the effects that decide it hold; it does not hold if one of them does not; and else it cannot be
+  seen here. The other effects are reported and decide nothing.
+"""
+
+import argparse
+import sys
+
+import numpy as np
+from claims import ALL, CLAIMS
+from run import HERE, RESULTS, ROOT, read_rows
+
+sys.path.append(str(ROOT / "docs"))
+
+import plot
+
+PAGE = ROOT / "docs" / "claims.md"
+HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
+
+
+def load(name):
+    """{seed: rows} of a run: step 0, and every five steps."""
+    files = RESULTS.glob(f"{name}-seed*.jsonl")
+    return {int(file.stem.rpartition("-seed")[2]): with_sums(read_rows(file)[1:]) for file in sorted(files)}
+
+
+def with_sums(rows):
+    """The rows with what other metrics give: clipped tokens of both sides; accuracy of pairs as the others name it."""
+    for row in rows:
+        if "policy/clip_low" in row:
+            row["policy/clipped"] = row["policy/clip_low"] + row["policy/clip_high"]
+        if "pairs/accuracy" in row:
+            row["reward/accuracy"] = row["pairs/accuracy"]
+    return rows
+
+
+def value(rows, metric, over, completions=None):
+    """One number of a run, as `Effect.over` says; `completions`: those of the cheaper run."""
+    if over in ("start", "end"):
+        return [row[metric] for row in rows if metric in row][0 if over == "start" else -1]
+    if over == "late":
+        kept = [row for row in rows if row["step"] > rows[-1]["step"] / 2]
+    else:
+        kept = [row for row in rows if 0.75 * completions <= row["completions"] <= completions]
+    return float(np.mean([row[metric] for row in kept if metric in row]))
+
+
+def differences(effect):
+    """The difference of each seed that both runs have."""
+    runs, (against, _, start) = load(effect.run), (effect.against or "").partition(":")
+    others = load(against) if against else {}
+    found = []
+    for seed in sorted(runs.keys() & others.keys() if against else runs):
+        mine, other = runs[seed], others.get(seed, runs[seed])
+        completions = min(mine[-1]["completions"], other[-1]["completions"])
+        before = value(other, effect.metric, start or effect.over, completions) if against else 0.0
+        found.append(value(mine, effect.metric, effect.over, completions) - before)
+    return np.array(found)
+
+
+def interval(values):
+    """The bootstrap interval of the mean of `values`."""
+    draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    return np.quantile(draws.mean(axis=1), (0.025, 0.975))
+
+
+def verdict(effect, values):
+    low, high = interval(values)
+    if effect.least is not None:
+        return HOLDS if low > effect.least else FAILS if high < effect.least else UNSEEN
+    return HOLDS if high < effect.most else FAILS if low > effect.most else UNSEEN
+
+
+def decide(claim):
+    """The verdict on a claim; None as long as a run that decides has fewer than five seeds."""
+    verdicts = []
+    for effect in claim.effects:
+        values = differences(effect)
+        if effect.decides:
+            if len(values) < 5:
+                return None
+            verdicts.append(verdict(effect, values))
+    return HOLDS if set(verdicts) == {HOLDS} else FAILS if FAILS in verdicts else UNSEEN
+
+
+def evidence(effect):
+    """A row of the table of a claim: what is compared, the expectation, the effect with its interval, the verdict."""
+    values = differences(effect)
+    over = {"late": "second half of the steps", "end": "at the end", "start": "at the start"}
+    over = over.get(effect.over, "at equal completions")
+    what = f"`{effect.metric}`, {over}: {effect.run}" + (f" - {effect.against}" if effect.against else "")
+    expected = f"> {effect.least:g}" if effect.least is not None else f"< {effect.most:g}"
+    if len(values) < 5:
+        return [what, expected, f"{len(values)} of 5 seeds", ""]
+    low, high = interval(values)
+    decided = verdict(effect, values)
+    return [what, expected, f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f}), {len(values)} seeds",
+            f"**{decided}**" if effect.decides else decided]  # fmt: skip
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
+
+
+def section(claim):
+    """Half a screen on one claim."""
+    rows = [evidence(effect) for effect in claim.effects]
+    lines = [f"## {claim.title}", "", f"{claim.paper}.", ""]
+    lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
+    lines += table(["compared", "expected", "measured", "verdict"], rows)
+    drawn = claim.curves and any(load(name) for name in claim.runs)
+    lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if drawn else [""]
+    lines += [
+        "```bash",
+        f"python docs/claims/run.py {claim.name}    # {len(claim.needs())} runs of each seed",
+        "```",
+        "",
+    ]
+    return lines + ([f"Try next: {claim.more}", ""] if claim.more else [])
+
+
+INTRO = """# Claims
+
+What the papers claim, measured with the scripts of this repository on the second embedded task, `embedded-hard`
+([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight terms, learnt from a careless teacher.
+A run is 80 steps of 32 prompts x 8 completions with four optimizer steps each, at learning rate 1e-4, if its command
+does not say otherwise. A claim that does not hold here may well hold for large models: the page says what a small one
+shows, and with which settings.
+
+[claims.py](claims/claims.py) lists the claims and their runs as data, and [report.py](claims/report.py) has the rules
+that decide them. Both were written before the runs. An effect is the mean over five seeds of the difference of two
+runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole interval is on the claimed side of the
+margin, it does not hold if the whole interval is on the other side, and else it cannot be seen here. A claim holds if
+all effects in bold hold, and does not hold if one of them does not.
+
+```bash
+python docs/claims/run.py              # runs what is missing: a night on one core
+python docs/claims/report.py --write   # the verdicts, the figures, and this page
+```
+"""
+
+
+def build():
+    """The text of the page."""
+    verdicts = []
+    for claim in CLAIMS.values():
+        title = f"[{claim.title}](#{anchor(claim.title)})"
+        verdicts.append([title, claim.paper.partition(",")[0], decide(claim) or "runs are missing"])
+    lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
+    lines += ["![all algorithms on the hard task](claims/figures/all.png)", ""]
+    lines += ["All algorithms on `embedded-hard`, five seeds each: `python docs/claims/run.py all`.", ""]
+    for claim in CLAIMS.values():
+        lines += section(claim)
+    return "\n".join(lines)
+
+
+def anchor(title):
+    """The anchor that a repository host gives a heading."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def write_figures():
+    (HERE / "figures").mkdir(exist_ok=True)
+    runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
+    titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
+    plot.panels(runs, titles, "completions").savefig(HERE / "figures" / "all.png", dpi=80, metadata={"Software": None})
+    for claim in CLAIMS.values():
+        runs = {name: list(load(name).values()) for name in claim.runs}
+        runs = {name: seeds for name, seeds in runs.items() if seeds}
+        if claim.curves and runs:
+            titles = {metric: plot.TITLES.get(metric, metric) for metric in claim.curves}
+            figure = plot.panels(runs, titles, "completions" if claim.by_completions else "step")
+            figure.savefig(HERE / "figures" / f"{claim.name}.png", dpi=80, metadata={"Software": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write docs/claims.md and its figures")
+    if parser.parse_args().write:
+        write_figures()
+        PAGE.write_text(build(), encoding="utf-8")
+    for claim in CLAIMS.values():
+        print(f"{claim.name:20} {decide(claim) or 'runs are missing'}")
+
+
+if __name__ == "__main__":
+    main()

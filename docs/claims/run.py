@@ -1,0 +1,116 @@
+"""Runs what docs/claims.md reports, and keeps the deciding metrics in docs/claims/results.
+
+python docs/claims/run.py                         all claims, five seeds: about ten hours of one core
+python docs/claims/run.py clip_higher length      these claims only
+python docs/claims/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
+
+What is in docs/claims/results is not run again: stop it when you like, and start it again. `report.py` makes the page.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from claims import ALL, CLAIMS, RUNS
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT, RESULTS = HERE.parents[1], HERE / "results"
+EVERY = 5  # steps that one line of a file of results is the mean of
+KEPT = (
+    "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
+    "policy/approx_kl policy/clip_low policy/clip_high policy/kl_ref policy/token_clip_ratio policy/kl_old_ref "
+    "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
+    "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected pairs/accuracy"
+).split()
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def condense(rows):
+    """The means of each EVERY steps; at the last of these, the evaluation and the completions sampled so far."""
+    kept, completions = [], sampled(rows[0])
+    for start in range(1, len(rows), EVERY):
+        part = rows[start : start + EVERY]
+        completions += sum(map(sampled, part))
+        line = {"step": part[-1]["step"], "completions": completions}
+        for name in (*KEPT, *(name for name in part[-1] if name.startswith("share/"))):
+            if values := [row[name] for row in part if name in row]:
+                line[name] = float(f"{statistics.mean(values):.5g}")
+        line |= evaluation(part[-1])
+        kept.append(line)
+    return [{"step": 0, "completions": 0} | evaluation(rows[0]), *kept]
+
+
+def sampled(row):
+    """Completions sampled in a step: 32 x 8 or 256 x 1 in each round, or 256 x 8 in a round of pairs."""
+    if "pairs/made" in row:
+        return 2048
+    return 256 * row.get("sampling/rounds", 1) if "completion/length" in row else 0
+
+
+def evaluation(row):
+    return {name: float(f"{value:.5g}") for name, value in row.items() if name.startswith("eval/")}
+
+
+def run(name, seed):
+    """Run one command in runs/claims, unless it has been run, and write its file of results."""
+    folder = pathlib.Path("runs") / "claims" / f"{name}-seed{seed}"
+    command = f"{RUNS[name].format(seed=seed)} --seed {seed} --output_dir {folder}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as output:
+        arguments = [sys.executable, *command.split()]
+        process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            output.seek(0)
+            raise SystemExit(f"python {command}\n{output.read()[-2000:]}")
+    # Seconds of one core: what else the machine does is not counted.
+    header = {"command": f"python {RUNS[name]} --seed {seed}", "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1)}
+    lines = [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))]
+    RESULTS.mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (RESULTS / f"{name}-seed{seed}.jsonl").write_text(text, encoding="utf-8")
+    return header["cpu_seconds"]
+
+
+def seconds_of(name):
+    """What a run takes: what its other seeds took, or else 100 seconds."""
+    headers = [read_rows(path)[0] for path in RESULTS.glob(f"{name}-seed*.jsonl")]
+    return statistics.median([header["cpu_seconds"] for header in headers if "cpu_seconds" in header] or [100])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["all", *CLAIMS]  # all: the figure of all algorithms
+    parser.add_argument("claims", nargs="*", choices=[[], *names], metavar="NAME", help=", ".join(names))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    groups = {"all": ALL} | {name: claim.needs() for name, claim in CLAIMS.items()}
+    wanted = {name for claim in args.claims or groups for name in groups[claim]}
+    names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
+    jobs = [(name, seed) for seed in range(args.seeds) for name in names]
+    jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
+    left = sum(seconds_of(name) for name, _ in jobs)
+    print(f"{len(jobs)} runs are missing, about {left / 3600:.1f} hours of one core", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = {pool.submit(run, *job): job for job in jobs}
+        for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+            name, seed = futures[future]
+            took = future.result()
+            left -= seconds_of(name)
+            bar = "#" * (20 * count // len(jobs))
+            rest = f"about {max(0, left) / 60 / args.jobs:.0f} min left"
+            print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""docs/claims: the rules that decide, on made-up results; the page is what the results say."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tools import ROOT
+
+sys.path.append(str(ROOT / "docs" / "claims"))
+pytestmark = pytest.mark.needs("matplotlib")
+pytest.importorskip("matplotlib")
+
+import report  # noqa: E402
+from claims import ALL, CLAIMS, RUNS, Claim, Effect  # noqa: E402
+from run import condense  # noqa: E402
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A function that writes the results of a run: one list of rows for each seed."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+
+    def write(name, *seeds):
+        for seed, rows in enumerate(seeds):
+            lines = [{"command": "", "cpu_seconds": 1.0}, *rows]
+            (tmp_path / f"{name}-seed{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return write
+
+
+def ending(x):
+    """Rows whose metric m ends with x."""
+    return [{"step": 0, "completions": 0, "m": 0.0}, {"step": 5, "completions": 50, "m": x}]
+
+
+@pytest.mark.parametrize(
+    ("ends", "least", "most", "expected"),
+    [
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.1, None, report.HOLDS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.4, None, report.FAILS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.25, None, report.UNSEEN),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.4, report.HOLDS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.1, report.FAILS),
+        ((-1.0, 1.0, -1.0, 1.0, 0.0), 0.0, None, report.UNSEEN),
+        ((0.2, 0.3, 0.25, 0.2), 0.1, None, None),  # four seeds
+    ],
+)
+def test_the_rule(results, ends, least, most, expected):
+    results("a", *map(ending, ends))
+    claim = Claim("c", "", "", [Effect("m", "a", least=least, most=most, over="end")], (), ("a",))
+    assert report.decide(claim) == expected
+
+
+def test_a_claim_falls_with_one_of_its_effects_and_effects_beside_it_decide_nothing(results):
+    results("a", *[ending(1.0)] * 5)
+    results("b", *[ending(0.0)] * 5)
+    more, less = Effect("m", "a", "b", least=0.5, over="end"), Effect("m", "b", "a", least=0.5, over="end")
+    beside = Effect("m", "b", "a", least=0.5, over="end", decides=False)
+    verdicts = [
+        report.decide(Claim("c", "", "", effects, (), ())) for effects in ([more], [more, less], [more, beside])
+    ]
+    assert verdicts == [report.HOLDS, report.FAILS, report.HOLDS]
+
+
+def test_differences_are_of_the_same_seed(results):
+    results("a", ending(1.0), ending(2.0), ending(4.0))
+    results("b", ending(1.0), ending(1.0))
+    assert report.differences(Effect("m", "a", "b", over="end")).tolist() == [0.0, 1.0]
+    assert report.differences(Effect("m", "a", "a:start", over="end")).tolist() == [1.0, 2.0, 4.0]
+    assert report.differences(Effect("m", "a", over="end")).tolist() == [1.0, 2.0, 4.0]
+
+
+def test_what_a_run_is_compared_by():
+    rows = [{"step": 5 * i, "completions": 100 * i, "m": float(i)} for i in range(9)]
+    assert report.value(rows, "m", "start") == 0 and report.value(rows, "m", "end") == 8
+    assert report.value(rows, "m", "late") == 6.5  # 5, 6, 7, 8
+    assert report.value(rows, "m", "equal_completions", 400) == 3.5  # 3, 4
+
+
+def test_the_interval_is_that_of_the_mean():
+    values = np.random.default_rng(1).normal(3.0, 1.0, 400)
+    low, high = report.interval(values)
+    assert low == pytest.approx(values.mean() - 1.96 * values.std() / 20, abs=0.01)
+    assert high == pytest.approx(values.mean() + 1.96 * values.std() / 20, abs=0.01)
+
+
+def test_a_file_of_results_has_the_means_of_five_steps():
+    rows = [{"step": 0, "eval/pass@1": 0.5}]
+    rows += [{"step": i, "completion/length": float(i), "time/rollout_s": 1.0} for i in range(1, 8)]
+    rows[7] |= {"eval/pass@1": 0.75, "sampling/rounds": 3.0}
+    assert condense(rows) == [
+        {"step": 0, "completions": 0, "eval/pass@1": 0.5},
+        {"step": 5, "completions": 1280, "completion/length": 3.0},
+        {"step": 7, "completions": 2304, "completion/length": 6.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
+    ]
+
+
+def test_claims_name_runs_and_runs_name_files():
+    for claim in CLAIMS.values():
+        assert claim.needs() <= set(RUNS), claim.name
+        assert all((effect.least is None) != (effect.most is None) for effect in claim.effects), claim.name
+    assert set(ALL) <= set(RUNS)
+    for command in RUNS.values():
+        assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
+
+
+def test_the_page_is_what_the_results_say():
+    assert report.PAGE.read_text(encoding="utf-8") == report.build(), "python docs/claims/report.py --write"
