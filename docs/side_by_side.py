@@ -28,7 +28,7 @@ import same_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "side_by_side.html"
 PARTS = ROOT / "docs" / "side_by_side"
-WORD = re.compile(r"\w+|\s+|[^\w\s]")
+WORD = re.compile(r"\w+|\s+|[=!<>]=|[^\w\s]")
 # The left side of an equation in a docstring, and the functions that compute it.
 COMPUTED_IN = {
     "J": "policy_loss token_weights",
@@ -51,6 +51,8 @@ COMPUTED_IN = {
     "ipo": "preference_loss",
     "L": "reward_loss",
 }
+# What takes the place of a function in the scripts that do not have it.
+ELSEWHERE = {"token_weights": "There the loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
 
 
 def inline(text):
@@ -211,7 +213,7 @@ def equations(docstring):
 
 
 def common_names(scripts):
-    """{name: file} of what the scripts import from common/ and what the details link to there."""
+    """{name: file} of what the scripts import from common/, what the details link to there, and what uses the batch."""
     found = {}
     for source in scripts.values():
         for name, where in same_text.imports(source).items():
@@ -223,6 +225,9 @@ def common_names(scripts):
             if file.startswith("common/"):
                 source = (ROOT / file).read_text(encoding="utf-8")
                 found |= {n: file for n, (start, end) in same_text.blocks(source).items() if start < first <= end}
+    for used in batch_keys.uses(files()).values():
+        for name, places in [*used["writes"].items(), *used["reads"].items()]:
+            found |= {name.split(".")[0]: file for file in places if file.startswith("common/")}
     return dict(sorted(found.items(), key=lambda item: (item[1].count("/"), item[1], item[0].lower())))
 
 
@@ -281,6 +286,7 @@ def collect():
         "pairs": pairs(sources),
         "why": why(sources),
         "notes": notes,
+        "elsewhere": {name: inline(text) for name, text in ELSEWHERE.items()},
         "batch": [
             {"key": key, "shape": batch_keys.KEYS[key][0], "what": inline(batch_keys.KEYS[key][1])} | found
             for key, found in batch_keys.uses(files()).items()
@@ -334,6 +340,12 @@ def build(data):
     for name, part in (("STYLE", "style.css"), ("PROGRAM", "page.js")):
         page = page.replace(f"/*{name}*/", (PARTS / part).read_text(encoding="utf-8").strip())
     return page.replace("/*DATA*/", text)
+
+
+def stored():
+    """What the page that is there shows; nothing but the standard library is needed to read it."""
+    text = PAGE.read_text(encoding="utf-8").split('<script id="data" type="application/json">')[1]
+    return json.loads(text.split("</script>")[0])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ function h(tag, attributes, ...children) {
     if (name === "html") element.innerHTML = value;
     else if (value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
@@ -67,26 +67,33 @@ function side([block, numbers], i, end, { sign = " ", kind = "", marks = [], toO
   return h("div", { class: `side ${kind}` }, rows);
 }
 
-// The details of the docs at lines i to end of places; pointing at one shows its lines.
-function notesOf(places, ranges) {
+// The details of the docs at lines i to end of places; pointing at one shows its lines. Those that begin with the first
+// line are about the whole and stand above the code.
+function notesOf(places, ranges, whole = false) {
   const found = new Map();
   places.forEach(([block, numbers], which) => {
     for (const [first, last, note] of data.blocks[block].notes) {
-      if (first >= ranges[which][0] && first < ranges[which][1] && !found.has(note)) {
+      if (whole === (first === 0) && first >= ranges[which][0] && first < ranges[which][1] && !found.has(note)) {
         found.set(note, [numbers[first], numbers[last], which]);
       }
     }
   });
   return found;
 }
+function notesAbove(places) {
+  const found = notesOf(places, places.map(() => [0, 1]), true);
+  return found.size ? h("div", { class: "above" }, [...found.keys()].map((id) => noteElement(id, "the whole"))) : null;
+}
+function noteElement(id, where) {
+  const note = data.notes[id];
+  return h("details", { class: "note" },
+    h("summary", { title: where }, h("span", { class: "label" }, `${note.label} `), h("span", { html: note.title })),
+    h("div", { class: "text", html: note.html }));
+}
 function notes(places, ranges) {
   const box = h("div", { class: "notes" });
   for (const [id, [first, last, which]] of notesOf(places, ranges)) {
-    const note = data.notes[id];
-    const where = first === last ? `line ${first}` : `lines ${first} to ${last}`;
-    const element = h("details", { class: "note" },
-      h("summary", { title: where }, h("span", { class: "label" }, `${note.label} `), h("span", { html: note.title })),
-      h("div", { class: "text", html: note.html }));
+    const element = noteElement(id, first === last ? `line ${first}` : `lines ${first} to ${last}`);
     const light = (on) => {
       const sides = box.parentElement.querySelectorAll(":scope > .side");
       const rows = (sides[which] || sides[0]).children;
@@ -105,7 +112,7 @@ function notes(places, ranges) {
 function formulas(scripts, name) {
   const rows = scripts.flatMap((script) =>
     data.scripts[script].equations.filter(([functions]) => functions.includes(name)).map(([, [text, number]]) =>
-      h("div", { class: "formula" }, h("b", null, script), h("span", { class: "math" }, text),
+      h("div", { class: "formula" }, scripts.length > 1 ? h("b", null, script) : null, h("span", { class: "math" }, text),
         number ? h("span", { class: "number" }, number) : null)));
   return rows.length ? h("div", { class: "formulas" }, rows) : null;
 }
@@ -159,36 +166,54 @@ function comparison(one, two, name) {
   return { parts, status: `${sum(0, 1)} lines of ${one}.py become ${sum(2, 3)} of ${two}.py` };
 }
 
+// A section of the pair view: its head, and a body that a button opens where both scripts have one text.
+function section(id, status, own, { folded = false } = {}, ...body) {
+  const [, name] = id.split("/");
+  const places = own.map((script) => place(script, name));
+  const title = h("h2", { tabindex: "-1" }, link(id, name));
+  const inside = h("div", { class: "body" }, formulas(own, name), notesAbove(places), body);
+  // Not the state itself: the browser would look for it after the page is drawn, and take the focus away.
+  const element = h("section", { id: `at-${id}` }, h("div", { class: "head" }, title, h("span", { class: "status" }, status),
+    h("span", { class: "more" }, link(`all/${name}`, "in all scripts"))), inside);
+  if (!inside.querySelector(".body > .chunk > .notes:not(:empty)")) element.classList.add("no-notes");
+  if (folded) {
+    const button = h("button", { type: "button", "aria-label": `Lines of ${name}` });
+    const toggle = (open) => {
+      inside.hidden = !open;
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Hide" : "Show";
+    };
+    element.querySelector(".more").append(button);
+    element.open = () => toggle(true);
+    button.addEventListener("click", () => toggle(inside.hidden));
+    toggle(false);
+  }
+  return element;
+}
+const fileRow = (scripts, name, kind) => h("div", { class: `chunk files ${kind || ""}` },
+  scripts.map((script) => h("div", null, fileLink(`${script}.py`, place(script, name)[1]))), h("div", { class: "notes" }));
+
 function pairSection(one, two, name) {
   const pair = `${one}-${two}`;
   const id = `${pair}/${name}`;
-  const title = h("h2", { tabindex: "-1" }, link(id, name));
   const having = [one, two].filter((script) => place(script, name));
-  const more = h("span", { class: "more" }, link(`all/${name}`, "in all scripts"),
-    having.map((script) => fileLink(`${script}.py`, place(script, name)[1])));
+  const own = place(having[0], name);
+  const length = own[1].length;
   if (having.length === 2 && sameText(one, two, name)) {
-    const own = place(two, name);
-    const length = own[1].length;
-    const found = data.blocks[own[0]].notes.length ? `, ${count(unique(data.blocks[own[0]].notes.map((n) => n[2])).length, "note")}` : "";
-    return h("section", { id },
-      h("details", { class: "same" },
-        h("summary", null, title, h("span", { class: "status" }, `identical, ${count(length, "line")}${found}`), more),
-        formulas(having, name),
-        h("div", { class: "chunk single equal" }, side(own, 0, length, { toOwn: pair }), notes([own], [[0, length]]))));
+    const found = unique(data.blocks[own[0]].notes.map((note) => note[2])).length;
+    const status = `identical, ${count(length, "line")}${found ? `, ${count(found, "note")}` : ""}`;
+    return section(id, status, having, { folded: true }, fileRow(having, name),
+      h("div", { class: "chunk equal" }, side(own, 0, length, { toOwn: pair }), side(place(two, name), 0, length, { toOwn: pair }),
+        notes([own], [[0, length]])));
   }
   if (having.length === 2) {
     const { parts, status } = comparison(one, two, name);
-    return h("section", { id }, h("div", { class: "head" }, title, h("span", { class: "status" }, status), more),
-      formulas(having, name), parts);
+    return section(id, status, having, { folded: name === "imports" }, fileRow(having, name), parts);
   }
-  const own = place(having[0], name);
-  const sentences = (data.why[having[0]][name] || []).map(sentence);
   const kind = having[0] === one ? { sign: "−", kind: "gone" } : { sign: "+", kind: "come" };
-  const status = `only in ${having[0]}.py, ${count(own[1].length, "line")}`;
-  return h("section", { id }, h("div", { class: "head" }, title, h("span", { class: "status" }, status), more),
-    formulas(having, name), sentences,
-    h("div", { class: "chunk single" }, side(own, 0, own[1].length, { ...kind, toOwn: pair }),
-      notes([own], [[0, own[1].length]])));
+  const status = `only in ${having[0]}.py, ${count(length, "line")}`;
+  return section(id, status, having, {}, (data.why[having[0]][name] || []).map(sentence), fileRow(having, name, "single"),
+    h("div", { class: "chunk single" }, side(own, 0, length, { ...kind, toOwn: pair }), notes([own], [[0, length]])));
 }
 
 function select(label, value, onChange) {
@@ -222,8 +247,7 @@ function pairView(one, two) {
       link(`${one}-${two}/${name}`, [same ? "= " : both ? "≠ " : place(one, name) ? "− " : "+ ", name], { title: note }));
   });
   const docs = h("section", null, h("details", { class: "same" },
-    h("summary", null, h("h2", null, "docstrings"),
-      h("span", { class: "status" }, "what each algorithm is, its equations, its deviations from the paper")),
+    h("summary", null, "The docstrings: what each algorithm is, its equations, its deviations from the paper"),
     h("div", { class: "two" }, [one, two].map((script) => h("pre", { class: "doc" }, data.scripts[script].docstring)))));
   return [h("h1", { tabindex: "-1" }, `${one}.py and ${two}.py`),
     h("div", { class: "choose" }, select("Left script", one, (value) => go(value, two, 0)), "against",
@@ -232,6 +256,11 @@ function pairView(one, two) {
     docs, order.map((name) => pairSection(one, two, name))];
 }
 
+function cardNotes(own) {
+  const found = unique(data.blocks[own[0]].notes.map((note) => note[2]));
+  return found.length ? h("details", { class: "fold" }, h("summary", null, count(found.length, "note")),
+    h("div", { class: "above" }, found.map((id) => noteElement(id, null)))) : null;
+}
 // One function in all scripts: a card for each of its texts, compared with the first.
 function allView(name) {
   const having = names.filter((script) => place(script, name));
@@ -255,8 +284,7 @@ function allView(name) {
     return h("section", { class: "card" }, h("div", { class: "head" }, title,
       group.length > 1 ? h("span", { class: "status" }, "one text") : null, more),
       formulas(group, name), sentences.map(sentence),
-      side(own, 0, own[1].length, { marks, toOwn: `${first}-${group[0] === first ? names[names.indexOf(first) ? 0 : 1] : group[0]}` }),
-      notes([own], [[0, own[1].length]]));
+      side(own, 0, own[1].length, { marks }), cardNotes(own));
   });
   const missing = names.filter((script) => !having.includes(script));
   const choice = h("select", { "aria-label": "Function" }, allPlaces.map((other) => h("option", { value: other }, other)));
@@ -266,7 +294,8 @@ function allView(name) {
     h("div", { class: "choose" }, choice,
       h("span", { class: "status" }, [`${count(groups.length, "text")} in ${count(having.length, "script")}.`,
         groups.length > 1 ? ` Marked is what differs from ${first}.py.` : "",
-        missing.length ? ` Not in ${missing.map((script) => `${script}.py`).join(", ")}.` : ""].join(""))),
+        missing.length ? ` Not in ${missing.map((script) => `${script}.py`).join(", ")}.` : ""].join("")),
+      data.elsewhere[name] ? h("span", { class: "status", html: data.elsewhere[name] }) : null),
     h("div", { class: "cards" }, cards)];
 }
 
@@ -295,16 +324,15 @@ function mapView() {
 }
 
 function batchView() {
-  function users(found) {
-    return Object.entries(found).map(([name, files], k) => {
-      const scripts = files.filter((file) => !file.includes("/")).map((file) => file.replace(".py", ""));
-      const top = name.split(".")[0];
-      const where = scripts.length ? (scripts.length > 3 ? count(scripts.length, "script") : scripts.join(", ")) : files[0];
-      const target = scripts.length && allPlaces.includes(top) ? link(scripts.length > 1 ? `all/${top}` : (scripts[0] === "grpo" ? `all/${top}` : `grpo-${scripts[0]}/${top}`), name)
-        : data.common[top] ? link(`common/${top}`, name) : name;
-      return [k ? h("br") : "", h("code", null, target), h("span", { class: "status", title: files.join(", ") }, ` ${where}`)];
-    });
+  function user([name, files]) {
+    const scripts = files.filter((file) => !file.includes("/")).map((file) => file.replace(".py", ""));
+    const top = name.split(".")[0];
+    if (!scripts.length) return link(`common/${top}`, name, { title: files.join(", ") });
+    const one = scripts.length === 1 && scripts[0] !== "grpo";
+    return [link(one ? `grpo-${scripts[0]}/${top}` : `all/${top}`, name),
+      h("span", { class: "status", title: files.join(", ") }, ` (${scripts.length > 2 ? count(scripts.length, "script") : scripts.join(", ")})`)];
   }
+  const users = (found) => h("ul", { class: "users" }, Object.entries(found).map((entry) => h("li", null, user(entry))));
   return [h("h1", { tabindex: "-1" }, "The keys of the batch"),
     h("p", { class: "lead" }, "A batch is a dictionary. R rows (prompts times completions), P prompt tokens, T completion tokens; "
       + "a micro-batch has the same keys for some of the rows. Who writes and who reads was found in the code."),
@@ -321,7 +349,8 @@ function commonView(name) {
     const length = found.place[1].length;
     return [h("h1", { tabindex: "-1" }, h("code", null, name)),
       h("p", { class: "status" }, fileLink(found.file, found.place[1]), found.used.length ? `; used by ${found.used.join(", ")}` : "; used inside common/"),
-      h("section", null, h("div", { class: "chunk single" }, side(found.place, 0, length), notes([found.place], [[0, length]]))),
+      h("section", null, notesAbove([found.place]),
+        h("div", { class: "chunk single" }, side(found.place, 0, length), notes([found.place], [[0, length]]))),
       h("p", null, link("common", "All names of common/"))];
   }
   const byFile = unique(Object.values(data.common).map((entry) => entry.file));
@@ -355,9 +384,8 @@ function helpView() {
       <p>Tab and Enter reach everything. While the focus is in a function, <kbd>j</kbd> and <kbd>k</kbd> go to the next and the previous one.</p>` })];
 }
 
-// Show the state that the address names; an unknown one is the map.
-function show() {
-  const state = decodeURIComponent(location.hash.slice(1));
+// Show a state; an unknown one is the map.
+function show(state) {
   if (state === "main") return main.focus();
   const [view, name] = state.split("/");
   const [one, two] = view.split("-");
@@ -372,11 +400,12 @@ function show() {
   else if (view === "batch") [content, title] = [batchView(), "The keys of the batch"];
   else if (view === "help") [content, title] = [helpView(), "Help"];
   else [content, title] = [mapView(), "Map"];
-  main.replaceChildren(...content.flat());
+  main.replaceChildren(...content.flat(Infinity));
   main.dataset.view = isPair ? view : state || "map";
   document.title = `${title} · Side by side`;
   const current = isPair ? 1 : { all: 2, batch: 3, common: 4, help: 5 }[view] || 0;
   document.querySelectorAll("header nav a").forEach((a, i) => {
+    if (i === current && (isPair || view === "all")) a.href = `#${isPair ? view : state}`;
     if (i === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   });
@@ -385,9 +414,9 @@ function show() {
 // Focus the heading of a function, open if it is folded, or that of the page.
 let started = false;
 function goTo(view, name) {
-  const section = name && document.getElementById(`${view}/${name}`);
+  const section = name && document.getElementById(`at-${view}/${name}`);
   const heading = section ? section.querySelector("h2") : main.querySelector("h1");
-  section?.querySelector("details.same")?.setAttribute("open", "");
+  section?.open?.();
   document.querySelectorAll(".chips a").forEach((a) => {
     if (section && a.getAttribute("href") === `#${view}/${name}`) a.setAttribute("aria-current", "true");
     else a.removeAttribute("aria-current");
@@ -404,7 +433,7 @@ main.addEventListener("keydown", (event) => {
   if (!section || !["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
   const sections = [...main.querySelectorAll("section[id]")];
   const next = sections[sections.indexOf(section) + (event.key === "j" ? 1 : -1)];
-  if (next) location.hash = next.id;
+  if (next) location.hash = next.id.replace("at-", "");
 });
 
 const theme = document.getElementById("theme");
@@ -422,5 +451,6 @@ theme.addEventListener("click", () => {
   try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* as above */ }
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme());
-addEventListener("hashchange", show);
-show();
+const showAddress = () => show(decodeURIComponent(location.hash.slice(1)));
+addEventListener("hashchange", showAddress);
+showAddress();
