@@ -1,4 +1,4 @@
-"""The keys of the batch for docs/side_by_side.py: the shape of each is declared here, who uses it is found in the code."""
+"""The keys of the batch for docs/side_by_side.py: shapes are declared here, who uses a key is found in the code."""
 
 import ast
 import pathlib
@@ -13,7 +13,10 @@ KEYS = {
     "completions": ("(R, T)", "token ids, padded on the right"),
     "completion_mask": ("(R, T)", "true up to the stop token, which is included"),
     "truncated": ("(R,)", "true where there is no stop token"),
-    "prompt_index": ("(R, 1)", "equal for the rows of one prompt; only where a prompt is computed once for all of them"),
+    "prompt_index": (
+        "(R, 1)",
+        "equal for the rows of one prompt; only where a prompt is computed once for all of them",
+    ),
     "rollout_logprobs": ("(R, T)", "log-probs as the sampling loop computed them, to compare"),
     "rewards": ("(R,)", "NaN in a row that no function scores, 0 after the split"),
     "advantages": ("(R, 1)", "one of a row; ppo.py: (R, T), one of each token"),

@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
 import batch_keys  # noqa: E402
 import diffs  # noqa: E402
 import lines  # noqa: E402
+
 import same_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "side_by_side.html"
@@ -52,7 +53,9 @@ COMPUTED_IN = {
     "L": "reward_loss",
 }
 # What takes the place of a function in the scripts that do not have it.
-ELSEWHERE = {"token_weights": "There the loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
+ELSEWHERE = {
+    "token_weights": "There the loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."
+}
 
 
 def inline(text):
@@ -105,7 +108,7 @@ def numbered(source):
 
 
 def coloured(text, linked):
-    """For each line of Python code its [class, text, class, text, ...]; names in `linked` get the class that it gives."""
+    """For each line of Python code [class, text, class, text, ...]; a name in `linked` has the class given there."""
     import pygments.lexers
     from pygments.token import Comment, Keyword, Literal, Name, Operator
 
@@ -216,7 +219,7 @@ def common_names(scripts):
     """{name: file} of what the scripts import from common/, what the details link to there, and what uses the batch."""
     found = {}
     for source in scripts.values():
-        for name, where in same_text.imports(source).items():
+        for where in same_text.imports(source).values():
             module, _, original = where.partition(": ")
             if module.startswith("common"):
                 found[original] = module.replace(".", "/") + ".py"
@@ -335,7 +338,7 @@ def states(data):
 
 def build(data):
     """The page: the template with its style, its program and what it shows in place of their names."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     page = (PARTS / "page.html").read_text(encoding="utf-8")
     for name, part in (("STYLE", "style.css"), ("PROGRAM", "page.js")):
         page = page.replace(f"/*{name}*/", (PARTS / part).read_text(encoding="utf-8").strip())

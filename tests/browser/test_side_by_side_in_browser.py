@@ -68,10 +68,10 @@ def test_every_state_opens_and_every_link_leads_somewhere(at):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width, height", SIZES)
 def test_it_is_readable_at_every_width_and_in_both_colours(at, width, height, dark):
+    page = at("map", width, height, dark)
+    page.run(HELPERS + ";0")
     for state in LOOK_AT:
-        page = at(state, width, height, dark)
-        page.run(HELPERS + ";0")
-        page.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+        page.run(f"show('{state}'); document.querySelectorAll('details').forEach(d => {{ d.open = true }})")
         assert page.run("look()") == {"contrast": [], "wide": []}, state
 
 
@@ -104,7 +104,9 @@ def test_a_fold_opens_two_scripts_are_chosen_and_swapped(at):
     page.run(f"{section}.querySelector('button').click()")
     assert not page.run(f"{section}.querySelector('.body').hidden")
     assert page.run(f"{section}.querySelector('button').getAttribute('aria-expanded')") == "true"
-    page.run("s = document.querySelectorAll('.choose select')[1]; s.value = 'ppo'; s.dispatchEvent(new Event('change'))")
+    page.run(
+        "s = document.querySelectorAll('.choose select')[1]; s.value = 'ppo'; s.dispatchEvent(new Event('change'))"
+    )
     page.wait("document.querySelector('h1').textContent === 'grpo.py and ppo.py'")
     assert page.run("location.hash") == "#grpo-ppo"
     page.run("document.querySelector('.choose button').click()")
