@@ -54,7 +54,7 @@ COMPUTED_IN = {
 }
 # What takes the place of a function in the scripts that do not have it.
 ELSEWHERE = {
-    "token_weights": "There the loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."
+    "token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."
 }
 
 
@@ -238,7 +238,7 @@ def summary(text):
     """The first sentence of the docstring of a function or class."""
     node = ast.parse(text).body[0]
     docstring = ast.get_docstring(node) if hasattr(node, "name") else ""
-    return re.split(r"(?<=[.:;])\s", " ".join((docstring or "").split()))[0].rstrip(":;")
+    return re.split(r"(?<=\.)\s", " ".join((docstring or "").split()))[0]
 
 
 def script_page(source, store, common):

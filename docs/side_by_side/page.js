@@ -28,13 +28,14 @@ const sameText = (one, two, name) => place(one, name)?.[0] === place(two, name)?
 function lineOf(id, number, sign, marks, toOwn) {
   const tokens = data.lines[id];
   const code = h("code");
+  const indent = /^ */.exec(tokens.length ? tokens[1] : "")[0].length;
   let position = 0;
   for (let i = 0; i < tokens.length; i += 2) {
     const [kind, text] = [tokens[i], tokens[i + 1]];
     const parent = nameElement(kind, text, toOwn);
     let done = 0;
     for (const [start, end] of marks) {
-      const [from, to] = [Math.max(start - position, done), Math.min(end - position, text.length)];
+      const [from, to] = [Math.max(Math.max(start, indent) - position, done), Math.min(end - position, text.length)];
       if (to <= from) continue;
       parent.append(text.slice(done, from), h("mark", null, text.slice(from, to)));
       done = to;
@@ -43,7 +44,6 @@ function lineOf(id, number, sign, marks, toOwn) {
     code.append(parent);
     position += text.length;
   }
-  const indent = /^ */.exec(tokens.length ? tokens[1] : "")[0].length;
   code.style.setProperty("--hang", `${indent + 4}ch`);
   return h("div", { class: "line" }, h("span", { class: "no" }, String(number)), h("span", { class: "sign" }, sign), code);
 }
@@ -274,9 +274,20 @@ function allView(name) {
   const cards = groups.map((group) => {
     const own = place(group[0], name);
     const changes = group[0] === first ? [] : data.pairs[`${first} ${group[0]}`][name];
-    const marks = changes.flatMap(([, , start, end, , , fresh]) => fresh.length
-      ? fresh.map(([line, from, to]) => [line + start, from, to])
-      : Array.from({ length: end - start }, (_, k) => [start + k, 0, 999]));
+    const code = [];
+    let done = 0;
+    for (const [, , start, end, , , fresh] of [...changes, [0, 0, own[1].length, own[1].length, -1, [], []]]) {
+      const head = done === 0 ? 1 : 0; // the line with its name is always there
+      const folded = group[0] !== first && start - done - head > 2;
+      code.push(side(own, done, folded ? done + head : start));
+      if (folded) {
+        code.push(h("details", { class: "fold" }, h("summary", null, `${start - done - head} identical lines`),
+          side(own, done + head, start)));
+      }
+      const whole = Array.from({ length: end - start }, (_, k) => [k, 0, Infinity]);
+      code.push(side(own, start, end, { marks: fresh.length ? fresh : whole }));
+      done = end;
+    }
     const title = h("h2", null, group.map((script, k) => [k ? ", " : "", script]));
     const more = h("span", { class: "more" },
       group[0] === first ? fileLink(`${group[0]}.py`, own[1]) : link(`${first}-${group[0]}/${name}`, `beside ${first}`));
@@ -284,18 +295,20 @@ function allView(name) {
     return h("section", { class: "card" }, h("div", { class: "head" }, title,
       group.length > 1 ? h("span", { class: "status" }, "one text") : null, more),
       formulas(group, name), sentences.map(sentence),
-      side(own, 0, own[1].length, { marks }), cardNotes(own));
+      code, cardNotes(own));
   });
   const missing = names.filter((script) => !having.includes(script));
+  if (data.elsewhere[name]) {
+    cards.push(h("section", { class: "card" }, h("div", { class: "head" }, h("h2", null, missing.join(", ")),
+      h("span", { class: "status" }, "without it")), sentence(data.elsewhere[name])));
+  }
   const choice = h("select", { "aria-label": "Function" }, allPlaces.map((other) => h("option", { value: other }, other)));
   choice.value = name;
   choice.addEventListener("change", () => { location.hash = `all/${choice.value}`; });
-  return [h("h1", { tabindex: "-1" }, h("code", null, name), " in all scripts"),
-    h("div", { class: "choose" }, choice,
+  return [h("div", { class: "choose" }, h("h1", { tabindex: "-1" }, h("code", null, name), " in all scripts"), choice,
       h("span", { class: "status" }, [`${count(groups.length, "text")} in ${count(having.length, "script")}.`,
         groups.length > 1 ? ` Marked is what differs from ${first}.py.` : "",
-        missing.length ? ` Not in ${missing.map((script) => `${script}.py`).join(", ")}.` : ""].join("")),
-      data.elsewhere[name] ? h("span", { class: "status", html: data.elsewhere[name] }) : null),
+        missing.length ? ` Not in ${missing.map((script) => `${script}.py`).join(", ")}.` : ""].join(""))),
     h("div", { class: "cards" }, cards)];
 }
 
@@ -336,11 +349,11 @@ function batchView() {
   return [h("h1", { tabindex: "-1" }, "The keys of the batch"),
     h("p", { class: "lead" }, "A batch is a dictionary. R rows (prompts times completions), P prompt tokens, T completion tokens; "
       + "a micro-batch has the same keys for some of the rows. Who writes and who reads was found in the code."),
-    h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Keys" }, h("table", null,
+    h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Keys" }, h("table", { class: "keys" },
       h("thead", null, h("tr", null, ["key", "shape", "what it is", "written by", "read by"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, data.batch.map((row) => h("tr", { id: `key-${row.key}` }, h("th", { scope: "row" }, row.key),
         h("td", null, h("code", null, row.shape)), h("td", { html: row.what }),
-        h("td", null, users(row.writes)), h("td", null, users(row.reads)))))))];
+        h("td", { "data-name": "written by" }, users(row.writes)), h("td", { "data-name": "read by" }, users(row.reads)))))))];
 }
 
 function commonView(name) {
@@ -355,7 +368,7 @@ function commonView(name) {
   }
   const byFile = unique(Object.values(data.common).map((entry) => entry.file));
   return [h("h1", { tabindex: "-1" }, "What the scripts take from common/"),
-    h("p", { class: "lead" }, "The functions and classes that the scripts import, and those that a detail of the docs is about."),
+    h("p", { class: "lead" }, "The functions and classes that the scripts import, those that a detail of the docs is about, and those that use the batch."),
     h("div", { class: "list" }, byFile.map((file) => [h("h3", null, h("a", { href: `../${file}` }, file)),
       h("dl", null, Object.entries(data.common).filter(([, entry]) => entry.file === file).map(([own, entry]) =>
         h("div", null, h("dt", null, link(`common/${own}`, own)), h("dd", { html: entry.summary }))))]))];
