@@ -29,7 +29,7 @@ import same_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "side_by_side.html"
 PARTS = ROOT / "docs" / "side_by_side"
-WORD = re.compile(r"\w+|\s+|[=!<>]=|[^\w\s]")
+WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
 # The left side of an equation in a docstring, and the functions that compute it.
 COMPUTED_IN = {
     "J": "policy_loss token_weights",
@@ -53,9 +53,7 @@ COMPUTED_IN = {
     "L": "reward_loss",
 }
 # What takes the place of a function in the scripts that do not have it.
-ELSEWHERE = {
-    "token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."
-}
+ELSEWHERE = {"token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
 
 
 def inline(text):

@@ -92,22 +92,43 @@ function noteElement(id, where) {
 }
 function notes(places, ranges) {
   const box = h("div", { class: "notes" });
+  box.at = [];
   for (const [id, [first, last, which]] of notesOf(places, ranges)) {
     const element = noteElement(id, first === last ? `line ${first}` : `lines ${first} to ${last}`);
     const light = (on) => {
-      const sides = box.parentElement.querySelectorAll(":scope > .side");
-      const rows = (sides[which] || sides[0]).children;
-      for (const row of rows) {
+      for (const row of sideOf(box, which).children) {
         const number = Number(row.firstChild.textContent);
         row.classList.toggle("lit", on && number >= first && number <= last);
       }
     };
     for (const event of ["mouseenter", "focusin"]) element.addEventListener(event, () => light(true));
     for (const event of ["mouseleave", "focusout"]) element.addEventListener(event, () => light(false));
-    box.append(element);
+    box.at.push([element, which, first]);
   }
+  const line = ([, which, number]) => number - places[which][1][ranges[which][0]];
+  box.at.sort((a, b) => line(a) - line(b));
+  box.append(...box.at.map(([element]) => element));
   return box;
 }
+const sideOf = (box, which) => {
+  const sides = box.parentElement.querySelectorAll(":scope > .side");
+  return sides[which] || sides[0];
+};
+// Where there is a margin, each note stands at its first line, or below the note before it.
+function align(box) {
+  const beside = box.offsetLeft > sideOf(box, 0).offsetLeft;
+  let bottom = box.offsetTop;
+  for (const [element, which, number] of box.at) {
+    const row = [...sideOf(box, which).children].find((line) => Number(line.firstChild.textContent) === number);
+    const space = beside ? Math.max(0, row.offsetTop - bottom) : 0;
+    element.style.marginTop = `${space}px`;
+    bottom += space + element.offsetHeight;
+  }
+}
+function alignNotes() {
+  for (const box of main.querySelectorAll(".chunk > .notes:not(:empty)")) if (box.offsetParent) align(box);
+}
+addEventListener("resize", alignNotes);
 
 function formulas(scripts, name) {
   const rows = scripts.flatMap((script) =>
@@ -185,7 +206,10 @@ function section(id, status, own, { folded = false } = {}, ...body) {
     };
     element.querySelector(".more").append(button);
     element.open = () => toggle(true);
-    button.addEventListener("click", () => toggle(inside.hidden));
+    button.addEventListener("click", () => {
+      toggle(inside.hidden);
+      alignNotes();
+    });
     toggle(false);
   }
   return element;
@@ -360,10 +384,11 @@ function commonView(name) {
   if (name) {
     const found = data.common[name];
     const length = found.place[1].length;
+    const margin = notes([found.place], [[0, length]]);
     return [h("h1", { tabindex: "-1" }, h("code", null, name)),
       h("p", { class: "status" }, fileLink(found.file, found.place[1]), found.used.length ? `; used by ${found.used.join(", ")}` : "; used inside common/"),
-      h("section", null, notesAbove([found.place]),
-        h("div", { class: "chunk single" }, side(found.place, 0, length), notes([found.place], [[0, length]]))),
+      h("section", { class: margin.at.length ? null : "no-notes" }, notesAbove([found.place]),
+        h("div", { class: "chunk single" }, side(found.place, 0, length), margin)),
       h("p", null, link("common", "All names of common/"))];
   }
   const byFile = unique(Object.values(data.common).map((entry) => entry.file));
@@ -430,6 +455,7 @@ function goTo(view, name) {
   const section = name && document.getElementById(`at-${view}/${name}`);
   const heading = section ? section.querySelector("h2") : main.querySelector("h1");
   section?.open?.();
+  alignNotes();
   document.querySelectorAll(".chips a").forEach((a) => {
     if (section && a.getAttribute("href") === `#${view}/${name}`) a.setAttribute("aria-current", "true");
     else a.removeAttribute("aria-current");
@@ -441,6 +467,7 @@ function goTo(view, name) {
   document.getElementById("status").textContent = document.title;
   started = true;
 }
+main.addEventListener("toggle", alignNotes, true); // a fold was opened
 main.addEventListener("keydown", (event) => {
   const section = event.target.closest("section[id]");
   if (!section || !["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;

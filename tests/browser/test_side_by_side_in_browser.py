@@ -75,13 +75,27 @@ def test_it_is_readable_at_every_width_and_in_both_colours(at, width, height, da
         assert page.run("look()") == {"contrast": [], "wide": []}, state
 
 
-def test_nothing_moves_after_the_page_was_drawn(at):
-    page = at("grpo-dapo")
+@pytest.mark.parametrize("state", ["map", "grpo-dapo", "grpo-dapo/dynamic_batch"])
+def test_nothing_moves_after_the_page_was_drawn(at, state):
+    page = at(state)
     shift = """new Promise(done => { let sum = 0;
       new PerformanceObserver(list => { for (const e of list.getEntries()) sum += e.value })
         .observe({ type: 'layout-shift', buffered: true });
       setTimeout(() => done(sum), 300) })"""
     assert page.run(shift) == 0
+
+
+def test_a_note_stands_beside_its_line_and_below_the_code_where_there_is_no_margin(at):
+    """Detail 7 of dapo.md names one line of `dynamic_batch`; where it stands is measured."""
+    top = "[...document.querySelectorAll('#at-grpo-dapo\\\\/dynamic_batch %s')].find(e => e.innerText.includes('%s'))"
+    top += ".getBoundingClientRect().top"
+    note, line = top % (".note", "dapo 7"), top % (".line", "drawn = rejected +")
+    page = at("grpo-dapo/dynamic_batch")
+    assert abs(page.run(note) - page.run(line)) < 4
+    page.run("document.querySelectorAll('#at-grpo-dapo\\\\/dynamic_batch .note').forEach(d => { d.open = true })")
+    page.wait(f"Math.abs({note} - {line}) < 4")
+    page = at("grpo-dapo/dynamic_batch", 390, 844)
+    assert page.run(note) > page.run(top % (".line", "return batch")) > page.run(line)
 
 
 def test_the_keyboard_goes_from_function_to_function_and_through_links(at):
