@@ -196,20 +196,13 @@ def changes(old, new, place, sentences):
 
 
 def equations(docstring):
-    """[(functions, [[text, its number in the paper]])] of the indented lines of a docstring; launch lines aside."""
+    """[(functions, [text, its number in the paper])] of the indented lines of a docstring that are equations."""
     found = []
     for line in docstring.splitlines():
-        if not line.startswith("    ") or "accelerate launch" in line or line.strip().startswith("--"):
-            continue
-        text, *label = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.removeprefix("    ").rstrip(), maxsplit=1)
-        first = text.split()[0] if text.strip() else ""
-        if first not in COMPUTED_IN and not text.startswith(" "):
-            continue
-        if text.startswith(" ") and first not in COMPUTED_IN:  # the next line of the one before
-            functions = found[-1][0]
-        else:
-            functions = COMPUTED_IN[first].split()
-        found.append((functions, [text, *label]))
+        left = line.split()[:1]
+        if line.startswith("    ") and left and left[0] in COMPUTED_IN:
+            text = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.removeprefix("    ").rstrip(), maxsplit=1)
+            found.append((COMPUTED_IN[left[0]].split(), text))
     return found
 
 

@@ -152,9 +152,8 @@ function comparison(one, two, name) {
   const against = [one, two].includes("grpo");
   if (!against || changes.every((change) => change[4] < 0)) {
     for (const script of [one, two]) {
-      for (const text of (script !== "grpo" && data.why[script][name]) || []) {
-        parts.push(sentence(against ? text : `<b>${script} against grpo:</b> ${text}`));
-      }
+      const text = (data.why[script][name] || []).join(" ");
+      if (text) parts.push(sentence(against ? text : `<b>${script} against grpo:</b> ${text}`));
     }
   }
   const pair = `${one}-${two}`;
@@ -404,8 +403,9 @@ function helpView() {
     h("div", { class: "lead", html: `
       <h3>Two scripts</h3>
       <p>The left script's lines are marked − and the right one's +; within them the words that differ are underlined. What is
-      identical is one line, which opens. Above a change, on yellow, stands what changes there and why. For a script
-      of the GRPO family the sentences are those of <a href="diffs.md">diffs.md</a>, against grpo.py.</p>
+      identical is one line, which opens. Above a change, beside a yellow bar, stands what changes there and why. For a script
+      of the GRPO family the sentences are those of <a href="diffs.md">diffs.md</a>, against grpo.py; ppo.py, dpo.py and
+      reward_model.py have one reason for each function that differs. Between two other scripts, each is compared with grpo.py.</p>
       <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).</p>
       <h3>Equations</h3>
       <p>At the head of a function stands what it computes, from the docstring of the script, with its number in the paper.</p>
