@@ -105,6 +105,21 @@ def numbered(source):
     return "\n".join(same_text.bare(source)), numbers[ast.parse(source).body[0].end_lineno :]
 
 
+def used_names(tree, local=frozenset()):
+    """{(line, column)} of the names that are read, but for parameters and what a function assigns itself."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        inside = local
+        if isinstance(node, ast.FunctionDef):
+            own = [n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)]
+            inside |= {n.id for n in own if isinstance(n.ctx, ast.Store)}
+            inside |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in local:
+            found.add((node.lineno, node.col_offset))
+        found |= used_names(node, inside)
+    return found
+
+
 def coloured(text, linked):
     """For each line of Python code [class, text, class, text, ...]; a name in `linked` has the class given there."""
     import pygments.lexers
@@ -112,8 +127,7 @@ def coloured(text, linked):
 
     kinds = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
     kinds += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "d"), (Name.Builtin, "b")]
-    names = {(n.lineno, n.col_offset) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    rows, column = [[]], 0
+    names, rows, column = used_names(ast.parse(text)), [[]], 0
     for token, value in pygments.lexers.PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
         kind = next((short for parent, short in kinds if token in parent), "")
         for i, piece in enumerate(value.split("\n")):

@@ -163,6 +163,25 @@ def test_names_lead_to_their_definitions(data):
         assert re.search(rf"^(def |class )?{name}\b", "\n".join(texts(data, block)), re.MULTILINE)
 
 
+@pytest.mark.needs("pygments")
+def test_a_name_is_linked_where_it_means_the_definition():
+    code = """def rollout(model, mask=LIMIT):
+    mask = mask.sum()
+    rate: float = learning_rate(mask, rollout=model)
+    return args.rollout, [rollout(x) for x in model]
+
+
+class Args:
+    learning_rate: float = learning_rate
+"""
+    names = dict.fromkeys(["rollout", "model", "mask", "learning_rate", "LIMIT"], "C")
+    rows = side_by_side.coloured(code, names)
+    assert [[row[i + 1] for i in range(0, len(row), 2) if row[i] == "C"] for row in rows if row] == [
+        ["LIMIT"], [], ["learning_rate"], ["rollout"], [], ["learning_rate"]
+    ]  # fmt: skip
+    assert ["".join(row[1::2]) for row in rows] == code.split("\n")
+
+
 def test_states(data):
     states = side_by_side.states(data)
     assert len(states) == len(set(states))

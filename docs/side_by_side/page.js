@@ -139,6 +139,8 @@ function formulas(scripts, name) {
 }
 const sentence = (html) => h("p", { class: "why", html });
 
+// The lines up to the one with the name, which are never folded.
+const headOf = ([block]) => data.blocks[block].lines.findIndex((id) => !/^[@#]/.test(data.lines[id][1])) + 1;
 // A function that both scripts have: equal runs beside changes, each change after its sentence.
 function comparison(one, two, name) {
   const [a, b] = [place(one, name), place(two, name)];
@@ -161,7 +163,7 @@ function comparison(one, two, name) {
     side(a, i, i + length, { toOwn: pair }), side(b, j, j + length, { toOwn: pair }),
     notes([a, b], [[i, i + length], [j, j + length]]));
   function run(i, j, length, isFirst, isLast) {
-    const [head, tail] = [isFirst ? 1 : 3, isLast ? 0 : 3];
+    const [head, tail] = [isFirst ? headOf(a) : 3, isLast ? 0 : 3];
     if (length <= head + tail + 3) return length ? [equal(i, j, length)] : [];
     const hidden = length - head - tail;
     const inside = notesOf([a, b], [[i + head, i + head + hidden], [j + head, j + head + hidden]]).size;
@@ -300,7 +302,7 @@ function allView(name) {
     const code = [];
     let done = 0;
     for (const [, , start, end, , , fresh] of [...changes, [0, 0, own[1].length, own[1].length, -1, [], []]]) {
-      const head = done === 0 ? 1 : 0; // the line with its name is always there
+      const head = done === 0 ? headOf(own) : 0;
       const folded = group[0] !== first && start - done - head > 2;
       code.push(side(own, done, folded ? done + head : start));
       if (folded) {
