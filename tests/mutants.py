@@ -34,7 +34,7 @@ sys.dont_write_bytecode = True  # a mutant of the same second and size would run
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
 TIMEOUT = 300  # seconds for each test
-TEXT_TESTS = {"test_same_text.py", "test_diffs.py"}
+TEXT_TESTS = {"test_same_text.py", "test_diffs.py", "test_side_by_side.py"}
 
 FAMILY = "grpo dr_grpo dapo gspo dcpo"
 RL = f"{FAMILY} ppo"
