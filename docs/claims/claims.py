@@ -174,10 +174,10 @@ CLAIM_LIST = [
         ],
         ("reward_part/medium", "reward_part/hard"),
         ("grpo", "grpo-no_std"),
-        why="A group's weight is multiplied by 1 / std, so the sign is certain by construction and the size is what is "
-        "measured: a fifth to a quarter more weight for each unit of reward deviation at p near 0.1 and 0.9 than near 0.5. The "
-        "accuracy that it costs or buys cannot be seen in 80 steps, in either class.",
-        more="`python docs/claims/gradient_share.py --output_dir runs/share` prints the shares by right answers of a group.",
+        why="A group's weight is multiplied by 1 / std, so the sign is certain by construction; the size is what is "
+        "measured: a fifth more weight for each unit of reward deviation on easy and hard questions than on medium "
+        "ones. The accuracy that it costs or buys cannot be seen in 80 steps, in either class.",
+        more="`python docs/claims/gradient_share.py --output_dir runs/share` also prints the shares by right answers.",
     ),
     Claim(
         "clip_higher",
