@@ -217,8 +217,8 @@ CLAIM_LIST = [
         ],
         ("completion/length_incorrect", "policy/entropy", "reward/accuracy"),
         ("grpo", "grpo-token_mean", "grpo-group_mean"),
-        why="Wrong answers are shorter under both means over tokens, by somewhat less than the one token that was asked "
-        "for. Their entropy does not differ, and these answers have little room to ramble.",
+        why="Wrong answers are shorter under both means over tokens, by somewhat less than the one token that was asked"
+        " for. Their entropy does not differ, and these answers have little room to ramble.",
         more="`--max_new_tokens 256`; ten seeds.",
     ),
     Claim(
