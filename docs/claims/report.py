@@ -119,7 +119,7 @@ def section(claim):
     lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if drawn else [""]
     lines += [
         "```bash",
-        f"python docs/claims/run.py {claim.name}    # {len(claim.needs())} runs of each seed",
+        f"python docs/claims/run.py {claim.name}    # runs of each seed: {len(claim.needs())}",
         "```",
         "",
     ]
