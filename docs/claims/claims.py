@@ -346,8 +346,8 @@ CLAIM_LIST = [
         ],
         ("reward/accuracy",),
         ("pass_at_64",),
-        why="Nearly every problem of the test split has a right answer among 64 samples of the untrained model, so pass@64 "
-        "has no room to rise, and training does not lower it. What the claim says of pass@1 holds.",
+        why="Nearly every problem of the test split has a right answer among 64 samples of the untrained model, so "
+        "pass@64 has no room to rise, and training does not lower it. What the claim says of pass@1 holds.",
         more="A smaller k (`--eval_k 8`), or longer sums, which 64 samples do not solve.",
     ),
 ]
