@@ -297,7 +297,7 @@ CLAIM_LIST = [
         ],
         ("policy/kl_ref", "reward/accuracy"),
         ("kl-k1", "kl-k2", "kl-k3"),
-        why="With k1 the KL goes on rising, since its gradient is noise of mean zero; k2 and k3 hold it below half of it. "
+        why="With k1 the KL goes on rising: its gradient is noise of mean zero. k2 and k3 hold it below half of that. "
         "The metric is what each run's own loss estimates: k1 and k3 are unbiased, k2 is not.",
         more="[kl_estimators.md](claims/kl_estimators.md) has the gradients by enumeration, without any sampling.",
     ),
