@@ -139,8 +139,8 @@ CLAIM_LIST = [
         ],
         ("reward/accuracy", "value/explained_variance"),
         ("grpo", "ppo", "ppo-no_critic"),
-        why="PPO is ahead at equal completions, but hardly because of its critic: one that does not learn (its learning "
-        "rate is 1e-12) does nearly as well. The two also differ in what a step sees, 256 prompts once or 32 prompts "
+        why="PPO is ahead at equal completions, but hardly because of its critic: one that does not learn (its rate is "
+        "1e-12) does nearly as well. The two also differ in what a step sees, 256 prompts once or 32 prompts "
         "eight times, and in their token weights and whitening; these runs do not tell which of them it is.",
         more="`grpo.py --prompts_per_step 128 --group_size 2`, which sees more prompts with the same completions.",
     ),
