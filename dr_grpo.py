@@ -139,7 +139,8 @@ def compute_rewards(reward_functions, prompts, texts, truncated, args):
     parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
-    rewards = weighted_sum(reward_functions, parts).masked_fill(truncated.cpu(), 0)
+    rewards = weighted_sum(reward_functions, parts)
+    rewards = rewards.masked_fill(truncated.cpu() & ~rewards.isnan(), 0)  # a row without a reward still has none
     return rewards, correct, parts
 
 

@@ -55,7 +55,7 @@ SENTENCES = {
             "nearly never solved would weigh more than the others."
         ),
         "Args 185cd9": "The released code's `ignore_no_eos`, an option that is off.",
-        "compute_rewards db5fc4": (
+        "compute_rewards 0d123b": (
             "A truncated completion scores 0, as in the released code: its whole sum does, so that no part of a reward "
             "is earned by running into the cap."
         ),

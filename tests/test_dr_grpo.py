@@ -95,17 +95,18 @@ def test_with_lengths_of_the_constant_it_is_grpo_without_std():
 def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     # The sum, not the accuracy part alone: a format reward would still pay for a completion that never ends.
     (tmp_path / "part.py").write_text(
-        "def part(prompts, completions, **kwargs):\n    return [float(c) for c in completions]\n"
+        "def part(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n"
     )
     args = args_of(reward=[f"{tmp_path}/part.py:part"], group_size=2)
 
     class Prompt:
         prompt, answer, columns, gold = "1+1?", "2", {}, "2"
 
-    texts, truncated = ["3", "3", "-2", "-2"], torch.tensor([False, True, False, True])
-    rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 4, texts, truncated, args)
-    assert rewards.tolist() == [3, 0, -2, 0]
-    assert parts["part"].tolist() == [3, 3, -2, -2]  # the parts are reported as they are
+    texts, truncated = ["3", "3", "-2", "-2", "", ""], torch.tensor([False, True] * 3)
+    rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 6, texts, truncated, args)
+    assert rewards[:4].tolist() == [3, 0, -2, 0]
+    assert rewards[4:].isnan().all()  # without a reward, cut off or not
+    assert parts["part"][:4].tolist() == [3, 3, -2, -2]  # the parts are reported as they are
 
 
 def test_mask_truncated_leaves_the_row_in_the_mean(tmp_path, monkeypatch):

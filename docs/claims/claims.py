@@ -180,7 +180,8 @@ CLAIM_LIST = [
         ("grpo", "grpo-no_std"),
         why="A group's weight is multiplied by 1 / std, so the sign is certain by construction; the size is what is "
         "measured: a fifth more weight for each unit of reward deviation on easy and hard questions than on medium "
-        "ones. The accuracy that it costs or buys cannot be seen in 80 steps, in either class.",
+        "ones. The accuracy that it costs or buys cannot be seen in 80 steps, in either class. The four rows of "
+        "`share/weight_` and `share/norm2_`, which decide nothing, were added after seed 0 had run.",
         more="`python docs/claims/gradient_share.py --output_dir runs/share` also prints the shares by right answers.",
     ),
     Claim(
