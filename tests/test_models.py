@@ -180,7 +180,7 @@ def test_an_expert_that_got_no_token_is_not_frozen():
 def test_a_model_whose_rows_depend_on_padding_is_refused(kind, tmp_path):
     # MiniMax is right in training, and alone in sampling.
     docs_models.build(kind, tmp_path)
-    assert "computes a row behind padding otherwise (a log-prob differs by" in refused(policy_of, tmp_path)
+    assert "gives other log-probs when a row is padded on the left (one differs by" in refused(policy_of, tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

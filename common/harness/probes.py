@@ -106,4 +106,4 @@ def sampling_problem(policy):
     effect = (longer - alone).abs().max()
     rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # logits of 32 are a quarter apart in bfloat16
     if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
-        return f"computes a row behind padding otherwise (a log-prob differs by {float(error):.2g})"
+        return f"gives other log-probs when a row is padded on the left (one differs by {float(error):.2g})"
