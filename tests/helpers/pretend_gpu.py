@@ -55,7 +55,7 @@ def note(what):
     frame, line, phase, below = sys._getframe(1), "", "", ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and file != __file__:
+        if file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__:  # not the README's .venv
             if frame.f_code.co_name == "main":
                 phase = phase or below
             below = frame.f_code.co_name
