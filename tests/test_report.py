@@ -13,6 +13,7 @@ pytestmark = pytest.mark.needs("matplotlib")
 pytest.importorskip("matplotlib")
 
 import report  # noqa: E402
+import run  # noqa: E402
 from claims import ALL, CLAIMS, RUNS, Claim, Effect  # noqa: E402
 from run import condense  # noqa: E402
 
@@ -95,6 +96,16 @@ def test_a_file_of_results_has_the_means_of_five_steps():
         {"step": 5, "completions": 1280, "completion/length": 3.0},
         {"step": 7, "completions": 2304, "completion/length": 6.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
     ]
+
+
+def test_a_learned_reward_waits_for_its_model(tmp_path, monkeypatch):
+    """Also where its results are there and its model is not, as in a fresh clone: results do not hold models."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (tmp_path / "runs/claims/reward_model-seed1/model").mkdir(parents=True)
+    learned = [("learned-kl_0", seed) for seed in (0, 1)]
+    assert run.without_models(learned) == ([("reward_model", 0)], learned)
+    assert run.without_models([("reward_model", 1), ("grpo", 0)]) == ([("reward_model", 1)], [("grpo", 0)])
+    assert run.without_models([("grpo", 0)]) == ([], [("grpo", 0)])
 
 
 def test_claims_name_runs_and_runs_name_files():

@@ -20,6 +20,8 @@ ALL_GROUPS = "docs/claims/patched.py docs/claims/patches/all_groups.py"
 ALL_GROUPS_ROW_MEAN = "docs/claims/patched.py docs/claims/patches/all_groups_row_mean.py"
 ROW_MEAN = "docs/claims/patched.py docs/claims/patches/row_mean.py"
 RM = "--reward_model_path runs/claims/reward_model-seed{seed}/model --gae_lambda 0.95"
+PAIRS = "dpo.py --dataset common/tiny/pairs --eval_dataset embedded"
+SWAPPED = f"docs/claims/patched.py docs/claims/patches/swapped_pairs.py {PAIRS}"
 
 RUNS = {
     # All algorithms on the hard task: 256 completions a step, 20,480 in all
@@ -83,10 +85,14 @@ RUNS = {
     "reward_model": "reward_model.py",
     **{f"learned-kl_{kl}": f"ppo.py {RM} --kl_coef {kl}" for kl in (0, 0.01, 0.05, 0.2)},
     # preference pairs, on the first task
-    "pairs": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded",
-    "pairs-nll": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --nll_coef 1",
-    "pairs-ipo": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --loss ipo",
+    "pairs": PAIRS,
+    "pairs-nll": f"{PAIRS} --nll_coef 1",
+    "pairs-ipo": f"{PAIRS} --loss ipo",
     "pairs-rounds": "dpo.py --rounds 4",
+    "pairs-swapped": SWAPPED,
+    "pairs-swapped-smoothed": f"{SWAPPED} --label_smoothing 0.2",
+    "pairs-swapped-robust": f"{SWAPPED} --label_smoothing 0.2 --loss robust",
+    "pairs-swapped-ipo": f"{SWAPPED} --loss ipo",
     # what is there before: 64 samples of each problem of the test split, before and after
     "pass_at_64": f"grpo.py {HARD} --eval_every 0 --eval_samples 64 --eval_k 64",
 }
@@ -339,6 +345,10 @@ CLAIM_LIST = [
             Effect("eval/pass@1", "pairs-rounds", "pairs", least=0.0, over="end"),
             Effect("eval/pass@1", "pairs-nll", "pairs", least=0.0, over="end", decides=False),
             Effect("eval/pass@1", "pairs-ipo", "pairs", least=0.0, over="end", decides=False),
+            *(
+                Effect("eval/pass@1", f"pairs-swapped-{name}", "pairs-swapped", least=0.0, over="end", decides=False)
+                for name in ("smoothed", "robust", "ipo")
+            ),
         ],
         ("logps/chosen", "logps/rejected"),
         ("pairs", "pairs-nll", "pairs-ipo", "pairs-rounds"),

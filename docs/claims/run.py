@@ -81,6 +81,14 @@ def run(name, seed):
     return header["cpu_seconds"]
 
 
+def without_models(jobs):
+    """(runs that make reward models which these jobs lack, the other jobs); results do not hold the models."""
+    seeds = sorted({seed for name, seed in jobs if "reward_model" in RUNS[name]})
+    lacking = [seed for seed in seeds if not (ROOT / f"runs/claims/reward_model-seed{seed}/model").is_dir()]
+    first = {("reward_model", seed) for seed in lacking} | {job for job in jobs if job[0] == "reward_model"}
+    return sorted(first), [job for job in jobs if job not in first]
+
+
 def seconds_of(name):
     """What a run takes: what its other seeds took, or else 100 seconds."""
     headers = [read_rows(path)[0] for path in RESULTS.glob(f"{name}-seed*.jsonl")]
@@ -96,20 +104,23 @@ def main():
     args = parser.parse_args()
     groups = {"all": ALL} | {name: claim.needs() for name, claim in CLAIMS.items()}
     wanted = {name for claim in args.claims or groups for name in groups[claim]}
-    names = [name for name in RUNS if name in wanted]  # a reward model comes before what needs it
-    jobs = [(name, seed) for seed in range(args.seeds) for name in names]
+    jobs = [(name, seed) for seed in range(args.seeds) for name in RUNS if name in wanted]
     jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
+    models, others = without_models(jobs)
+    jobs = [*models, *others]
     left = sum(seconds_of(name) for name, _ in jobs)
     print(f"{len(jobs)} runs are missing, about {left / 3600:.1f} hours of one core", flush=True)
+    count = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        futures = {pool.submit(run, *job): job for job in jobs}
-        for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
-            name, seed = futures[future]
-            took = future.result()
-            left -= seconds_of(name)
-            bar = "#" * (20 * count // len(jobs))
-            rest = f"about {max(0, left) / 60 / args.jobs:.0f} min left"
-            print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
+        for part in (models, others):
+            futures = {pool.submit(run, *job): job for job in part}
+            for future in concurrent.futures.as_completed(futures):
+                name, seed = futures[future]
+                took = future.result()
+                count, left = count + 1, left - seconds_of(name)
+                bar = "#" * (20 * count // len(jobs))
+                rest = f"about {max(0, left) / 60 / args.jobs:.0f} min left"
+                print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
 
 
 if __name__ == "__main__":
