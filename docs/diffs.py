@@ -20,7 +20,8 @@ INTRO = """# What each script changes in grpo.py
 
 Every script of the family is `grpo.py` with the changes of one paper. Here they are, hunk by hunk, in the order of the
 file, each after a sentence that says what changes and why. Left out: the module docstrings, the help texts of `Args` (a
-field is shown with its type and default), and everything that is `grpo.py`'s word for word.
+field is shown with its type and default), and everything that is `grpo.py`'s word for word. Of a function that is gone
+the first line is shown, and of a new one too in the last two sections.
 
 Written by `python docs/diffs.py --write`; a test compares it with the scripts.
 """
@@ -42,6 +43,35 @@ PAPERS = {
         "DCPO ([arXiv 2509.02333](https://arxiv.org/abs/2509.02333)) gives each token clip bounds by its own "
         "probability, and each prompt an advantage that remembers its earlier visits."
     ),
+    "ppo.py": (
+        "PPO ([arXiv 1707.06347](https://arxiv.org/abs/1707.06347)) is older than GRPO, which is PPO without its "
+        "critic. Read from GRPO, a second model predicts the reward at every token, and the advantage is measured "
+        "against that prediction."
+    ),
+    "reward_model.py": (
+        "A reward model ([arXiv 1706.03741](https://arxiv.org/abs/1706.03741)) is trained on given pairs, without any "
+        "sampling. It shares with grpo.py only what runs the steps."
+    ),
+    "dpo.py": (
+        "DPO ([arXiv 2305.18290](https://arxiv.org/abs/2305.18290)) trains on pairs of completions by their log-probs "
+        "alone. From prompts it samples the pairs itself, by the rollout and the rewards of grpo.py."
+    ),
+}
+OTHERS = ("reward_model.py", "dpo.py")  # they share little with grpo.py: their new functions are not printed
+# what these two change alike
+PAIR_STEP = {
+    "update_pairs 4ff946": (
+        "One optimizer step on a number of pairs. The loss is a mean over pairs, so that no token needs a weight, and "
+        "how the pairs are split changes nothing."
+    ),
+    "evaluate_pairs 3b54d0": (
+        "Held-out pairs are measured like those of a step. Processes that have none left get a copy, which is not "
+        "counted."
+    ),
+    "compute_advantages 55e03e": "There are no advantages: a pair says itself which completion is the better one.",
+    "policy_loss 468f48": "No ratio and no clip: the loss does not correct for an old policy that sampled the pairs.",
+    "token_weights 14365a": "The loss is that of a pair, and each pair of a step weighs the same.",
+    "update f2f092": "`update_pairs` takes its place.",
 }
 # {script: {key: sentence}}; a key is the place and a digest of the changed lines, as `hunks` makes it
 SENTENCES = {
@@ -178,6 +208,141 @@ SENTENCES = {
         ),
         "imports a1eacb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
+    "ppo.py": {
+        "Args 1a9fd4": (
+            "One completion for each of more prompts: the critic gives the baseline, so a prompt needs no group."
+        ),
+        "Args 99ff2c": "Four updates a rollout: with one the ratio is 1 and no clip acts.",
+        "Args a2360e": (
+            "No KL, so no reference model, because the default reward is a rule; a learned reward needs one "
+            "(`--kl_coef`)."
+        ),
+        "Args dee42c": (
+            "The options of the critic, of GAE, of the KL in the reward, of the penalty objective, of the controllers "
+            "and of a learned reward. The epsilon is now added to the variance of all tokens."
+        ),
+        "ValueHead 5b40aa": (
+            "The head starts at zero, so that the first advantages come from the rewards alone, and computes in "
+            "float32, because bfloat16 has too few digits for a value that is regressed on."
+        ),
+        "Critic 41db29": "The value of every token from the states of a backbone, the policy's or one of its own.",
+        "ActorCritic c05094": (
+            "Accelerate (DDP, FSDP2, DeepSpeed) wraps one module. The value of a token comes from the state before it, "
+            "as its log-prob does: a baseline must not have seen the action."
+        ),
+        "load_critic 9de9b2": (
+            "A separate critic starts as a copy of the policy's backbone or as a trained reward model; a shared one is "
+            "a head on the policy."
+        ),
+        "shape_rewards b3ba5a": (
+            "The reward of a completion stands on its last token, and each token pays for its distance from the "
+            "reference. In GRPO the KL is a term of the loss; here it is a part of what the policy is to earn."
+        ),
+        "compute_advantages 54e657": (
+            "GAE (arXiv 1506.02438, Eq. 16) in place of the group: an advantage for each token, and the returns that "
+            "the critic is trained on."
+        ),
+        "gae 909fff": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
+        "policy_loss dfadc0": (
+            "Eq. 7 is GRPO's clipped objective; Eq. 8 has a penalty on KL(old, new) in its place. The coefficients are "
+            "arguments, since controllers move them."
+        ),
+        "value_loss 9fcd25": (
+            "The critic's squared error, of which the larger one counts: the value may not gain from a move of more "
+            "than `--value_clip` in one rollout."
+        ),
+        "token_weights da0546": "PPO's expectation is over time steps (Eq. 7): all tokens of a step weigh the same.",
+        "Coefficients f00905": "The adaptive KL coefficient and the penalty of section 4; a resumed run needs them.",
+        "assign_advantages 76d1de": (
+            "GRPO knows its advantages when the rewards are there. Here they need the values and log-probs of the old "
+            "policy, which come from a forward over the whole rollout, and are whitened over all of its tokens, those "
+            "of all processes."
+        ),
+        "update 0d314d": (
+            "Policy and critic take one step together. The critic may train alone at first (`--critic_warmup_steps`), "
+            "and a minibatch whose KL is past `--target_kl` ends the updates of this rollout."
+        ),
+        "clip_gradients 9f0ebe": (
+            "Each is clipped by its own norm, because a critic's gradients are of another size and would shrink the "
+            "policy's."
+        ),
+        "add_policy_change c97ca6": "What the last update did, which decides how the penalty moves (section 4).",
+        "check_own_args 10e989": "Options that cannot work together are refused before a model is loaded.",
+        "main 4a8b90": (
+            "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
+            "place of the rules."
+        ),
+        "main b530df": (
+            "The advantages move into `update`, because they need the old values. The rates of both models and the "
+            "coefficients are set and logged in each step."
+        ),
+        "main 195454": "The critic's memory is freed with the rest.",
+        "imports 390b75": "For the critic, the learned reward and the whitening.",
+    },
+    "reward_model.py": {
+        "Args c1c6bc": (
+            "No rollout, so `RunArgs` without its options; steps count pairs, and three passes over the pairs are made."
+        ),
+        "Args 716c63": "A forward holds a number of rows; sorted by length, pairs need little padding.",
+        **PAIR_STEP,
+        "Args 0e6b79": "Nothing is sampled. The rate is that of a head which starts at zero.",
+        "Args c38767": "The loss has one option, which holds the scores around 0 (arXiv 2312.09244).",
+        "RewardModel 9bc4cf": (
+            "The score is read at the last token of the completion, its end, where the model has seen everything."
+        ),
+        "load_reward_model 7fe329": (
+            "A classifier with one label, so that transformers, TRL and ppo.py load what is saved; its new head is "
+            "zero, and the loss starts at ln 2 whatever the model is."
+        ),
+        "reward_loss 6bd774": (
+            "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
+        ),
+        "pair_losses cc7c5d": "The scores of both completions of each pair come from one forward.",
+        "main f195a9": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "imports 26c496": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "rollout b45282": "Nothing is sampled.",
+        "compute_rewards 0738c8": "Nothing is scored by rules: this model is to become the reward.",
+        "evaluate a53faf": "`evaluate_pairs` takes its place.",
+    },
+    "dpo.py": {
+        "Args 82caa2": (
+            "Steps count pairs. Pairs may be given, and then their prompts are cut, and prompts to evaluate on come "
+            "from another dataset."
+        ),
+        "Args 54e25e": "A step is one update: no minibatches.",
+        **PAIR_STEP,
+        "Args 601cac": (
+            "The options of the pairs that a round samples. A forward holds a number of rows; sorted by length, pairs "
+            "need little padding."
+        ),
+        "Args 9e5f53": "The options of the loss: beta is the strength of the KL that stands behind it, not a term.",
+        "Round 1f5dd5": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
+        "make_pairs ec20f0": (
+            "The best against the worst of some completions of the policy itself, as judged by the rewards; prompts "
+            "whose completions are all as good give none."
+        ),
+        "preference_row 8457e1": "The pairs are written in TRL's format, to be used again.",
+        "with_reference 5a6f4a": (
+            "The reference is the policy before the round, so its log-probs are computed once and no second model is "
+            "kept."
+        ),
+        "preference_loss cf57e6": (
+            "Eq. 7 and its relatives, from log-probs that are sums over a completion. A mean over its tokens would be "
+            "another model of preference."
+        ),
+        "pair_losses 746ba9": (
+            "Both completions of each pair are in one forward, and both log-probs are logged: the margin also grows "
+            "when both fall."
+        ),
+        "evaluate_both e18302": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
+        "load_data 022a80": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
+        "check_loss 7cc355": "Options without an effect are refused.",
+        "main ab9aa9": (
+            "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
+            "trained on for many steps."
+        ),
+        "imports aad42d": "The loading and the batches of pairs in place of groups and masks of the loss.",
+    },
 }
 
 
@@ -218,6 +383,12 @@ def hunks(old, new):
     return found
 
 
+def first_line(lines):
+    """The first line of a function that is new or gone, and how many more there are."""
+    start = next(i for i, line in enumerate(lines) if line[2:].startswith(("def ", "class ")))
+    return [*lines[: start + 1], f"{lines[0][0]}     ... {len(lines) - start - 1} lines more"]
+
+
 def build(sources, papers=PAPERS, sentences=SENTENCES):
     """The page, and what is wrong with the sentences."""
     page, found, grpo = [INTRO], [], sources["grpo.py"]
@@ -231,7 +402,9 @@ def build(sources, papers=PAPERS, sentences=SENTENCES):
         for place, key, lines in hunks(grpo, sources[script]):
             if place != last:
                 page.append(f"### {script}: {place}\n")
-            page += [textwrap.fill(own.get(key, ""), 120), "\n```diff", *lines, "```\n"]
+            missing = place not in places(sources[script]) or (script in OTHERS and place not in places(grpo))
+            shown = first_line(lines) if missing else lines
+            page += [textwrap.fill(own.get(key, ""), 120), "\n```diff", *shown, "```\n"]
             last = place
             used.add(key)
             if key not in own:

@@ -307,13 +307,11 @@ def files():
 
 
 def why(sources):
-    """{script: {place: sentences}} against grpo.py: those of docs/diffs.py, else the reason in tests/same_text.py."""
+    """{script: {place: sentences}} against grpo.py, those of docs/diffs.py."""
     found = {script.removesuffix(".py"): {} for script in sources}
     for script, own in diffs.SENTENCES.items():
         for place, key, _ in diffs.hunks(sources["grpo.py"], sources[script]):
             found[script.removesuffix(".py")].setdefault(place, []).append(inline(own[key]))
-    for (script, place), (reason, _) in same_text.DIFFERS.items():
-        found[script.removesuffix(".py")].setdefault(place, [inline(reason[0].upper() + reason[1:] + ".")])
     return found
 
 

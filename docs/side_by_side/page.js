@@ -237,7 +237,8 @@ function pairSection(one, two, name) {
   }
   const kind = having[0] === one ? { sign: "−", kind: "gone" } : { sign: "+", kind: "come" };
   const status = `only in ${having[0]}.py, ${count(length, "line")}`;
-  return section(id, status, having, {}, (data.why[having[0]][name] || []).map(sentence), fileRow(having, name, "single"),
+  const sentences = unique([one, two].flatMap((script) => data.why[script][name] || []));
+  return section(id, status, having, {}, sentences.map(sentence), fileRow(having, name, "single"),
     h("div", { class: "chunk single" }, side(own, 0, length, { ...kind, toOwn: pair }), notes([own], [[0, length]])));
 }
 
@@ -316,7 +317,7 @@ function allView(name) {
     const title = h("h2", null, group.map((script, k) => [k ? ", " : "", script]));
     const more = h("span", { class: "more" },
       group[0] === first ? fileLink(`${group[0]}.py`, own[1]) : link(`${first}-${group[0]}/${name}`, `beside ${first}`));
-    const sentences = group.flatMap((script) => data.why[script][name] || []);
+    const sentences = unique(group.flatMap((script) => data.why[script][name] || []));
     return h("section", { class: "card" }, h("div", { class: "head" }, title,
       group.length > 1 ? h("span", { class: "status" }, "one text") : null, more),
       formulas(group, name), sentences.map(sentence),
@@ -405,9 +406,8 @@ function helpView() {
     h("div", { class: "lead", html: `
       <h3>Two scripts</h3>
       <p>The left script's lines are marked − and the right one's +; within them the words that differ are underlined. What is
-      identical is one line, which opens. Above a change, beside a yellow bar, stands what changes there and why. For a script
-      of the GRPO family the sentences are those of <a href="diffs.md">diffs.md</a>, against grpo.py; ppo.py, dpo.py and
-      reward_model.py have one reason for each function that differs. Between two other scripts, each is compared with grpo.py.</p>
+      identical is one line, which opens. Above a change, beside a yellow bar, stands what changes there and why. The sentences
+      are those of <a href="diffs.md">diffs.md</a>, against grpo.py. Between two other scripts, each is compared with grpo.py.</p>
       <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).</p>
       <h3>Equations</h3>
       <p>At the head of a function stands what it computes, from the docstring of the script, with its number in the paper.</p>
