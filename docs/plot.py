@@ -5,6 +5,7 @@ are the seeds of one: they are thin lines of one colour, and their mean is the t
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -89,15 +90,16 @@ def label_ends(axis, ends):
         axis.annotate(name, (x, y), (axis.get_xlim()[1], above), color=colour, fontsize=8, va="center")
 
 
-def panels(runs, metrics, x="step"):
-    """A figure with a panel for each of the metrics {name: title} that a run has."""
+def panels(runs, metrics, axes=("step",)):
+    """A figure with a panel for each of the metrics {name: title} that a run has, over each of `axes`."""
     logged = {name for seeds in runs.values() for rows in seeds for row in rows for name in row}
     metrics = {name: title for name, title in metrics.items() if name in logged}
-    figure, axes = plt.subplots(1, len(metrics), figsize=(4.4 * len(metrics), 3.2), squeeze=False, layout="constrained")
-    for axis, (metric, title) in zip(axes[0], metrics.items(), strict=True):
-        draw(axis, runs, metric, x)
-        axis.set(title=title, xlabel={"step": "step", "completions": "sampled completions"}[x])
-        axis.spines[["top", "right"]].set_visible(False)
+    count = len(metrics) * len(axes)
+    figure, places = plt.subplots(1, count, figsize=(4.4 * count, 3.2), squeeze=False, layout="constrained")
+    for place, (x, metric) in zip(places[0], itertools.product(axes, metrics), strict=True):
+        draw(place, runs, metric, x)
+        place.set(title=metrics[metric], xlabel={"step": "step", "completions": "sampled completions"}[x])
+        place.spines[["top", "right"]].set_visible(False)
     return figure
 
 

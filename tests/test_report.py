@@ -12,6 +12,7 @@ sys.path.append(str(ROOT / "docs" / "claims"))
 pytestmark = pytest.mark.needs("matplotlib")
 pytest.importorskip("matplotlib")
 
+import patched  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 from claims import ALL, CLAIMS, RUNS, Claim, Effect  # noqa: E402
@@ -106,6 +107,37 @@ def test_a_learned_reward_waits_for_its_model(tmp_path, monkeypatch):
     assert run.without_models(learned) == ([("reward_model", 0)], learned)
     assert run.without_models([("reward_model", 1), ("grpo", 0)]) == ([("reward_model", 1)], [("grpo", 0)])
     assert run.without_models([("grpo", 0)]) == ([], [("grpo", 0)])
+
+
+def test_a_round_of_pairs_counts_what_it_sampled():
+    """Also before the first step: pairs are made before the first evaluation."""
+    row = {"step": 0, "eval/pass@1": 0.5, "pairs/made": 256.0, "pairs/yield": 0.5, "pairs/accuracy": 0.4}
+    assert condense([row]) == [{"step": 0, "completions": 4096, "pairs/accuracy": 0.4, "eval/pass@1": 0.5}]
+    given = {"step": 0, "eval/pass@1": 0.5}
+    assert condense([given]) == [given | {"completions": 0}]
+
+
+def test_a_claim_has_its_own_seeds():
+    assert run.runs_of("all", 2) == [(name, seed) for seed in range(2) for name in ALL]
+    assert {seed for _, seed in run.runs_of("length", 3)} == {0, 1, 2}
+    assert {seed for _, seed in run.runs_of("hacking", 3)} == {5, 6, 7}
+    assert {name for name, _ in run.runs_of("length", 1)} == CLAIMS["length"].needs()
+
+
+def test_patches_are_put_on_a_script_one_after_the_other(tmp_path, monkeypatch):
+    (tmp_path / "patches").mkdir()
+    script, one, two = tmp_path / "script.py", tmp_path / "patches" / "one.py", tmp_path / "patches" / "two.py"
+    script.write_text(
+        "import contextlib\nclean_exit, seen = contextlib.nullcontext, []\ndef f():\n    return 'f'\n"
+        "def g():\n    return 'g'\ndef main(options):\n    seen.extend([f(), g(), *options])\n"
+    )
+    one.write_text("def f():\n    return 'first'\ndef g():\n    return 'first'\n")
+    two.write_text("old = g\ndef g():\n    return old() + 'second'\n")
+    monkeypatch.setattr(sys, "argv", ["patched.py", str(one), str(two), str(script), "--option"])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    patched.main()
+    assert sys.modules["script"].seen == ["first", "firstsecond", "--option"]
 
 
 def test_claims_name_runs_and_runs_name_files():

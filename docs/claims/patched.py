@@ -1,10 +1,13 @@
-"""Runs a script with some of its functions replaced: python docs/claims/patched.py PATCH SCRIPT [options of the script]
+"""Runs a script with some of its functions replaced:
 
-PATCH is a Python file that is executed inside the script's module, after the script's own code and before `main`. A
-function that it defines replaces the script's function of that name, and it can use every name of the script.
+python docs/claims/patched.py docs/claims/patches/PATCH.py ... SCRIPT [options of the script]
+
+The patches are executed inside the script's module, one after the other, after the script's own code and before `main`.
+A function that one defines replaces the script's function of that name, and it can use every name of the script.
 """
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,10 +23,12 @@ def load_script(path):
 
 
 def main():
-    patch, script, *options = sys.argv[1:]
+    patches = list(itertools.takewhile(lambda word: Path(word).parent.name == "patches", sys.argv[1:]))
+    script, *options = sys.argv[1 + len(patches) :]
     module = load_script(script)
-    source = Path(patch).read_text(encoding="utf-8")
-    exec(compile(source, patch, "exec"), vars(module))
+    for patch in patches:
+        source = Path(patch).read_text(encoding="utf-8")
+        exec(compile(source, patch, "exec"), vars(module))
     with module.clean_exit():
         module.main(options)
 

@@ -10,6 +10,7 @@ The rules, which were written before the runs:
 """
 
 import argparse
+import re
 import sys
 
 import numpy as np
@@ -100,7 +101,7 @@ def evidence(effect):
         return [what, expected, f"{len(values)} of 5 seeds", ""]
     low, high = interval(values)
     decided = verdict(effect, values)
-    return [what, expected, f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f}), {len(values)} seeds",
+    return [what, expected, f"{values.mean():+.3g} ({low:+.3g} to {high:+.3g}), {len(values)} seeds",
             f"**{decided}**" if effect.decides else decided]  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def build():
     verdicts = []
     for claim in CLAIMS.values():
         title = f"[{claim.title}](#{anchor(claim.title)})"
-        verdicts.append([title, claim.paper.partition(",")[0], decide(claim) or "runs are missing"])
+        verdicts.append([title, re.split("[,:;]", claim.paper)[0], decide(claim) or "runs are missing"])
     lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
     lines += ["![all algorithms on the hard task](claims/figures/all.png)", ""]
     seeds = ", ".join(f"{name} {len(load(name))}" for name in ALL)
@@ -171,13 +172,14 @@ def write_figures():
     (HERE / "figures").mkdir(exist_ok=True)
     runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
     titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
-    plot.panels(runs, titles, "completions").savefig(HERE / "figures" / "all.png", dpi=80, metadata={"Software": None})
+    figure = plot.panels(runs, titles, ["completions"])
+    figure.savefig(HERE / "figures" / "all.png", dpi=80, metadata={"Software": None})
     for claim in CLAIMS.values():
         runs = {name: list(load(name).values()) for name in claim.runs}
         runs = {name: seeds for name, seeds in runs.items() if seeds}
         if claim.curves and runs:
             titles = {metric: plot.TITLES.get(metric, metric) for metric in claim.curves}
-            figure = plot.panels(runs, titles, "completions" if claim.by_completions else "step")
+            figure = plot.panels(runs, titles, claim.axes)
             figure.savefig(HERE / "figures" / f"{claim.name}.png", dpi=80, metadata={"Software": None})
 
 

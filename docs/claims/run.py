@@ -3,8 +3,10 @@
 python docs/claims/run.py                         all claims, five seeds: about ten hours of one core
 python docs/claims/run.py clip_higher length      these claims only
 python docs/claims/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
+python docs/claims/run.py length --again          also what has results
 
-What is in docs/claims/results is not run again: stop it when you like, and start it again. `report.py` makes the page.
+Else what is in docs/claims/results is not run again: stop it when you like, and start it again. `report.py` then
+decides, and makes the page.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,24 +38,23 @@ def read_rows(path):
 
 
 def condense(rows):
-    """The means of each EVERY steps; at the last of these, the evaluation and the completions sampled so far."""
-    kept, completions = [], sampled(rows[0])
-    for start in range(1, len(rows), EVERY):
-        part = rows[start : start + EVERY]
+    """The row before training, and the means of each EVERY steps; at the last of these, the evaluation and the
+    completions sampled so far."""
+    kept, completions = [], 0
+    for part in (rows[:1], *(rows[start : start + EVERY] for start in range(1, len(rows), EVERY))):
         completions += sum(map(sampled, part))
         line = {"step": part[-1]["step"], "completions": completions}
         for name in (*KEPT, *(name for name in part[-1] if name.startswith("share/"))):
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
-        line |= evaluation(part[-1])
-        kept.append(line)
-    return [{"step": 0, "completions": 0} | evaluation(rows[0]), *kept]
+        kept.append(line | evaluation(part[-1]))
+    return kept
 
 
 def sampled(row):
-    """Completions sampled in a step: 32 x 8 or 256 x 1 in each round, or 256 x 8 in a round of pairs."""
-    if "pairs/made" in row:
-        return 2048
+    """Completions sampled in a step: 32 x 8 or 256 x 1 in each round, or 8 of each prompt in a round of pairs."""
+    if row.get("pairs/made"):
+        return 8 * round(row["pairs/made"] / row["pairs/yield"])
     return 256 * row.get("sampling/rounds", 1) if "completion/length" in row else 0
 
 
@@ -64,6 +66,7 @@ def run(name, seed):
     """Run one command in runs/claims, unless it has been run, and write its file of results."""
     folder = pathlib.Path("runs") / "claims" / f"{name}-seed{seed}"
     command = f"{RUNS[name].format(seed=seed)} --seed {seed} --output_dir {folder}"
+    shutil.rmtree(ROOT / folder, ignore_errors=True)  # of a run that was stopped
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as output:
         arguments = [sys.executable, *command.split()]
@@ -77,8 +80,20 @@ def run(name, seed):
     lines = [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))]
     RESULTS.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (RESULTS / f"{name}-seed{seed}.jsonl").write_text(text, encoding="utf-8")
+    result(name, seed).write_text(text, encoding="utf-8")
     return header["cpu_seconds"]
+
+
+def result(name, seed):
+    return RESULTS / f"{name}-seed{seed}.jsonl"
+
+
+def runs_of(claim, seeds):
+    """[(name, seed)] of a claim, or of the figure of all algorithms."""
+    if claim == "all":
+        return [(name, seed) for seed in range(seeds) for name in ALL]
+    first = CLAIMS[claim].first_seed
+    return [(name, seed) for seed in range(first, first + seeds) for name in CLAIMS[claim].needs()]
 
 
 def without_models(jobs):
@@ -101,15 +116,15 @@ def main():
     parser.add_argument("claims", nargs="*", choices=[[], *names], metavar="NAME", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
-    groups = {"all": ALL} | {name: claim.needs() for name, claim in CLAIMS.items()}
-    wanted = {name for claim in args.claims or groups for name in groups[claim]}
-    jobs = [(name, seed) for seed in range(args.seeds) for name in RUNS if name in wanted]
-    jobs = [(name, seed) for name, seed in jobs if not (RESULTS / f"{name}-seed{seed}.jsonl").exists()]
+    wanted = {job for claim in args.claims or names for job in runs_of(claim, args.seeds)}
+    jobs = [(name, seed) for seed in range(5 + args.seeds) for name in RUNS if (name, seed) in wanted]
+    jobs = [job for job in jobs if args.again or not result(*job).exists()]
     models, others = without_models(jobs)
     jobs = [*models, *others]
     left = sum(seconds_of(name) for name, _ in jobs)
-    print(f"{len(jobs)} runs are missing, about {left / 3600:.1f} hours of one core", flush=True)
+    print(f"{len(jobs)} runs, about {left / 3600:.1f} hours of one core", flush=True)
     count = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for part in (models, others):
