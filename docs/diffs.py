@@ -19,9 +19,8 @@ PAGE = ROOT / "docs" / "diffs.md"
 INTRO = """# What each script changes in grpo.py
 
 Every script of the family is `grpo.py` with the changes of one paper. Here they are, hunk by hunk, in the order of the
-file, each after a sentence that says what changes and why. Left out: the module docstrings, the help texts of `Args` (a
-field is shown with its type and default), and everything that is `grpo.py`'s word for word. Of a function that is gone
-the first line is shown, and of a new one too in the last two sections.
+file (the imports come last), each after a sentence that says what changes and why. Left out: the module docstrings, the
+help texts of `Args` (a field is shown with its type and default), and everything that is `grpo.py`'s word for word.
 
 Written by `python docs/diffs.py --write`; a test compares it with the scripts.
 """
@@ -57,8 +56,7 @@ PAPERS = {
         "alone. From prompts it samples the pairs itself, by the rollout and the rewards of grpo.py."
     ),
 }
-OTHERS = ("reward_model.py", "dpo.py")  # they share little with grpo.py: their new functions are not printed
-# what these two change alike
+# what reward_model.py and dpo.py change alike
 PAIR_STEP = {
     "update_pairs 4ff946": (
         "One optimizer step on a number of pairs. The loss is a mean over pairs, so that no token needs a weight, and "
@@ -86,12 +84,12 @@ SENTENCES = {
         ),
         "Args 185cd9": "The released code's `ignore_no_eos`, an option that is off.",
         "compute_rewards 0d123b": (
-            "A truncated completion scores 0, as in the released code: its whole sum does, so that no part of a reward "
-            "is earned by running into the cap."
+            "A truncated completion scores 0, as in the released code: the whole weighted sum is set to 0, so that no "
+            "part of a reward is earned by running into the cap."
         ),
         "token_weights 2fd4c6": (
-            "A constant of the run takes the place of the row's length (Listing 1), under which a long wrong "
-            "completion is pushed down less per token than a short one, and wrong answers grow longer."
+            "A constant of the run takes the place of the row's length (Listing 1). Divided by its length, a long "
+            "wrong completion is pushed down less per token than a short one, and wrong answers grow longer."
         ),
         "main 5879ce": "The name of the run.",
         "main 372cd2": (
@@ -102,8 +100,8 @@ SENTENCES = {
     "dapo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
         "Args da5bdb": (
-            "After 20 steps most groups are all right, and what more steps do is sampling. The paper evaluates with "
-            "top-p 0.7; training samples with 1."
+            "After 20 steps most groups have only right answers, and further steps would mostly sample. The paper "
+            "evaluates with top-p 0.7; training samples with 1."
         ),
         "Args 06f30f": (
             "Clip-higher: more room above than below, so that unlikely tokens can grow and entropy lasts (Section 3.1)."
@@ -119,12 +117,11 @@ SENTENCES = {
         ),
         "overlong_penalty 6b2664": (
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
-            "stop before a cut would teach it (Eq. 13)."
+            "stop before it is cut off (Eq. 13)."
         ),
         "dynamic_batch 5b0c33": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
-            "correct (Eq. 11), because the others have no gradient, and more and more groups are such as the policy "
-            "learns."
+            "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
         "token_weights aacb87": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
@@ -136,8 +133,9 @@ SENTENCES = {
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
         "main 6577e3": (
-            "The rollout becomes `dynamic_batch`, and what it kept decides: too few groups, no update in this step; "
-            "none at all, the end of the run, with exit code 1 where it never found a group to train on."
+            "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
+            "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
+            "never made an update."
         ),
         "imports 0c4d55": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
     },
@@ -186,7 +184,7 @@ SENTENCES = {
             "weighs less and one that agrees still trains."
         ),
         "compute_advantages e0cab3": (
-            "Of the two mixtures each completion takes the smaller one, which damps the swings of both."
+            "Of the two mixtures each completion takes the one of smaller magnitude, which damps the swings of both."
         ),
         "clip_bounds 710022": (
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
@@ -204,7 +202,7 @@ SENTENCES = {
         "main 5d7df7": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
-            "paper's measures of both are logged."
+            "paper's response utilization (Eq. 10) and the share of SA_new are logged."
         ),
         "imports a1eacb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
@@ -223,7 +221,7 @@ SENTENCES = {
         ),
         "ValueHead 5b40aa": (
             "The head starts at zero, so that the first advantages come from the rewards alone, and computes in "
-            "float32, because bfloat16 has too few digits for a value that is regressed on."
+            "float32, because bfloat16 has too few digits for a value that is fitted by regression."
         ),
         "Critic 41db29": "The value of every token from the states of a backbone, the policy's or one of its own.",
         "ActorCritic c05094": (
@@ -235,8 +233,9 @@ SENTENCES = {
             "a head on the policy."
         ),
         "shape_rewards b3ba5a": (
-            "The reward of a completion stands on its last token, and each token pays for its distance from the "
-            "reference. In GRPO the KL is a term of the loss; here it is a part of what the policy is to earn."
+            "The reward of a completion stands on its last token, less `--missing_eos_penalty` if it was cut off. With "
+            "`--kl_coef` each token also pays for its log-ratio to the reference: GRPO has the KL in the loss, PPO in "
+            "the reward, unless `--kl_in loss`."
         ),
         "compute_advantages 54e657": (
             "GAE (arXiv 1506.02438, Eq. 16) in place of the group: an advantage for each token, and the returns that "
@@ -248,25 +247,31 @@ SENTENCES = {
             "arguments, since controllers move them."
         ),
         "value_loss 9fcd25": (
-            "The critic's squared error, of which the larger one counts: the value may not gain from a move of more "
-            "than `--value_clip` in one rollout."
+            "Two squared errors, of the value and of the value held within `--value_clip` of its old one. The larger "
+            "one counts, so a value gains nothing by moving farther than that in one rollout."
         ),
         "token_weights da0546": "PPO's expectation is over time steps (Eq. 7): all tokens of a step weigh the same.",
-        "Coefficients f00905": "The adaptive KL coefficient and the penalty of section 4; a resumed run needs them.",
+        "Coefficients f00905": (
+            "Two coefficients that may move once per rollout: that of the KL to the reference (arXiv 1909.08593, "
+            "section 2.2), and that of the penalty on KL(old, new) (section 4). A resumed run needs them."
+        ),
         "assign_advantages 76d1de": (
-            "GRPO knows its advantages when the rewards are there. Here they need the values and log-probs of the old "
-            "policy, which come from a forward over the whole rollout, and are whitened over all of its tokens, those "
-            "of all processes."
+            "GRPO knows its advantages when the rewards are there. Here they need the old critic's values and the old "
+            "policy's log-probs, from a forward over the whole rollout before the first update. The advantages are "
+            "then whitened over all tokens of the rollout, on all processes."
         ),
         "update 0d314d": (
             "Policy and critic take one step together. The critic may train alone at first (`--critic_warmup_steps`), "
             "and a minibatch whose KL is past `--target_kl` ends the updates of this rollout."
         ),
         "clip_gradients 9f0ebe": (
-            "Each is clipped by its own norm, because a critic's gradients are of another size and would shrink the "
-            "policy's."
+            "A separate critic is clipped by its own norm, because its gradients have another size and would shrink "
+            "the policy's. With a shared one there is one norm."
         ),
-        "add_policy_change c97ca6": "What the last update did, which decides how the penalty moves (section 4).",
+        "add_policy_change c97ca6": (
+            "How far all updates of this rollout together have moved the policy, KL(old, new), which decides how the "
+            "penalty moves (section 4)."
+        ),
         "check_own_args 10e989": "Options that cannot work together are refused before a model is loaded.",
         "main 4a8b90": (
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
@@ -281,18 +286,22 @@ SENTENCES = {
     },
     "reward_model.py": {
         "Args c1c6bc": (
-            "No rollout, so `RunArgs` without its options; steps count pairs, and three passes over the pairs are made."
+            "Nothing is sampled, so the base class is `RunArgs`, which has no options of sampling. A step counts "
+            "pairs, and the default is three passes over them."
         ),
-        "Args 716c63": "A forward holds a number of rows; sorted by length, pairs need little padding.",
+        "Args 716c63": "No `--micro_batch_tokens`: sorted by length, a fixed number of pairs has little padding.",
         **PAIR_STEP,
-        "Args 0e6b79": "Nothing is sampled. The rate is that of a head which starts at zero.",
-        "Args c38767": "The loss has one option, which holds the scores around 0 (arXiv 2312.09244).",
+        "Args 0e6b79": "Nothing is sampled. The learning rate is a preset for the small model.",
+        "Args c38767": (
+            "The loss has one option, which holds the scores around 0 (arXiv 2312.09244). An evaluation is cheap, so "
+            "it comes more often."
+        ),
         "RewardModel 9bc4cf": (
             "The score is read at the last token of the completion, its end, where the model has seen everything."
         ),
         "load_reward_model 7fe329": (
-            "A classifier with one label, so that transformers, TRL and ppo.py load what is saved; its new head is "
-            "zero, and the loss starts at ln 2 whatever the model is."
+            "A classifier with one label, so that transformers, TRL and ppo.py load what is saved. A causal language "
+            "model gets a head of zeros, with which the loss starts at ln 2; a classifier keeps its own."
         ),
         "reward_loss 6bd774": (
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
@@ -306,20 +315,23 @@ SENTENCES = {
     },
     "dpo.py": {
         "Args 82caa2": (
-            "Steps count pairs. Pairs may be given, and then their prompts are cut, and prompts to evaluate on come "
-            "from another dataset."
+            "A step counts pairs. Given pairs that are longer than `--max_length` are cut, from the start of the "
+            "prompt first; to evaluate by sampling as well, `--eval_dataset` names prompts."
         ),
         "Args 54e25e": "A step is one update: no minibatches.",
         **PAIR_STEP,
         "Args 601cac": (
-            "The options of the pairs that a round samples. A forward holds a number of rows; sorted by length, pairs "
-            "need little padding."
+            "The options of the pairs that a round samples. No `--micro_batch_tokens`: sorted by length, a fixed "
+            "number of pairs has little padding."
         ),
-        "Args 9e5f53": "The options of the loss: beta is the strength of the KL that stands behind it, not a term.",
+        "Args 9e5f53": (
+            "The options of the loss. `beta` is the weight of the KL penalty from which the loss is derived; the loss "
+            "itself has no KL term."
+        ),
         "Round 1f5dd5": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
         "make_pairs ec20f0": (
-            "The best against the worst of some completions of the policy itself, as judged by the rewards; prompts "
-            "whose completions are all as good give none."
+            "The best against the worst completion of a prompt, by their rewards. Completions that were cut off are "
+            "left out, and a prompt whose completions have one and the same reward gives no pair."
         ),
         "preference_row 8457e1": "The pairs are written in TRL's format, to be used again.",
         "with_reference 5a6f4a": (
@@ -336,7 +348,7 @@ SENTENCES = {
         ),
         "evaluate_both e18302": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data 022a80": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
-        "check_loss 7cc355": "Options without an effect are refused.",
+        "check_loss 7cc355": "Options without an effect on the loss are refused, and one sample for a pair.",
         "main ab9aa9": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
@@ -383,33 +395,30 @@ def hunks(old, new):
     return found
 
 
-def first_line(lines):
-    """The first line of a function that is new or gone, and how many more there are."""
-    start = next(i for i, line in enumerate(lines) if line[2:].startswith(("def ", "class ")))
-    return [*lines[: start + 1], f"{lines[0][0]}     ... {len(lines) - start - 1} lines more"]
-
-
 def build(sources, papers=PAPERS, sentences=SENTENCES):
     """The page, and what is wrong with the sentences."""
     page, found, grpo = [INTRO], [], sources["grpo.py"]
     for script, paper in papers.items():
-        own, used, last = sentences.get(script, {}), set(), None
+        own, used, gone, last = sentences.get(script, {}), set(), [], None
         removed, added, _ = same_text.changes(same_text.bare(grpo), same_text.bare(sources[script]))
         texts, originals = same_text.texts(sources[script]), same_text.texts(grpo)
         same = ", ".join(f"`{name}`" for name in texts if texts[name] == originals.get(name) and name != "If")
-        counts = f"{removed} lines removed, {added} added. Word for word as in grpo.py: {same}."
+        counts = f"{removed} lines removed, {added} added. Word for word as in grpo.py: {same or 'no function'}."
         page += [f"## {script}\n", textwrap.fill(paper, 120) + "\n", textwrap.fill(counts, 120) + "\n"]
         for place, key, lines in hunks(grpo, sources[script]):
-            if place != last:
-                page.append(f"### {script}: {place}\n")
-            missing = place not in places(sources[script]) or (script in OTHERS and place not in places(grpo))
-            shown = first_line(lines) if missing else lines
-            page += [textwrap.fill(own.get(key, ""), 120), "\n```diff", *shown, "```\n"]
+            if place not in places(sources[script]):
+                gone.append(f"- `{place}`: {own.get(key, '')}")
+            else:
+                if place != last:
+                    page.append(f"### {script}: {place}\n")
+                page += [textwrap.fill(own.get(key, ""), 120), "\n```diff", *lines, "```\n"]
             last = place
             used.add(key)
             if key not in own:
                 say = "say what the paper changes there and why, in SENTENCES of docs/diffs.py under this key:"
                 found.append("\n    ".join([f'{script}: no sentence for "{key}"; {say}', *lines]))
+        if gone:
+            page += [f"### Gone from {script}\n", *gone, ""]
         for key in own.keys() - used:
             say = "the code changed or is gone; if the sentence still fits, give it the hunk's new key, else remove it:"
             found.append(f'{script}: no hunk for the sentence "{key}" in docs/diffs.py; {say}\n    {own[key]}')
