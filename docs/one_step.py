@@ -50,7 +50,6 @@ KEPT = ("rollout", "compute_rewards", "compute_advantages", "group_statistics", 
 OWN = {dapo: dict(overlong_cache=7, max_sampling_rounds=1)}  # a quarter of max_new_tokens; one draw
 MADE_BY = {  # pieces of lines of grpo.py
     "prompts": 'batch = {"prompts": ids',
-    "prompt_mask": 'batch = {"prompts": ids',
     "completions": 'batch["completions"] = pad_sequence',
     "completion_mask": 'batch["completion_mask"], batch["truncated"]',
     "old_logprobs": 'micro["old_logprobs"], _ =',
@@ -196,14 +195,16 @@ the left. `↵` is a line break and `■` the stop token; each other character i
 """
 MASK = """
 In `completions` 0 is padding and 1 the stop token; [`completion_mask`](../common/masked.py) is true up to it.
+`prompt_mask` is true everywhere, since nothing is padded on the left.
 """
 REWARDS = """
 ## 2. Rewards and advantages
 
 [`compute_rewards`](../grpo.py) compares the answer after `####` with the gold answer, and
-[`compute_advantages`](../grpo.py) each reward with its group. R (8,) is made by
-[`rewards = weighted_sum`](../grpo.py), mean and std (2, 1) by [`mean, _, std, zero =`](../grpo.py) with ddof 1
-([`group_statistics`](../common/masked.py)), and A (8, 1) by [`advantages / (std + args.std_eps)`](../grpo.py).
+[`compute_advantages`](../grpo.py) each reward with its group. The rewards, a tensor (8,), are made by
+[`rewards = weighted_sum`](../grpo.py), mean and std (2, 1) by [`mean, _, std, zero =`](../grpo.py) with ddof 1, that is
+divided by G - 1 ([`group_statistics`](../common/masked.py)), and the advantages A (8, 1) by
+[`advantages / (std + args.std_eps)`](../grpo.py).
 """
 ADVANTAGES = """
 Row {long} reasons and row {short} guesses; both are right, and they get the same advantage. In the second group all
@@ -245,7 +246,7 @@ ratio   = exp(logprob - old)                      = exp({new:.4f} - {old:.4f}) =
 clipped = ratio between 1 - 0.2 and 1 + 0.2       = {clipped:.4f}
 min     = min(ratio A, clipped A)                 = min({ratio:.4f} x {A:.4f}, {clipped:.4f} x {A:.4f}) = {least:.4f}
 d       = ref - logprob                           = {old:.4f} - {new:.4f} = {d:.4f}
-kl      = exp(d) - d - 1                          = {kl:.4f}                        k3; the reference is the old policy
+kl      = exp(d) - d - 1                          = {kl:.4f}                    the estimator k3; ref is the old policy
 loss    = -min + 0.04 kl                          = {losses:.4f}
 weight  = 1 / |o| / rows                          = 1 / 7 / 8 = {weight:.5f}
 ```
@@ -301,8 +302,9 @@ From top to bottom, what differs and why:
   ([`make_pairs`](../dpo.py)). Its margin beta h is {margin:.4f}, and its loss -log sigmoid({margin:.4f}) =
   {pair_loss:.4f}; before the first update it was ln 2 = 0.6931.
 
-Neither the sums nor the norms say which algorithm learns faster. Advantages and weights differ by constant factors,
-and AdamW divides a gradient by its own size.
+Neither the sums nor the norms say which algorithm learns faster. A part of the difference is a constant factor, such as
+the number of completions of a prompt in `dcpo.py`, and AdamW removes such a factor, because it divides a gradient by
+its own size. What remains is which rows and tokens count more than others.
 """
 
 
@@ -358,8 +360,8 @@ def sampled(step):
           bool(batch["truncated"][row])] for row in range(8)],
     )  # fmt: skip
     page += fold(
-        "the ids and the masks of these rows",
-        *(tensor(name, batch[name], prompts, 0) for name in ("prompts", "prompt_mask")),
+        "the ids of these rows, and their mask",
+        tensor("prompts", batch["prompts"], prompts, 0),
         *(tensor(name, batch[name], everywhere, 0) for name in ("completions", "completion_mask")),
     )
     return page + MASK

@@ -57,7 +57,7 @@ def test_the_readme_has_the_medians_of_the_chain():
         return f"{statistics.median(results.evaluations(rows, metric)[which][metric] for rows in runs):.2f}"
 
     text = " ".join(chain_section().split())
-    assert f"tells {median('reward_model', 'eval/accuracy')} of the held-out pairs right" in text
+    assert f"the chosen answer in {median('reward_model', 'eval/accuracy')} of the held-out pairs" in text
     assert f"takes pass@1 from {median('ppo-kl', which=0)} to {median('ppo-kl')}, and to {median('ppo-no_kl')}" in text
     assert f"fixed pairs reaches {median('dpo-nll')}, and {median('dpo-pairs')} without `--nll_coef 1`" in text
     assert f"in rounds {median('dpo')}; PPO with the rule reward {median('ppo')}." in text
