@@ -31,7 +31,7 @@ TITLES = PANELS | {
     "reward_part/hard": "accuracy on hard problems",
     "policy/clip_low": "share of tokens clipped below",
     "policy/clip_high": "share of tokens clipped above",
-    "policy/clipped": "share of clipped tokens",
+    "policy/clipped": "clipped share, of tokens (gspo: of rows)",
     "policy/kl_ref": "KL in the loss, per token",
     "sampling/rounds": "sampling rounds of a step",
     "dcpo/response_utilization": "share of completions that train",
