@@ -149,5 +149,12 @@ def test_claims_name_runs_and_runs_name_files():
         assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
 
 
+def test_the_readme_lists_the_verdicts():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert " ".join(report.verdict_list()) in text, "python docs/claims/report.py prints the list"
+    sections = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert [section.partition("\n")[0] for section in sections] == [claim.title for claim in CLAIMS.values()]
+
+
 def test_the_page_is_what_the_results_say():
     assert report.PAGE.read_text(encoding="utf-8") == report.build(), "python docs/claims/report.py --write"

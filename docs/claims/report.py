@@ -172,6 +172,18 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
+def verdict_list():
+    """The list in README.md: the claims by their verdicts, each with its link."""
+    decided = [(decide(claim) or "not decided yet", claim.title) for claim in CLAIMS.values()]
+    return [
+        f"- **{verdict.capitalize()}:** "
+        + "; ".join(f"[{title}](docs/claims.md#{anchor(title)})" for own, title in decided if own == verdict)
+        + "."
+        for verdict in (HOLDS, FAILS, UNSEEN, "not decided yet")
+        if verdict in dict(decided)
+    ]
+
+
 def write_figures():
     (HERE / "figures").mkdir(exist_ok=True)
     runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
@@ -193,8 +205,7 @@ def main():
     if parser.parse_args().write:
         write_figures()
         PAGE.write_text(build(), encoding="utf-8")
-    for claim in CLAIMS.values():
-        print(f"{claim.name:20} {decide(claim) or 'runs are missing'}")
+    print("\n".join(verdict_list()))
 
 
 if __name__ == "__main__":
