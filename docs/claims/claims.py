@@ -222,6 +222,12 @@ CLAIM_LIST = [
         ],
         ("policy/entropy", "policy/clip_low", "policy/clip_high"),
         ("coin-0.2_0.2", "coin-0.2_0.28", "coin-0.1_0.2", "coin-0.2_0.1", "coin-1_1000"),
+        why="The rewards say nothing, so what moves the entropy is the noise of the updates and the clip. From "
+        "0.21 it rises to 0.25 at 0.2 / 0.2 and to 0.28 with the tighter lower bound, and falls to 0.20 with "
+        "the tighter upper one; without a clip it rises most, to 0.40. Sixty steps of it cost accuracy: "
+        "pass@1 goes from 0.34 to 0.13 at 0.2 / 0.2, and to 0.01 without a clip. All seeds have the same "
+        "tosses of the coin.",
+        more="`--num_epochs 1`: with fewer updates of a rollout the ratios stay nearer 1, and the clip acts less.",
     ),
     Claim(
         "token_mean",
