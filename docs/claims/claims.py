@@ -209,6 +209,11 @@ CLAIM_LIST = [
         ],
         ("policy/entropy", "reward/accuracy"),
         ("clip-0.2_0.2", "clip-0.2_0.28", "clip-0.1_0.2", "clip-1_1000"),
+        why="The upper clip acts on 0.2 % of the tokens and the lower one on 0.6 %, so 0.28 in place of 0.2 "
+        "changes little. A tighter lower bound and no clip at all do keep entropy higher, 0.060 and 0.066 at "
+        "the end against 0.055, and without a clip the accuracy is worse, 0.53 against 0.67. Under random "
+        "rewards, below, the same higher clip can be seen.",
+        more="`--clip_high 0.5`; ten seeds.",
     ),
     Claim(
         "clip_alone",
