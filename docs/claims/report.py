@@ -133,13 +133,13 @@ What the papers claim, measured with the scripts of this repository on the secon
 ([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight terms, without those of five, learnt
 from a careless teacher. (The claims on learned rewards and on DPO are measured on the first task.) A run is 80 steps of
 32 prompts x 8 completions with four optimizer steps each, at learning rate 1e-4, if its command does not say otherwise;
-[claims.py](claims/claims.py) has the command of each name below, such as `grpo-noise`. A claim that does not hold here may well hold for large models: the page says what a small one
-shows, and with which settings.
+[claims.py](claims/claims.py) has the command of each name below, such as `grpo-noise`. A claim that does not hold here
+may well hold for large models: the page says what a small one shows, and with which settings.
 
 The claims and their runs are listed as data in that file, and [report.py](claims/report.py) has the rules that decide
-them. Both were written before the runs, except where a claim says so. An effect is the mean over five seeds
-of the difference of two runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole interval is on
-the claimed side of the margin, it does not hold if the whole interval is on the other side, and else it cannot be seen
+them. Both were written before the runs, except where a claim says so. An effect is the mean over five seeds of the
+difference of two runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole interval is on the
+claimed side of the margin, it does not hold if the whole interval is on the other side, and else it cannot be seen
 here. A claim holds if all effects in bold hold, and does not hold if one of them does not. With five seeds such an
 interval is too narrow: of means of normal values it covers 84 %. So do not rely on an effect whose interval ends near
 its margin, and run more seeds.
