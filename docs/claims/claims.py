@@ -262,6 +262,12 @@ CLAIM_LIST = [
         ],
         ("completion/truncated", "reward/accuracy", "policy/entropy"),
         ("ladder-1", "ladder-2", "ladder-3", "ladder-4"),
+        why="The filter takes 2 to 3 % of the rows out of the loss, and nothing can be seen of it. The punishment "
+        "begins at 51 tokens, which right answers to the longest sums need: completions shrink from 37 to 27 "
+        "tokens, hardly any is cut off, and a tenth of the accuracy is lost. Without dynamic sampling it also "
+        "acts in groups that are all wrong, where it is the only difference and perhaps teaches short "
+        "guesses; with dynamic sampling (`ladder-6`) pass@1 is 0.64.",
+        more="`--overlong_cache 4` or `--max_new_tokens 96`, which leave room for all right answers.",
     ),
     Claim(
         "dynamic_sampling",
@@ -274,6 +280,12 @@ CLAIM_LIST = [
         ("reward/accuracy",),
         ("ladder-5", "ladder-6"),
         axes=("step", "completions"),
+        why="Of two rounds a step the groups with right and wrong answers fill the batch, so a step samples twice "
+        "as much. With equal steps it gains 0.18 of pass@1, with equal completions 0.04 of accuracy in "
+        "training, so more data is most of it. Both runs have the soft punishment, which without dynamic "
+        "sampling also trains on groups that are all wrong: a part of the gain may be that these are left "
+        "out.",
+        more="The same two runs with `--overlong none`.",
     ),
     Claim(
         "ladder",
@@ -292,6 +304,12 @@ CLAIM_LIST = [
         ],
         ("reward/accuracy", "policy/entropy"),
         tuple(f"ladder-{i}" for i in range(1, 7)),
+        why="The filter and clip-higher cannot be seen alone. The punishment costs 0.10 and the token mean 0.03 "
+        "on top of it, and dynamic sampling, with twice the completions, gains 0.18: the last rung is the "
+        "best one, the way to it is not. With five rungs and five seeds, one in three such ladders would show "
+        "a rung that fails if none of them did anything; the two here are far from their margin or made worse "
+        "in training too.",
+        more="`--max_new_tokens 96`, where the punishment spares right answers.",
     ),
     Claim(
         "sequence_ratio",
