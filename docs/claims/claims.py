@@ -306,9 +306,9 @@ CLAIM_LIST = [
         tuple(f"ladder-{i}" for i in range(1, 7)),
         why="The filter and clip-higher cannot be seen alone. The punishment costs 0.10 and the token mean 0.03 "
         "on top of it, and dynamic sampling, with twice the completions, gains 0.18: the last rung is the "
-        "best one, the way to it is not. With five rungs and five seeds, one in three such ladders would show "
-        "a rung that fails if none of them did anything; the two here are far from their margin or made worse "
-        "in training too.",
+        "best one, the way to it is not, and at equal completions the third rung is ahead of the last by 0.06 "
+        "in training. With five rungs and five seeds, one in three such ladders would show a rung that fails "
+        "if none of them did anything; the two that fail here do so in training accuracy too.",
         more="`--max_new_tokens 96`, where the punishment spares right answers.",
     ),
     Claim(
