@@ -1,6 +1,6 @@
 """Runs what docs/claims.md reports, and keeps the deciding metrics in docs/claims/results.
 
-python docs/claims/run.py                         all claims, five seeds: about ten hours of one core
+python docs/claims/run.py                         all claims, five seeds: about eight hours of one core
 python docs/claims/run.py clip_higher length      these claims only
 python docs/claims/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
 python docs/claims/run.py length --again          also what has results
