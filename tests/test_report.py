@@ -81,6 +81,13 @@ def test_what_a_run_is_compared_by():
     assert report.value(rows, "m", "equal_completions", 400) == 3.5  # 3, 4
 
 
+def test_the_levels_are_means_over_the_seeds_of_runs_that_have_them_all(results):
+    results("a", *map(ending, (1.0, 2.0, 3.0, 4.0, 5.0)))
+    results("b", ending(1.0))
+    claim = Claim("c", "", "", [Effect("m", "a", "b", least=0, over="end")], ("m", "other"), ("a",))
+    assert report.levels(claim)[2:] == ["| a | 3 |  |  |"]
+
+
 def test_the_interval_is_that_of_the_mean():
     values = np.random.default_rng(1).normal(3.0, 1.0, 400)
     low, high = report.interval(values)

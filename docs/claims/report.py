@@ -110,12 +110,26 @@ def table(header, rows):
     return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
+def levels(claim):
+    """A row for each run that has its seeds: means in the second half of the steps, and pass@1 at the end."""
+    metrics = [*((metric, "late") for metric in claim.curves), ("eval/pass@1", "end")]
+    rows = []
+    for name in [*claim.runs, *sorted(claim.needs() - {*claim.runs})]:
+        seeds = list(load(name).values())
+        logged = {metric for run in seeds for row in run for metric in row}
+        if len(seeds) >= 5:
+            cells = (f"{np.mean([value(run, m, o) for run in seeds]):.3g}" if m in logged else "" for m, o in metrics)
+            rows.append([name, *cells])
+    return table(["mean of the seeds", *(f"`{m}`" + (" at the end" if o == "end" else "") for m, o in metrics)], rows)
+
+
 def section(claim):
     """Half a screen on one claim."""
     rows = [evidence(effect) for effect in claim.effects]
     lines = [f"## {claim.title}", "", f"{claim.paper}.", ""]
     lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
     lines += table(["compared", "expected", "measured", "verdict"], rows)
+    lines += ["", *levels(claim)]
     drawn = claim.curves and any(load(name) for name in claim.runs)
     lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if drawn else [""]
     lines += [
@@ -143,6 +157,8 @@ claimed side of the margin, it does not hold if the whole interval is on the oth
 here. A claim holds if all effects in bold hold, and does not hold if one of them does not. With five seeds such an
 interval is too narrow: of means of normal values it covers 84 %. So do not rely on an effect whose interval ends near
 its margin, and run more seeds.
+
+The second table of a claim has the means of its runs, over the second half of the steps and, for pass@1, at the end.
 
 ```bash
 python docs/claims/run.py              # runs what is missing: a night on one core
