@@ -131,6 +131,16 @@ def test_a_claim_has_its_own_seeds():
     assert {name for name, _ in run.runs_of("length", 1)} == CLAIMS["length"].needs()
 
 
+def test_only_what_has_no_results_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    jobs = [("ladder-5", 0), ("ladder-6", 0), ("ladder-5", 1), ("ladder-6", 1)]
+    assert run.missing(["dynamic_sampling"], 2, False) == jobs
+    run.result("ladder-5", 0).touch()
+    assert (
+        run.missing(["dynamic_sampling"], 2, False) == jobs[1:] and run.missing(["dynamic_sampling"], 2, True) == jobs
+    )
+
+
 def test_patches_are_put_on_a_script_one_after_the_other(tmp_path, monkeypatch):
     (tmp_path / "patches").mkdir()
     script, one, two = tmp_path / "script.py", tmp_path / "patches" / "one.py", tmp_path / "patches" / "two.py"

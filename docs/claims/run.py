@@ -96,6 +96,12 @@ def runs_of(claim, seeds):
     return [(name, seed) for seed in range(first, first + seeds) for name in CLAIMS[claim].needs()]
 
 
+def missing(claims, seeds, again):
+    """[(name, seed)] of these claims without results, or of all their runs `again`: seed after seed."""
+    wanted = {job for claim in claims for job in runs_of(claim, seeds) if again or not result(*job).exists()}
+    return sorted(wanted, key=lambda job: (job[1], list(RUNS).index(job[0])))
+
+
 def without_models(jobs):
     """(runs that make reward models which these jobs lack, the other jobs); results do not hold the models."""
     seeds = sorted({seed for name, seed in jobs if "reward_model" in RUNS[name]})
@@ -118,10 +124,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
-    wanted = {job for claim in args.claims or names for job in runs_of(claim, args.seeds)}
-    jobs = [(name, seed) for seed in range(5 + args.seeds) for name in RUNS if (name, seed) in wanted]
-    jobs = [job for job in jobs if args.again or not result(*job).exists()]
-    models, others = without_models(jobs)
+    models, others = without_models(missing(args.claims or names, args.seeds, args.again))
     jobs = [*models, *others]
     left = sum(seconds_of(name) for name, _ in jobs)
     print(f"{len(jobs)} runs, about {left / 3600:.1f} hours of one core", flush=True)

@@ -1,0 +1,68 @@
+"""docs/claims/patches: what each of them puts in the place of a script's function."""
+
+import pytest
+import torch
+
+import dapo
+import dpo
+import grpo
+from common.harness.pairs import Pair
+from small_run import QUICK
+from tools import ROOT, metric_rows
+
+MASK = torch.arange(4) < torch.tensor([[2], [4]])
+TOTALS = {"tokens": 6, "rows": 2, "prompts": 2, "group_tokens": torch.tensor([[2], [4]])}
+
+
+def patched(script, name):
+    """The names of a script after a patch."""
+    names = dict(vars(script))
+    exec((ROOT / "docs" / "claims" / "patches" / f"{name}.py").read_text(encoding="utf-8"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "script, name, short, long",
+    [(grpo, "token_mean", 1 / 6, 1 / 6), (grpo, "group_token_mean", 1 / 4, 1 / 8), (dapo, "row_mean", 1 / 4, 1 / 8)],
+)
+def test_weights(script, name, short, long):
+    weights = patched(script, name)["token_weights"](MASK, TOTALS, script.Args())
+    assert weights[0].tolist() == pytest.approx([short, short, 0, 0]) and weights[1].tolist() == pytest.approx(
+        [long] * 4
+    )
+    if name != "group_token_mean":  # the sibling's own weights
+        other = dapo if script is grpo else grpo
+        assert weights.equal(other.token_weights(MASK, TOTALS, other.Args()))
+
+
+def test_noise_on_the_old_log_probs():
+    torch.manual_seed(0)
+    logprobs, mask = torch.full((50, 80), -1.0), torch.ones(50, 80, dtype=torch.bool)
+    loss = patched(grpo, "noisy_old_logprobs")["policy_loss"]
+    _, stats = loss(logprobs, logprobs, torch.ones(50, 1), mask, grpo.Args())
+    noise = stats["ratio_max"].log()
+    assert float(noise.std()) == pytest.approx(0.05, rel=0.05) and abs(float(noise.mean())) < 0.005
+
+
+def test_the_punishment_on_top_of_the_filter():
+    args = dapo.Args(overlong="filter", max_new_tokens=64, overlong_cache=13)
+    lengths = torch.tensor([10, 51, 64])
+    assert dapo.overlong_penalty(lengths, args).tolist() == [0, 0, 0]
+    assert patched(dapo, "stacked_overlong")["overlong_penalty"](lengths, args).tolist() == [0, 0, -1]
+
+
+def test_every_fifth_pair_is_swapped_and_no_pair_of_the_evaluation(monkeypatch):
+    pairs = [Pair([1], [2, i], [3, i]) for i in range(7)]
+    monkeypatch.setattr(dpo, "load_pairs", lambda *arguments: (list(pairs), list(pairs), "seven"))
+    found, held_out, summary = patched(dpo, "swapped_pairs")["load_pairs"](None, None, 0)
+    assert held_out == pairs and summary == "seven"
+    swapped = [i for i, (pair, old) in enumerate(zip(found, pairs, strict=True)) if pair != old]
+    assert swapped == [0, 5] and found[5] == Pair([1], [3, 5], [2, 5])
+
+
+def test_a_step_of_all_groups_has_one_round_and_those_that_agree(monkeypatch, tmp_path):
+    monkeypatch.setattr(dapo, "dynamic_batch", patched(dapo, "all_groups")["dynamic_batch"])
+    options = "--prompts_per_step 8 --group_size 2 --num_minibatches 1 --max_steps 1 --overlong none"
+    dapo.main([*QUICK, *options.split(), "--output_dir", str(tmp_path / "run")])
+    row = metric_rows(tmp_path / "run")[-1]
+    assert row["sampling/rounds"] == 1 and row["advantage/zero_groups"] > 0
