@@ -1,21 +1,18 @@
-"""What docs/claims measures exactly: the KL estimators in a loss, and the share of GRPO's gradient by difficulty."""
+"""What lab measures exactly: the KL estimators in a loss, and the share of GRPO's gradient by difficulty."""
 
 import dataclasses
 import pathlib
-import sys
 
 import pytest
 import torch
 
+import gradient_share
 import grpo
+import kl_estimators
 from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs" / "claims"))
-
-import gradient_share  # noqa: E402
-import kl_estimators  # noqa: E402
 
 
 def near(values):

@@ -1,16 +1,12 @@
-"""docs/diffs.md is what docs/diffs.py makes of the scripts, and no hunk keeps a sentence that was not meant for it."""
+"""docs/diffs.md is what tools/diffs.py makes of the scripts, and no hunk keeps a sentence that was not meant for it."""
 
 import collections
-import sys
 
 import pytest
 
+import diffs
 import same_text
 from tools import ROOT
-
-sys.path.append(str(ROOT / "docs"))
-
-import diffs
 
 SOURCES = same_text.load()
 
@@ -23,7 +19,7 @@ def changed(old, new, script="dr_grpo.py"):
 def test_the_page_is_fresh():
     page, found = diffs.build(SOURCES)
     assert found == []
-    assert (ROOT / "docs" / "diffs.md").read_text(encoding="utf-8") == page, "run python docs/diffs.py --write"
+    assert (ROOT / "docs" / "diffs.md").read_text(encoding="utf-8") == page, "run python tools/diffs.py --write"
 
 
 @pytest.mark.parametrize("script", diffs.PAPERS)
@@ -54,7 +50,7 @@ def test_the_hunks_make_the_script_out_of_grpo(script):
 )
 def test_sentences_are_missing_and_left_over_as_the_code_changes(old, new, missing, left):
     _, found = diffs.build(changed(old, new))
-    assert all(line.startswith("dr_grpo.py: no ") and "docs/diffs.py" in line for line in found)
+    assert all(line.startswith("dr_grpo.py: no ") and "tools/diffs.py" in line for line in found)
     assert sum("no sentence for" in line for line in found) == missing
     assert sum("no hunk for the sentence" in line for line in found) == left
 

@@ -1,4 +1,4 @@
-"""The tables of results in docs/*.md and the figures of the chain are what docs/results.py makes of docs/results."""
+"""Tables of results in docs/*.md, and the figures of the chain: what tools/results.py makes of lab/results/pages."""
 
 import json
 import pathlib
@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs"))
+import results
 
-import results  # noqa: E402
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def tables_of(page):
@@ -25,7 +24,7 @@ def tables_of(page):
 @pytest.mark.parametrize("page", results.COMMANDS)
 def test_every_table_of_results_comes_from_files(page):
     """A number without a file, or one that differs from its file, fails; so does a row that a page left out."""
-    assert tables_of(page) == results.tables(page), f"python docs/results.py {page} --seeds 0 prints other tables"
+    assert tables_of(page) == results.tables(page), f"python tools/results.py {page} --seeds 0 prints other tables"
 
 
 def test_the_readme_has_the_results_of_the_bare_commands():
@@ -33,7 +32,7 @@ def test_the_readme_has_the_results_of_the_bare_commands():
     for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
         runs = [results.evaluations(rows) for rows in results.load(name).values()]
         first, last = ([run[place]["eval/pass@1"] for run in runs] for place in (0, -1))
-        files = [ROOT / f"docs/claims/results/{name}-seed{seed}.jsonl" for seed in range(5)]
+        files = [ROOT / f"lab/results/claims/{name}-seed{seed}.jsonl" for seed in range(5)]
         hard = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1])["eval/pass@1"] for file in files]
         ends = [f"{statistics.median(x):.3f} ({min(x):.3f}, {max(x):.3f})" for x in (last, hard)]
         row = f"| `{name}.py` | {statistics.median(first):.3f} | {' | '.join(ends)} |"

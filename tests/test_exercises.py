@@ -4,17 +4,14 @@ import json
 import pathlib
 import re
 import shlex
-import sys
 
 import pytest
 
+import exercises
 from test_help import changed
 from tools import script
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs"))
-
-import exercises  # noqa: E402
 
 TASKS = exercises.exercises()
 DIFFS = {

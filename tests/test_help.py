@@ -133,7 +133,7 @@ def load(path):
 
 def test_the_json_reward_is_that_of_the_file_and_takes_any_text():
     reward = blocks("your_own", "python")[0]
-    assert reward.removeprefix("import json\n\n\n") in (ROOT / "docs" / "json_task.py").read_text(encoding="utf-8")
+    assert reward.removeprefix("import json\n\n\n") in (ROOT / "examples" / "json_task.py").read_text(encoding="utf-8")
     names = {}
     exec(reward, names)
     wanted = {"a": 7, "b": 2}
@@ -145,11 +145,11 @@ def test_the_json_reward_is_that_of_the_file_and_takes_any_text():
 
 def test_the_json_task_runs_without_gold_answers(tmp_path):
     """Its data and a model that is hardly trained load with the page's command, and its tokenizer spells any answer."""
-    task = load(ROOT / "docs" / "json_task.py")
+    task = load(ROOT / "examples" / "json_task.py")
     task.main(tmp_path / "json", steps=2)
     ((name, arguments),) = [(n, a) for n, a in commands() if "runs/json/model" in a]
     arguments = [argument.replace("runs/json", str(tmp_path / "json")) for argument in arguments]
-    reward = f"{ROOT / 'docs' / 'json_task.py'}:json_object"
+    reward = f"{ROOT / 'examples' / 'json_task.py'}:json_object"
     arguments[arguments.index("--reward") + 1] = reward
     script(name).main([*arguments, *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
     (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -1,14 +1,12 @@
 """Each numbered detail of the docs links to the lines that it is about, and what the pages name exists."""
 
 import pathlib
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs"))
+import lines
 
-import lines  # noqa: E402
+ROOT = pathlib.Path(__file__).parent.parent
 
 CODE = """import math
 
@@ -40,7 +38,7 @@ def test_the_links_of_every_page_are_fresh(path):
     text = path.read_text(encoding="utf-8")
     fresh, found = lines.refresh(path, text)
     assert found == [] and lines.problems(path, text) == []
-    assert fresh == text, "run python docs/lines.py --write"
+    assert fresh == text, "run python tools/lines.py --write"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_write_corrects_every_page_and_a_second_run_finds_nothing(page, monkeypa
     page.write_text("1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n")
     monkeypatch.setattr(lines, "ROOT", page.parent.parent)
     monkeypatch.setattr(lines, "pages", lambda: [page])
-    assert lines.main([]) == 1 and "python docs/lines.py --write" in capsys.readouterr().out
+    assert lines.main([]) == 1 and "python tools/lines.py --write" in capsys.readouterr().out
     assert lines.main(["--write"]) == 0
     assert page.read_text() == "1. [`ratio`](../script.py#L6-L8) and [`return min(x`](../script.py#L8)\n"
     assert lines.main([]) == 0 and capsys.readouterr().out.endswith("all links are fresh\n")

@@ -1,23 +1,19 @@
-"""--dry_run and the formula behind it: common/harness/memory.py and dry_run.py, docs/memory.py."""
+"""--dry_run and the formula behind it: common/harness/memory.py and dry_run.py, tools/memory.py."""
 
 import json
 import os
-import sys
 
 import pytest
 import torch
 from transformers import AutoConfig
 
 import grpo
+import memory
 import reward_model
 from common.errors import InputError
 from common.harness import dry_run
 from common.harness.memory import Job, layer_activations, trained
-from tools import ROOT, SCRIPTS, script
-
-sys.path.append(str(ROOT / "docs"))
-
-import memory
+from tools import SCRIPTS, script
 
 ALL = [*SCRIPTS, "dpo", "reward_model"]
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
@@ -207,7 +203,7 @@ def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(t
 
 def test_the_page_has_the_tables_of_the_formula():
     text = memory.PAGE.read_text(encoding="utf-8")
-    assert memory.written(text) == text, "python docs/memory.py --write"
+    assert memory.written(text) == text, "python tools/memory.py --write"
 
 
 def test_what_was_measured_is_within_15_percent():

@@ -1,7 +1,6 @@
-"""Models of all kinds: docs/models.py and its page; weights that texts do not use; models that would be wrong."""
+"""Models of all kinds: tools/models.py and its page; weights that texts do not use; models that would be wrong."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import transformers
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import models as docs_models
 import worker
 from common.errors import InputError
 from common.harness.loading import enable_checkpointing, save_pretrained
@@ -16,10 +16,6 @@ from common.harness.probes import freeze_unused, unused_weights
 from processes import run_processes
 from small_models import SMALL, policy_of, random_batch, refused
 from tools import ROOT, embedded
-
-sys.path.append(str(ROOT / "docs"))
-
-import models as docs_models
 
 
 def page():

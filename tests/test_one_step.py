@@ -3,15 +3,13 @@
 import math
 import pathlib
 import re
-import sys
 
 import pytest
 import torch
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs"))
+import one_step
 
-import one_step  # noqa: E402
+ROOT = pathlib.Path(__file__).parent.parent
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a CPU")
 

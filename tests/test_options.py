@@ -3,17 +3,14 @@
 import dataclasses
 import pathlib
 import re
-import sys
 
 import pytest
 
+import options
 from common.errors import InputError
 from tools import script
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "docs"))
-
-import options  # noqa: E402
 
 PAGE = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 
@@ -24,7 +21,7 @@ def cells(name):
 
 
 def test_the_page_is_what_the_classes_say():
-    assert options.written() == PAGE, "run python docs/options.py --write"
+    assert options.written() == PAGE, "run python tools/options.py --write"
 
 
 @pytest.mark.parametrize("name", options.SCRIPTS)

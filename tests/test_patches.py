@@ -1,4 +1,4 @@
-"""docs/claims/patches: what each of them puts in the place of a script's function."""
+"""lab/patches: what each of them puts in the place of a script's function."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ TOTALS = {"tokens": 6, "rows": 2, "prompts": 2, "group_tokens": torch.tensor([[2
 def patched(script, name):
     """The names of a script after a patch."""
     names = dict(vars(script))
-    exec((ROOT / "docs" / "claims" / "patches" / f"{name}.py").read_text(encoding="utf-8"), names)
+    exec((ROOT / "lab" / "patches" / f"{name}.py").read_text(encoding="utf-8"), names)
     return names
 
 

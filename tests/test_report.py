@@ -1,4 +1,4 @@
-"""docs/claims: the rules that decide, on made-up results; the page is what the results say."""
+"""lab: the rules that decide, on made-up results; the page is what the results say."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ import pytest
 
 from tools import ROOT
 
-sys.path.append(str(ROOT / "docs" / "claims"))
 pytestmark = pytest.mark.needs("matplotlib")
 pytest.importorskip("matplotlib")
 
@@ -168,10 +167,10 @@ def test_claims_name_runs_and_runs_name_files():
 
 def test_the_readme_lists_the_verdicts():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert " ".join(report.verdict_list()) in text, "python docs/claims/report.py prints the list"
+    assert " ".join(report.verdict_list()) in text, "python lab/report.py prints the list"
     sections = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == [claim.title for claim in CLAIMS.values()]
 
 
 def test_the_page_is_what_the_results_say():
-    assert report.PAGE.read_text(encoding="utf-8") == report.build(), "python docs/claims/report.py --write"
+    assert report.PAGE.read_text(encoding="utf-8") == report.build(), "python lab/report.py --write"

@@ -2,20 +2,16 @@
 
 import ast
 import re
-import sys
 
 import pytest
 import torch
 
-import same_text
-from tools import ROOT, script
-
-sys.path.append(str(ROOT / "docs"))
-
 import batch_keys
 import diffs
 import lines
+import same_text
 import side_by_side
+from tools import ROOT, script
 
 SOURCES = same_text.load()
 SCRIPTS = [name.removesuffix(".py") for name in SOURCES]
@@ -38,7 +34,7 @@ def note_of(data, label):
 @pytest.mark.needs("pygments")
 def test_the_page_is_fresh():
     fresh = side_by_side.build(side_by_side.collect())
-    assert side_by_side.PAGE.read_text(encoding="utf-8") == fresh, "run python docs/side_by_side.py"
+    assert side_by_side.PAGE.read_text(encoding="utf-8") == fresh, "run python tools/side_by_side.py"
 
 
 def test_it_is_one_small_file_that_loads_nothing():
@@ -54,7 +50,7 @@ def test_it_is_one_small_file_that_loads_nothing():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_line_of_a_script_is_there_with_its_number(data, name):
-    """Without pygments too: what is shown is what docs/diffs.py compares, at the lines of the file."""
+    """Without pygments too: what is shown is what tools/diffs.py compares, at the lines of the file."""
     source, places = SOURCES[f"{name}.py"], data["scripts"][name]["places"]
     expected = {place: text for place, text in diffs.places(source).items() if place != "If"}
     assert {place: texts(data, block) for place, (block, _) in places.items()} == expected

@@ -65,7 +65,7 @@ def test_the_careless_teacher():
 
 
 def test_a_run_reaches_model_data_and_column(tmp_path):
-    classes = [f"{ROOT}/docs/claims/by_class.py:{name}" for name in TERMS]
+    classes = [f"{ROOT}/lab/by_class.py:{name}" for name in TERMS]
     options = ["--model_name_or_path", "embedded-hard", "--dataset", "embedded-hard", "--max_steps", "1"]
     options += ["--reward", "accuracy", *classes, "--reward_weights", "1", "0", "0", "0"]
     grpo.main([*QUICK, *options, "--prompts_per_step", "16", "--output_dir", str(tmp_path)])

@@ -1,7 +1,7 @@
 """The terms of the memory that a step takes on each process, computed from the sizes of a model and the options.
 
 Each function is one term, in bytes, with its reason; `common/harness/dry_run.py` adds them up. docs/memory.md has
-tables, and the measurements that the terms were checked against (`python docs/memory.py --check`).
+tables, and the measurements that the terms were checked against (`python tools/memory.py --check`).
 """
 
 import math

@@ -25,7 +25,7 @@ def server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preload"])
     path = os.environ.get("PYTHONPATH")  # Python 3.11 does not hand its sys.path on to the server
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools"), str(ROOT / "tests" / "helpers")])
     multiprocessing.forkserver.ensure_running()
     del os.environ["PYTHONPATH"]
     if path is not None:

@@ -1,7 +1,7 @@
 """Same name, same text: what stands in two scripts under one name has one text, and a sibling is a small diff.
 
-python tests/same_text.py                  each script against grpo.py in numbers, and what is wrong
-python tests/same_text.py --fix grpo.py    rewrite the copies of its functions in the other scripts, but DIFFERS
+python tools/same_text.py                  each script against grpo.py in numbers, and what is wrong
+python tools/same_text.py --fix grpo.py    rewrite the copies of its functions in the other scripts, but DIFFERS
 """
 
 import ast

@@ -1,9 +1,9 @@
-"""The tables of the docs: runs their commands, keeps what they need in docs/results, and prints them.
+"""The tables of the docs: runs their commands, keeps what they need in lab/results/pages, and prints them.
 
-python docs/results.py grpo              run the commands of docs/grpo.md for five seeds, then print its tables
-python docs/results.py grpo --seeds 0    only print them, from the files that are there
+python tools/results.py grpo              run the commands of docs/grpo.md for five seeds, then print its tables
+python tools/results.py grpo --seeds 0    only print them, from the files that are there
 
-Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python docs/results.py dpo`). The
+Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python tools/results.py dpo`). The
 runs themselves stay in runs/results; one that ended is not run again. tests/test_docs.py compares the pages with this.
 """
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "lab" / "results" / "pages"
 RUNS = pathlib.Path("runs") / "results"
 PAIRS = "dpo.py --dataset common/tiny/pairs --eval_dataset embedded"
 REWARD_MODEL = f"--reward_model_path {RUNS}/reward_model-seed{{seed}}/model"
@@ -57,13 +57,13 @@ FOUR_PASSES = "--num_epochs 4 --eval_every 20"
 PASSES = {"dpo-passes": FOUR_PASSES, "dpo-passes_nll": f"{FOUR_PASSES} --nll_coef 1"}
 # Of docs/lora.md, seed 0 alone
 RATES = {f"lora-{rate}": f"grpo.py --lora_rank 8 --learning_rate {rate}" for rate in ("1e-4", "1e-3")}
-# What is kept of a row: what the pages and docs/plot.py need
+# What is kept of a row: what the pages and tools/plot.py need
 KEPT = ("step", "eval/", "reward/", "rewards/", "logps/", "pairs/", "policy/", "sampling/", "dcpo/", "value/explained")
 KEPT += ("completion/length", "time/total_s")
 
 
 def run_seed(page, seed, cores):
-    """Run the commands of a page one after the other on one free core, and keep their rows in docs/results."""
+    """Run the commands of a page one after the other on one free core, and keep their rows in lab/results/pages."""
     core, commands = cores.get(), dict(COMMANDS[page])
     if page == "dpo" and seed == 0:
         commands |= {name: f"{PAIRS} {options}" for name, options in (LOSSES | PASSES).items()}

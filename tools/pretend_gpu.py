@@ -11,7 +11,7 @@ How: torch lets a Python program register a device. A subclass of Tensor wraps t
 every operation, also those that make a tensor. These switches are process-wide: this file is a program of its own.
 What it cannot do: hand out data pointers, so nothing is saved; the branches of the scripts for `cuda` are not taken.
 
-    python tests/helpers/pretend_gpu.py grpo --max_steps 1 --group_size 4       prints the waits of a run, by their line
+    python tools/pretend_gpu.py grpo --max_steps 1 --group_size 4       prints the waits of a run, by their line
 """
 
 import collections
@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 aten = torch.ops.aten
 _setup_privateuseone_for_python_backend("gpu")
 GPU = torch.device("gpu:0")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 HARD = "--model_name_or_path embedded-hard --dataset embedded-hard --max_new_tokens 128 --learning_rate 1e-4"
 HARD += " --num_minibatches 4 --kl_coef 0 --max_steps 80 --eval_every 40 --eval_top_p 1"
-CLASSES = "--reward accuracy docs/claims/by_class.py:easy docs/claims/by_class.py:medium docs/claims/by_class.py:hard"
+CLASSES = "--reward accuracy lab/by_class.py:easy lab/by_class.py:medium lab/by_class.py:hard"
 CLASSES += " --reward_weights 1 0 0 0"
-COIN = "--reward docs/claims/random_rewards.py:coin --max_steps 60 --eval_every 30 --num_minibatches 8 --num_epochs 2"
+COIN = "--reward lab/random_rewards.py:coin --max_steps 60 --eval_every 30 --num_minibatches 8 --num_epochs 2"
 MANY = "--num_minibatches 8 --num_epochs 2"
 EIGHT_VISITS = "--max_steps 128 --eval_every 64"
 # The longest gold answer of the hard task, in steps, has 63 tokens; a fifth of the cap is punished, as in the paper.
 CAP = "--max_new_tokens 64 --overlong_cache 13 --max_steps 60 --eval_every 0 --eval_samples 16"
 LADDER = f"dapo.py {HARD} {CAP}"
-PATCHED, PATCHES = "docs/claims/patched.py", "docs/claims/patches"
+PATCHED, PATCHES = "lab/patched.py", "lab/patches"
 ALL_GROUPS, ROW_MEAN = f"{PATCHES}/all_groups.py", f"{PATCHES}/row_mean.py"
 STACKED = f"{PATCHES}/stacked_overlong.py"
 RM = "--reward_model_path runs/claims/reward_model-seed{seed}/model --gae_lambda 0.95"
@@ -45,8 +45,8 @@ RUNS = {
     "grpo-no_std": f"grpo.py {HARD} {CLASSES} --no_normalize_std",
     "dr_grpo-std": f"dr_grpo.py {HARD} --normalize_std",
     # the gradient of the untrained model, by difficulty
-    "gradient_share-std": "docs/claims/gradient_share.py",
-    "gradient_share-no_std": "docs/claims/gradient_share.py --no_normalize_std",
+    "gradient_share-std": "lab/gradient_share.py",
+    "gradient_share-no_std": "lab/gradient_share.py --no_normalize_std",
     # clips
     **{
         f"{name}-{low}_{high}": f"grpo.py {HARD} {options} --clip_low {low} --clip_high {high}"
@@ -193,7 +193,7 @@ CLAIM_LIST = [
         "measured: a fifth more weight for each unit of reward deviation on easy and hard questions than on medium "
         "ones. The accuracy that it costs or buys on medium and hard ones cannot be seen in 80 steps. The four rows of "
         "`share/weight_` and `share/norm2_`, which decide nothing, were added after seed 0 had run.",
-        more="`python docs/claims/gradient_share.py --output_dir runs/share` also prints the shares by right answers.",
+        more="`python lab/gradient_share.py --output_dir runs/share` also prints the shares by right answers.",
     ),
     Claim(
         "clip_higher",
@@ -363,7 +363,8 @@ CLAIM_LIST = [
         why="With k1 the KL goes on rising: its gradient is noise of mean zero. k2 and k3 hold it below half of that. "
         "Whether the noise of k1 costs accuracy cannot be seen. The metric is what each run's own loss estimates: on "
         "fresh samples k1 and k3 are unbiased, k2 is not.",
-        more="[kl_estimators.md](claims/kl_estimators.md) has the gradients by enumeration, without any sampling.",
+        more="[kl_estimators.md](../lab/results/kl_estimators.md) has the gradients by enumeration, without any "
+        "sampling.",
     ),
     Claim(
         "ppo_details",

@@ -1,7 +1,7 @@
 """The links from the pages to lines of code. Every numbered detail of a page links to the lines that it is about.
 
-python docs/lines.py            check that the links are fresh
-python docs/lines.py --write    correct the line numbers of all links
+python tools/lines.py            check that the links are fresh
+python tools/lines.py --write    correct the line numbers of all links
 
 The text of a link says which lines it means: [`policy_loss`](../grpo.py#L181-L208). It is the name of a function, a
 class or an assignment of that file (a method is `Policy.forward`, an option is `Args.kl_coef`), or a piece of exactly
@@ -17,12 +17,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 LINK = re.compile(r"\[`([^`]+)`\]\(([\w./]+\.py)(#[-L\d]*)?\)")
 DETAIL = re.compile(r"^\d+\. .*\n(?:(?: .*)?\n)*", re.MULTILINE)  # with its indented lines
 TEST = re.compile(r"`(test_\w+)`")
-FOLDERS = "benchmarks|common|configs|docs|tests"
+FOLDERS = "benchmarks|common|configs|docs|examples|lab|tests|tools"
 FILE = re.compile(rf"\b((?:{FOLDERS})/(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml|txt))\b|\]\(([\w./-]+)(?:#[^)]*)?\)")
 
 
 def pages(root=ROOT):
-    """The pages whose links are checked; docs/diffs.md is written by docs/diffs.py and has none."""
+    """The pages whose links are checked; docs/diffs.md is written by tools/diffs.py and has none."""
     files = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("benchmarks/*.md")]
     return sorted(path for path in files if path.name != "diffs.md")
 
@@ -95,7 +95,7 @@ def main(arguments):
             page.write_text(fresh, encoding="utf-8")
             print(f"written: {page.relative_to(ROOT)}")
         elif fresh != text:
-            found.append(f"{page.name}: line numbers have changed: python docs/lines.py --write")
+            found.append(f"{page.name}: line numbers have changed: python tools/lines.py --write")
         found += unknown + problems(page, fresh)
     print("\n".join(found) or "all links are fresh")
     return 1 if found else 0

@@ -1,4 +1,4 @@
-"""Draw runs of one or several scripts in one picture: python docs/plot.py runs/*/metrics.jsonl [-o picture.png]
+"""Draw runs of one or several scripts in one picture: python tools/plot.py runs/*/metrics.jsonl [-o picture.png]
 
 A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
 are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
@@ -53,7 +53,7 @@ OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f9
 
 
 def read(files):
-    """{name: [rows of a seed]} of metrics.jsonl files, or of files in docs/results or docs/claims/results."""
+    """{name: [rows of a seed]} of metrics.jsonl files, or of files in lab/results/pages or lab/results/claims."""
     runs = {}
     for file in files:
         name = re.sub(r"-seed\d+$", "", file.parent.name if file.name == "metrics.jsonl" else file.stem)

@@ -1,4 +1,4 @@
-"""Accuracy by class of difficulty, as rewards of weight 0: --reward accuracy docs/claims/by_class.py:easy ..."""
+"""Accuracy by class of difficulty, as rewards of weight 0: --reward accuracy lab/by_class.py:easy ..."""
 
 from common.rewards import accuracy_reward
 

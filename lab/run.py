@@ -1,11 +1,11 @@
-"""Runs what docs/claims.md reports, and keeps the deciding metrics in docs/claims/results.
+"""Runs what docs/claims.md reports, and keeps the deciding metrics in lab/results/claims.
 
-python docs/claims/run.py                         all claims, five seeds: about eight hours of one core
-python docs/claims/run.py clip_higher length      these claims only
-python docs/claims/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
-python docs/claims/run.py length --again          also what has results
+python lab/run.py                         all claims, five seeds: about eight hours of one core
+python lab/run.py clip_higher length      these claims only
+python lab/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
+python lab/run.py length --again          also what has results
 
-Else what is in docs/claims/results is not run again: stop it when you like, and start it again. `report.py` then
+Else what is in lab/results/claims is not run again: stop it when you like, and start it again. `report.py` then
 decides, and makes the page.
 """
 
@@ -23,7 +23,7 @@ import tempfile
 from claims import ALL, CLAIMS, RUNS
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT, RESULTS = HERE.parents[1], HERE / "results"
+ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "

@@ -1,7 +1,7 @@
 """Which questions the gradient of GRPO comes from, before any training, with and without the standard deviation.
 
-python docs/claims/gradient_share.py --seed 0 --output_dir runs/share
-python docs/claims/gradient_share.py --seed 0 --output_dir runs/share-no_std --no_normalize_std
+python lab/gradient_share.py --seed 0 --output_dir runs/share
+python lab/gradient_share.py --seed 0 --output_dir runs/share-no_std --no_normalize_std
 
 The model of `embedded-hard` answers each training question G times, and grpo.py's own functions give the gradient of
 each group at ratio 1. Options are those of grpo.py; one seed gives the same answers with and without the deviation.
@@ -34,7 +34,7 @@ import sys
 
 import torch
 
-sys.path.append(str(pathlib.Path(__file__).parents[2]))
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 import grpo
 from common.batches import completion_texts

@@ -1,4 +1,4 @@
-"""The keys of the batch for docs/side_by_side.py: shapes are declared here, who uses a key is found in the code."""
+"""The keys of the batch for tools/side_by_side.py: shapes are declared here, who uses a key is found in the code."""
 
 import ast
 import pathlib

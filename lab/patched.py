@@ -1,6 +1,6 @@
 """Runs a script with some of its functions replaced:
 
-python docs/claims/patched.py docs/claims/patches/PATCH.py ... SCRIPT [options of the script]
+python lab/patched.py lab/patches/PATCH.py ... SCRIPT [options of the script]
 
 The patches are executed inside the script's module, one after the other, after the script's own code and before `main`.
 A function that one defines replaces the script's function of that name, and it can use every name of the script.

@@ -1,10 +1,10 @@
 """docs/side_by_side.html: the page on which the scripts are compared, function by function. Needs pygments.
 
-python docs/side_by_side.py            write the page
+python tools/side_by_side.py            write the page
 
 The page is one file. This program collects what it shows: the functions of the scripts with their syntax classes, the
-changes between every two scripts, the sentences of docs/diffs.py, the equations of the docstrings, the numbered details
-of docs/*.md at their lines, the definitions in common/ and the keys of the batch. docs/side_by_side/ has its HTML, its
+changes between every two scripts, the sentences of diffs.py, the equations of the docstrings, the numbered details
+of docs/*.md at their lines, the definitions in common/ and the keys of the batch. tools/side_by_side/ has its HTML, its
 style, and the program that shows one state (`#grpo-dapo/policy_loss`) of it.
 """
 
@@ -19,16 +19,15 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
+sys.path.insert(0, str(ROOT))
 
 import batch_keys  # noqa: E402
 import diffs  # noqa: E402
 import lines  # noqa: E402
-
 import same_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "side_by_side.html"
-PARTS = ROOT / "docs" / "side_by_side"
+PARTS = ROOT / "tools" / "side_by_side"
 WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
 # The left side of an equation in a docstring, and the functions that compute it.
 COMPUTED_IN = {
@@ -193,7 +192,7 @@ def words(old, new):
 def changes(old, new, place, sentences):
     """[[i, i_end, j, j_end, sentence or -1, marks, marks]] of two texts of a place; equal runs are left out.
 
-    The first change of a hunk of docs/diffs.py has the index of its sentence.
+    The first change of a hunk of tools/diffs.py has the index of its sentence.
     """
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     groups = list(matcher.get_grouped_opcodes(0 if place in ("Args", "imports") else 3))
@@ -307,7 +306,7 @@ def files():
 
 
 def why(sources):
-    """{script: {place: sentences}} against grpo.py, those of docs/diffs.py."""
+    """{script: {place: sentences}} against grpo.py, those of tools/diffs.py."""
     found = {script.removesuffix(".py"): {} for script in sources}
     for script, own in diffs.SENTENCES.items():
         for place, key, _ in diffs.hunks(sources["grpo.py"], sources[script]):

@@ -1,7 +1,7 @@
 """docs/diffs.md: what each script changes in grpo.py, hunk by hunk, with a sentence of what and why for each.
 
-python docs/diffs.py            whether each hunk has its sentence, and the page is fresh
-python docs/diffs.py --write    write the page
+python tools/diffs.py            whether each hunk has its sentence, and the page is fresh
+python tools/diffs.py --write    write the page
 """
 
 import difflib
@@ -10,11 +10,9 @@ import pathlib
 import sys
 import textwrap
 
+import same_text
+
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-import same_text  # noqa: E402
-
 PAGE = ROOT / "docs" / "diffs.md"
 INTRO = """# What each script changes in grpo.py
 
@@ -22,7 +20,7 @@ Every script of the family is `grpo.py` with the changes of one paper. Here they
 file (the imports come last), each after a sentence that says what changes and why. Left out: the module docstrings, the
 help texts of `Args` (a field is shown with its type and default), and everything that is `grpo.py`'s word for word.
 
-Written by `python docs/diffs.py --write`; a test compares it with the scripts.
+Written by `python tools/diffs.py --write`; a test compares it with the scripts.
 """
 # {script: its paper}: the scripts of the page, in this order
 PAPERS = {
@@ -415,14 +413,14 @@ def build(sources, papers=PAPERS, sentences=SENTENCES):
             last = place
             used.add(key)
             if key not in own:
-                say = "say what the paper changes there and why, in SENTENCES of docs/diffs.py under this key:"
+                say = "say what the paper changes there and why, in SENTENCES of tools/diffs.py under this key:"
                 found.append("\n    ".join([f'{script}: no sentence for "{key}"; {say}', *lines]))
         if gone:
             page += [f"### Gone from {script}\n", *gone, ""]
         for key in own.keys() - used:
             say = "the code changed or is gone; if the sentence still fits, give it the hunk's new key, else remove it:"
-            found.append(f'{script}: no hunk for the sentence "{key}" in docs/diffs.py; {say}\n    {own[key]}')
-    found += [f"{script}: has sentences and no line in PAPERS of docs/diffs.py" for script in sentences.keys() - papers]
+            found.append(f'{script}: no hunk for the sentence "{key}" in tools/diffs.py; {say}\n    {own[key]}')
+    found += [f"{script}: has sentences and no line in PAPERS" for script in sentences.keys() - papers]
     return "\n".join(page).rstrip() + "\n", found
 
 
@@ -433,7 +431,7 @@ def main(arguments):
     elif arguments not in ([], ["--write"]):
         raise SystemExit(__doc__)
     if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
-        found.append("docs/diffs.md is not what the scripts say: python docs/diffs.py --write")
+        found.append("docs/diffs.md is not what the scripts say: python tools/diffs.py --write")
     print("\n".join(found) or "docs/diffs.md is fresh")
     return 1 if found else 0
 

@@ -1,7 +1,7 @@
 """docs/one_step.md: one step of grpo.py in numbers, and what the other algorithms make of the same rows.
 
-python docs/one_step.py            whether the page is fresh
-python docs/one_step.py --write    write it
+python tools/one_step.py            whether the page is fresh
+python tools/one_step.py --write    write it
 
 `grpo.main` runs as from the command line; what its functions take and return is kept on the way. So the page shows what
 was computed, and no function of a script is written here again. On a GPU other completions are sampled: the page is
@@ -24,9 +24,7 @@ from unittest import mock
 import torch
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
-
-import lines  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import dapo  # noqa: E402
 import dcpo  # noqa: E402
@@ -34,6 +32,7 @@ import dpo  # noqa: E402
 import dr_grpo  # noqa: E402
 import grpo  # noqa: E402
 import gspo  # noqa: E402
+import lines  # noqa: E402
 import ppo  # noqa: E402
 from common.batches import split_rollout  # noqa: E402
 from common.harness.distributed import clip_grad_norm  # noqa: E402
@@ -182,7 +181,7 @@ Two prompts, four completions each, two passes over them (`--num_epochs 2`): in 
 second it is not. The seed is chosen for what it shows: a group with right and wrong completions, a group in which all
 are wrong, and a completion that is cut off. Every tensor has a link to the line that made it. Numbers are rounded, so
 a result by hand may differ by 1 or 2 in the last digit. `.` stands where the mask is false.
-`python docs/one_step.py --write` runs the step and writes the page; a test compares them.
+`python tools/one_step.py --write` runs the step and writes the page; a test compares them.
 
 R = 8 rows, P = {P} prompt tokens, T = {T} completion tokens, G = 4 completions of a prompt.
 """
@@ -481,7 +480,7 @@ def main(arguments):
     if arguments:
         PAGE.write_text(fresh, encoding="utf-8")
     elif found := differences(PAGE.read_text(encoding="utf-8"), fresh):
-        print("docs/one_step.md is not what the step gives: python docs/one_step.py --write", *found, sep="\n")
+        print("docs/one_step.md is not what the step gives: python tools/one_step.py --write", *found, sep="\n")
         return 1
     return 0
 

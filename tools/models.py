@@ -1,7 +1,7 @@
 """What the scripts do with a model: which of the shortcuts serve it, and how exact its log-probs are.
 
-    python docs/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    prints a row for each, a folder or a hub id
-    python docs/models.py --write                              makes the table of docs/models.md, a minute or two
+    python tools/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    prints a row for each, a folder or a hub id
+    python tools/models.py --write                              makes the table of docs/models.md, a minute or two
 
 It runs on CPU in float32, and holds the weights and two gradients of them. The columns are explained in docs/models.md.
 """

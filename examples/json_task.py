@@ -1,6 +1,6 @@
 """A task without gold answers: write JSON. The data, the small model and the reward of docs/your_own.md.
 
-    python docs/json_task.py FOLDER      writes train.jsonl, test.jsonl and model/
+    python examples/json_task.py FOLDER      writes train.jsonl, test.jsonl and model/
 
 A prompt such as `a7 b2 c5` asks for `{"a": 7, "b": 2, "c": 5}`. Each row has a column `wanted` with that object, for
 the reward, and no answer column. The model first learns to copy the entries, and then from sloppy data: three of four

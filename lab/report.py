@@ -1,4 +1,4 @@
-"""Decides the claims, and writes docs/claims.md with its figures: python docs/claims/report.py [--write]
+"""Decides the claims, and writes docs/claims.md with its figures: python lab/report.py [--write]
 
 The rules, which were written before the runs:
 
@@ -14,14 +14,15 @@ import re
 import sys
 
 import numpy as np
-from claims import ALL, CLAIMS
-from run import HERE, RESULTS, ROOT, read_rows
 
-sys.path.append(str(ROOT / "docs"))
+from claims import ALL, CLAIMS
+from run import RESULTS, ROOT, read_rows
+
+sys.path.append(str(ROOT / "tools"))
 
 import plot
 
-PAGE = ROOT / "docs" / "claims.md"
+PAGE, FIGURES = ROOT / "docs" / "claims.md", ROOT / "docs" / "figures" / "claims"
 HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
 
 
@@ -131,10 +132,10 @@ def section(claim):
     lines += table(["compared", "expected", "measured", "verdict"], rows)
     lines += ["", *levels(claim)]
     drawn = claim.curves and any(load(name) for name in claim.runs)
-    lines += ["", f"![{claim.title}](claims/figures/{claim.name}.png)", ""] if drawn else [""]
+    lines += ["", f"![{claim.title}](figures/claims/{claim.name}.png)", ""] if drawn else [""]
     lines += [
         "```bash",
-        f"python docs/claims/run.py {claim.name}    # runs of each seed: {len(claim.needs())}",
+        f"python lab/run.py {claim.name}    # runs of each seed: {len(claim.needs())}",
         "```",
         "",
     ]
@@ -147,10 +148,10 @@ What the papers claim, measured with the scripts of this repository on the secon
 ([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight terms, without those of five, learnt
 from a careless teacher. (The claims on learned rewards and on DPO are measured on the first task.) A run is 80 steps of
 32 prompts x 8 completions with four optimizer steps each, at learning rate 1e-4, if its command does not say otherwise;
-[claims.py](claims/claims.py) has the command of each name below, such as `grpo-noise`. A claim that does not hold here
+[claims.py](../lab/claims.py) has the command of each name below, such as `grpo-noise`. A claim that does not hold here
 may well hold for large models: the page says what a small one shows, and with which settings.
 
-The claims and their runs are listed as data in that file, and [report.py](claims/report.py) has the rules that decide
+The claims and their runs are listed as data in that file, and [report.py](../lab/report.py) has the rules that decide
 them. Both were written before the runs, except where a claim says so. An effect is the mean over five seeds of the
 difference of two runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole interval is on the
 claimed side of the margin, it does not hold if the whole interval is on the other side, and else it cannot be seen
@@ -161,9 +162,9 @@ its margin, and run more seeds.
 The second table of a claim has the means of its runs, over the second half of the steps and, for pass@1, at the end.
 
 ```bash
-python docs/claims/run.py              # runs what is missing: a night on one core
-python docs/claims/run.py length --again --seeds 10     # one claim, also what has results
-python docs/claims/report.py --write   # the verdicts, the figures, and this page
+python lab/run.py              # runs what is missing: a night on one core
+python lab/run.py length --again --seeds 10     # one claim, also what has results
+python lab/report.py --write   # the verdicts, the figures, and this page
 ```
 """
 
@@ -175,9 +176,9 @@ def build():
         title = f"[{claim.title}](#{anchor(claim.title)})"
         verdicts.append([title, re.split("[,:;]", claim.paper)[0], decide(claim) or "runs are missing"])
     lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
-    lines += ["![all algorithms on the hard task](claims/figures/all.png)", ""]
+    lines += ["![all algorithms on the hard task](figures/claims/all.png)", ""]
     seeds = ", ".join(f"{name} {len(load(name))}" for name in ALL)
-    lines += [f"All algorithms on `embedded-hard`, by `python docs/claims/run.py all`. Seeds: {seeds}.", ""]
+    lines += [f"All algorithms on `embedded-hard`, by `python lab/run.py all`. Seeds: {seeds}.", ""]
     for claim in CLAIMS.values():
         lines += section(claim)
     return "\n".join(lines)
@@ -201,18 +202,18 @@ def verdict_list():
 
 
 def write_figures():
-    (HERE / "figures").mkdir(exist_ok=True)
+    FIGURES.mkdir(exist_ok=True)
     runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
     titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
     figure = plot.panels(runs, titles, ["completions"])
-    figure.savefig(HERE / "figures" / "all.png", dpi=80, metadata={"Software": None})
+    figure.savefig(FIGURES / "all.png", dpi=80, metadata={"Software": None})
     for claim in CLAIMS.values():
         runs = {name: list(load(name).values()) for name in claim.runs}
         runs = {name: seeds for name, seeds in runs.items() if seeds}
         if claim.curves and runs:
             titles = {metric: plot.TITLES.get(metric, metric) for metric in claim.curves}
             figure = plot.panels(runs, titles, claim.axes)
-            figure.savefig(HERE / "figures" / f"{claim.name}.png", dpi=80, metadata={"Software": None})
+            figure.savefig(FIGURES / f"{claim.name}.png", dpi=80, metadata={"Software": None})
 
 
 def main():

@@ -1,7 +1,7 @@
 """docs/options.md: every option of every script, from the classes that the command line is made of.
 
-python docs/options.py            whether the page is fresh
-python docs/options.py --write    write it
+python tools/options.py            whether the page is fresh
+python tools/options.py --write    write it
 """
 
 import dataclasses
@@ -11,10 +11,9 @@ import sys
 import typing
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+sys.path.insert(0, str(ROOT))
 
 import lines  # noqa: E402
-
 from common.harness.args import GROUPS, RolloutArgs, RunArgs  # noqa: E402
 
 PAGE = ROOT / "docs" / "options.md"
@@ -29,7 +28,7 @@ stands before it. Text in [brackets] says what is taken if the option is not giv
 A switch that is on is turned off with `--no_` before its name: `--no_normalize_std`. `--config run.yaml` reads options
 from a file, and the command line wins; the folder [configs](../configs) has files with the settings of the papers.
 
-Written by `python docs/options.py --write`; a test compares it with the classes.
+Written by `python tools/options.py --write`; a test compares it with the classes.
 """
 COLUMNS = "| option | default | values | what it does |\n|---|---|---|---|\n"
 
@@ -120,7 +119,7 @@ def main(arguments):
     if arguments:
         PAGE.write_text(fresh, encoding="utf-8")
     elif fresh != PAGE.read_text(encoding="utf-8"):
-        print("docs/options.md is not what the classes say: python docs/options.py --write")
+        print("docs/options.md is not what the classes say: python tools/options.py --write")
         return 1
     return 0
 

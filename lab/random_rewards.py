@@ -1,4 +1,4 @@
-"""A reward that knows nothing, for --reward docs/claims/random_rewards.py:coin: 1 or 0 by the toss of a coin."""
+"""A reward that knows nothing, for --reward lab/random_rewards.py:coin: 1 or 0 by the toss of a coin."""
 
 import random
 

@@ -1,8 +1,8 @@
 """The tables of docs/memory.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
 
-python docs/memory.py            check that the tables of the page are those that the formula gives
-python docs/memory.py --write    write them into the page
-python docs/memory.py --check    measure again (two minutes on one core), keep it in docs/results/memory.json, and fail
+python tools/memory.py            check that the tables of the page are those that the formula gives
+python tools/memory.py --write    write them into the page
+python tools/memory.py --check    measure again (two minutes on one core), keep it in lab/results/memory.json, and fail
                                  where the formula is off by more than 15 %
 
 What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
@@ -34,7 +34,7 @@ from common.harness.memory import Job, sizes_of  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.policy import Policy  # noqa: E402
 
-PAGE, RESULTS = ROOT / "docs" / "memory.md", ROOT / "docs" / "results" / "memory.json"
+PAGE, RESULTS = ROOT / "docs" / "memory.md", ROOT / "lab" / "results" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
@@ -181,7 +181,7 @@ def computed_step(args, sizes, bf16=False, ddp=False):
 
 
 def measure():
-    """Measure all cases into docs/results/memory.json; returns those that are off by more than 15 %."""
+    """Measure all cases into lab/results/memory.json; returns those that are off by more than 15 %."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     kept, off = {}, []
     for name, (sizes, options, *how) in CASES.items():
@@ -262,7 +262,7 @@ def main(arguments):
     if arguments:
         PAGE.write_text(fresh, encoding="utf-8")
     elif fresh != text:
-        print("docs/memory.md is not what the formula gives: python docs/memory.py --write")
+        print("docs/memory.md is not what the formula gives: python tools/memory.py --write")
         return 1
     return 0
 

@@ -1,6 +1,6 @@
 """Checks an exercise of docs/exercises.md.
 
-python docs/exercises.py NUMBER [FILE]      run its check, on FILE, your copy of a script, where it asks for one
+python tools/exercises.py NUMBER [FILE]      run its check, on FILE, your copy of a script, where it asks for one
 """
 
 import importlib.util
