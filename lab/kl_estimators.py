@@ -1,9 +1,9 @@
-"""What the KL estimators k1, k2 and k3 are in a loss, exactly: python lab/kl_estimators.py [--write]
+"""What the KL estimators k1, k2 and k3 are in a loss, exactly: python lab/kl_estimators.py
 
 A softmax over eight actions is small enough that nothing has to be sampled: an expectation is a sum over the actions,
 each weighted by its probability under pi. That probability is a constant in the gradient, as for sampled tokens in a
 loss: the gradient goes through the log-prob in the estimate and not through the choice of the action. `kl_estimate` is
-the function that the scripts use. All is float64. With --write the table goes to lab/results/kl_estimators.md.
+the function that the scripts use. All is float64. tools/refresh.py writes the table to lab/results/kl_estimators.md.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 from common.masked import kl_estimate
 
-TABLE = pathlib.Path(__file__).parent / "results" / "kl_estimators.md"
+TABLE = "lab/results/kl_estimators.md"
 LOGITS = (1.2, 0.7, 0.3, 0.0, -0.4, -0.9, -1.5, -2.0)  # of the policy
 DIRECTION = (-0.9, 0.4, 0.2, -0.6, 1.0, 0.1, -0.3, 0.8)  # from there to the reference, times the distance
 DISTANCES = {"near": 0.2, "far": 1.5}
@@ -92,11 +92,10 @@ def table():
     return "\n".join(lines) + "\n"
 
 
-def main():
-    if "--write" in sys.argv[1:]:
-        TABLE.write_text(table(), encoding="utf-8")
-    print(table(), end="")
+def refresh(tree):
+    tree.write(TABLE, table())
+    return []
 
 
 if __name__ == "__main__":
-    main()
+    print(table(), end="")

@@ -1,4 +1,4 @@
-"""Decides the claims, and writes docs/claims.md with its figures: python lab/report.py [--write]
+"""Decides the claims, for docs/claims.md and the READMEs; draws its figures: python lab/report.py [--figures]
 
 The rules, which were written before the runs:
 
@@ -10,6 +10,7 @@ The rules, which were written before the runs:
 """
 
 import argparse
+import functools
 import re
 import sys
 
@@ -18,12 +19,11 @@ import numpy as np
 from claims import ALL, CLAIMS
 from run import RESULTS, ROOT, read_rows
 
-sys.path.append(str(ROOT / "tools"))
-
-import plot
-
-PAGE, FIGURES = ROOT / "docs" / "claims.md", ROOT / "docs" / "figures" / "claims"
-HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
+PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
+HOLDS, FAILS, UNSEEN, OPEN = "holds", "does not hold", "cannot be seen here", "not decided yet"
+CHINESE = {HOLDS: "成立", FAILS: "不成立", UNSEEN: "在这里看不出来", OPEN: "还没有定论"}
+LINK = re.compile(r"\[([^\]]+)\]\(docs/claims\.md#([^)]+)\)")
+LIST = re.compile(r"(?:^- \*\*.*docs/claims\.md#.*\n)+", re.MULTILINE)
 
 
 def load(name):
@@ -164,11 +164,13 @@ The second table of a claim has the means of its runs, over the second half of t
 ```bash
 python lab/run.py              # runs what is missing: a night on one core
 python lab/run.py length --again --seeds 10     # one claim, also what has results
-python lab/report.py --write   # the verdicts, the figures, and this page
+python lab/report.py --figures # draws the figures
+python tools/refresh.py        # writes this page, and the verdicts in the READMEs
 ```
 """
 
 
+@functools.cache
 def build():
     """The text of the page."""
     verdicts = []
@@ -189,19 +191,45 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-def verdict_list():
-    """The list in README.md: the claims by their verdicts, each with its link."""
-    decided = [(decide(claim) or "not decided yet", claim.title) for claim in CLAIMS.values()]
-    return [
-        f"- **{verdict.capitalize()}:** "
-        + "; ".join(f"[{title}](docs/claims.md#{anchor(title)})" for own, title in decided if own == verdict)
-        + "."
-        for verdict in (HOLDS, FAILS, UNSEEN, "not decided yet")
-        if verdict in dict(decided)
-    ]
+@functools.cache
+def verdicts():
+    """{verdict: anchors of its claims}"""
+    found = {}
+    for claim in CLAIMS.values():
+        found.setdefault(decide(claim) or OPEN, []).append(anchor(claim.title))
+    return {verdict: found[verdict] for verdict in (HOLDS, FAILS, UNSEEN, OPEN) if verdict in found}
+
+
+def verdict_list(titles, words, colon, semicolon, stop):
+    """The list of a README: the claims by their verdicts, each with its link."""
+    return "".join(
+        f"- **{words[verdict]}{colon}** "
+        + semicolon.join(f"[{titles[anchor]}](docs/claims.md#{anchor})" for anchor in anchors)
+        + f"{stop}\n"
+        for verdict, anchors in verdicts().items()
+    )
+
+
+def refresh(tree):
+    tree.write(PAGE, build())
+    titles, found = {anchor(claim.title): claim.title for claim in CLAIMS.values()}, []
+    english = {verdict: verdict.capitalize() for verdict in CHINESE}
+    for page, words, *signs in (("README.md", english, ":", "; ", "."), ("README.zh.md", CHINESE, "：", "；", "。")):
+        text = tree.read(page)
+        own = titles if words is english else titles | {place: title for title, place in LINK.findall(text)}
+        tree.write(page, LIST.sub(lambda _, own=own, words=words, signs=signs: verdict_list(own, words, *signs), text))
+        found += [
+            f"{page}: translate the title of the claim “{title}”"
+            for place, title in titles.items()
+            if words is CHINESE and LIST.search(text) and own[place] == title
+        ]
+    return found
 
 
 def write_figures():
+    sys.path.append(str(ROOT / "tools"))
+    import plot
+
     FIGURES.mkdir(exist_ok=True)
     runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
     titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
@@ -218,11 +246,11 @@ def write_figures():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write docs/claims.md and its figures")
-    if parser.parse_args().write:
+    parser.add_argument("--figures", action="store_true", help="draw the figures of docs/claims.md")
+    if parser.parse_args().figures:
         write_figures()
-        PAGE.write_text(build(), encoding="utf-8")
-    print("\n".join(verdict_list()))
+    for claim in CLAIMS.values():
+        print(f"{decide(claim) or OPEN:20} {claim.title}")
 
 
 if __name__ == "__main__":

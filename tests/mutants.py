@@ -8,8 +8,8 @@ project, until the first of its tests fails. A mutant whose tests all pass survi
 a NameError is broken: its row is to be mended. One that runs into the time limit counts as killed, and says so. The
 exit code is 1 if any mutant is left.
 
-Tests that compare texts (copies of a function, the page of diffs) are not accepted: they see that something was
-changed, not that it is wrong.
+The test that compares texts (copies of a function, the pages) is not accepted: it sees that something was changed, not
+that it is wrong.
 """
 
 import argparse
@@ -34,7 +34,7 @@ sys.dont_write_bytecode = True  # a mutant of the same second and size would run
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
 TIMEOUT = 300  # seconds for each test
-TEXT_TESTS = {"test_same_text.py", "test_diffs.py", "test_side_by_side.py"}
+TEXT_TESTS = {"test_refresh.py::test_nothing_is_due"}
 
 FAMILY = "grpo dr_grpo dapo gspo dcpo"
 RL = f"{FAMILY} ppo"
@@ -56,7 +56,7 @@ WHOLE_PAIRS = "test_whole_updates.py::test_dpo_with_pairs_of_its_own"
 
 class Mutant(NamedTuple):
     name: str
-    files: str  # scripts without .py, each of which gets the same edit, or `common`: the one file below common/
+    files: str  # scripts without .py, each of which gets the same edit, or `common`, `tools`: the one file below it
     old: str
     new: str
     tests: tuple[str, ...]
@@ -69,6 +69,32 @@ def mutant(name, files, old, new, *tests, equivalent=""):
 
 # fmt: off
 MUTANTS = [
+    # --- one command after a change ---
+    mutant("refresh: a comment is code", "tools",
+        '    return line.lstrip().startswith("#")',
+        "    return False",
+        "test_diffs.py::test_sentences_are_missing_and_left_over_as_the_code_changes",
+        "test_same_text.py::test_a_budget_counts_code_and_neither_docstring_nor_help_nor_comments"),
+    mutant("refresh: the text of grpo.py wins over what was edited", "tools",
+        "        source = next(iter(edited or now))",
+        "        source = next(iter(now))",
+        "test_same_text.py::test_what_changed_since_the_last_commit_is_the_new_text"),
+    mutant("refresh: a script's own text is overwritten", "tools",
+        "            stale = text in olds or",
+        "            stale = True or",
+        "test_same_text.py::test_what_changed_since_the_last_commit_is_the_new_text"),
+    mutant("refresh: a comment goes to where other lines are around it", "tools",
+        "        if place in once[0] & once[1] and mine[place] == was.get(place, []):",
+        "        if place[1] in [p[1] for p in once[0]] and mine[place] == was.get(place, []):",
+        "test_same_text.py::test_a_comment_goes_into_copies_and_to_where_the_lines_around_it_are_equal"),
+    mutant("refresh: links are corrected by the scripts as they were", "tools",
+        "    source = tree.read(path)\n    first, last",
+        "    source = (tree.root / path).read_text()\n    first, last",
+        "test_lines.py::test_refresh_corrects_every_page"),
+    mutant("refresh: a new script without an entry is not named", "tools",
+        "        if script not in family.FAMILY:\n",
+        "        if False:\n",
+        "test_refresh.py::test_what_a_new_script_lacks_is_named"),
     # --- LoRA ---
     mutant("lora: what was frozen is trained after a call of the reference", "common",
         "            weight.requires_grad_(flag)",
@@ -1546,16 +1572,19 @@ MUTANTS = [
 
 @functools.cache
 def read(path):
-    return path.read_text(encoding="utf-8")
+    """The text without the lines that are only a comment: a new one between two lines is no reason to change a row."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.lstrip().startswith("#"))
 
 
 def places(mutant):
     """Where its old text stands, {path relative to the project: how often}; `common` is any file below common/."""
     counts = {}
     for name in mutant.files.split():
-        paths = sorted((ROOT / "common").rglob("*.py")) if name == "common" else [ROOT / f"{name}.py"]
+        folder = name in ("common", "tools")
+        paths = sorted((ROOT / name).rglob("*.py")) if folder else [ROOT / f"{name}.py"]
         found = {path: read(path).count(mutant.old) for path in paths}
-        counts |= {path: count for path, count in found.items() if count or name != "common"}
+        counts |= {path: count for path, count in found.items() if count or not folder}
     return {str(path.relative_to(ROOT)): count for path, count in counts.items()}
 
 
@@ -1574,7 +1603,7 @@ def problems(mutants):
         for test in mutant.tests:
             file, _, function = test.partition("::")
             path = ROOT / "tests" / file
-            if file in TEXT_TESTS or not path.is_file() or f"\ndef {function.split('[')[0]}(" not in read(path):
+            if test in TEXT_TESTS or not path.is_file() or f"\ndef {function.split('[')[0]}(" not in read(path):
                 lines.append(f"{mutant.name}: no test {test} that may kill it")
     return lines
 
@@ -1605,7 +1634,9 @@ def run_tests(tree, tests, options, result):
     import pytest
 
     os.setsid()  # with the processes that the tests start it is one group, which `Task.end` ends
-    sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
+    sys.path[:] = [
+        path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests", ROOT / "tools")
+    ]
     os.chdir(tree)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)

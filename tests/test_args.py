@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import InputError
 from common.harness.args import check_args, last_step, learning_rate, parse_args
-from tools import ROOT, SCRIPTS, metric_rows, script
+from tools import ALL, ROOT, metric_rows, script
 
 
 def from_file(tmp_path, text):
@@ -77,7 +77,7 @@ def test_a_mapping_in_yaml_and_one_or_more_datasets(tmp_path):
 # --- bounds ---
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "dpo", "reward_model"])
+@pytest.mark.parametrize("name", ALL)
 def test_a_seed_that_numpy_does_not_take_is_refused(name):
     with pytest.raises(InputError, match=r"--seed 4294967296: must lie in \[0, 4294967296\)"):
         script(name).main(["--seed", "4294967296"])

@@ -39,10 +39,6 @@ def test_what_the_estimators_do_in_a_loss(distance):
     assert k3["std"] < k1["std"]
 
 
-def test_the_table_of_the_estimators_is_fresh():
-    assert kl_estimators.TABLE.read_text(encoding="utf-8") == kl_estimators.table()
-
-
 # --- share of the gradient ---
 
 

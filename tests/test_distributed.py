@@ -245,8 +245,9 @@ def test_accelerate_reads_the_file(path):
     assert sharded == yaml.safe_load(path.read_text()).get(f"{kinds[path.stem].lower()}_config", {})
 
 
-def test_every_script_has_the_settings_of_its_paper():
-    assert {path.stem for path in PAPERS} == {f"{name}-paper" for name in SCRIPTS}
+def test_the_settings_of_a_paper_are_those_of_a_script():
+    """tools/refresh.py names a script without settings."""
+    assert PAPERS and {path.stem for path in PAPERS} <= {f"{name}-paper" for name in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)

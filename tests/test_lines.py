@@ -1,12 +1,9 @@
-"""Each numbered detail of the docs links to the lines that it is about, and what the pages name exists."""
-
-import pathlib
+"""tools/lines.py: each numbered detail of the docs links to the lines that it is about, and what pages name exists."""
 
 import pytest
 
 import lines
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tree import Tree
 
 CODE = """import math
 
@@ -24,21 +21,14 @@ class Args:
     def check(self):
         return self.clip < LIMIT
 """
+PAGE = "docs/page.md"
 
 
 @pytest.fixture
-def page(tmp_path):
+def tree(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "script.py").write_text(CODE)
-    return tmp_path / "docs" / "page.md"
-
-
-@pytest.mark.parametrize("path", lines.pages(), ids=lambda path: path.name)
-def test_the_links_of_every_page_are_fresh(path):
-    text = path.read_text(encoding="utf-8")
-    fresh, found = lines.refresh(path, text)
-    assert found == [] and lines.problems(path, text) == []
-    assert fresh == text, "run python tools/lines.py --write"
+    return Tree(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -52,49 +42,49 @@ def test_the_links_of_every_page_are_fresh(path):
         ("return min(x", "#L8"),  # a piece of one line
     ],
 )
-def test_a_link_leads_to_what_its_text_names(page, code, anchor):
+def test_a_link_leads_to_what_its_text_names(tree, code, anchor):
     for old in ("", "#L1", "#L1-L99"):
-        assert lines.refresh(page, f"see [`{code}`](../script.py{old}).") == (
-            f"see [`{code}`](../script.py{anchor}).",
-            [],
-        )
+        text, found = lines.corrected(tree, PAGE, f"see [`{code}`](../script.py{old}).")
+        assert (text, found) == (f"see [`{code}`](../script.py{anchor}).", [])
 
 
-def test_a_link_to_a_whole_file_stays(page):
+def test_a_link_to_a_whole_file_stays(tree):
     text = "[`script.py`](../script.py) and [text](../script.py)"
-    assert lines.refresh(page, text) == (text, [])
+    assert lines.corrected(tree, PAGE, text) == (text, [])
 
 
 @pytest.mark.parametrize(
     "link, why", [("[`LIMIT)`](../script.py#L8)", None), ("[`gone`](../script.py#L8)", "0 lines"),
                   ("[`def `](../script.py#L8)", "2 lines"), ("[`ratio`](../other.py)", "no such file")],
 )  # fmt: skip
-def test_a_link_whose_text_names_nothing_or_two_lines_is_reported(page, link, why):
-    text, found = lines.refresh(page, link)
+def test_a_link_whose_text_names_nothing_or_two_lines_is_reported(tree, link, why):
+    text, found = lines.corrected(tree, PAGE, link)
     assert text == link and len(found) == (why is not None)
-    assert all(line.startswith("page.md") and why in line for line in found)
+    assert all(line.startswith(PAGE) and why in line for line in found)
 
 
-def test_a_detail_without_a_link_is_reported(page):
+def test_a_detail_without_a_link_is_reported(tree):
     text = "1. **One**\n   [`ratio`](../script.py#L6-L8).\n2. **Two**\n   nothing\n\n   | a table |\n\nOther text.\n"
-    assert lines.problems(page, text, page.parent.parent) == ["page.md: no link to lines in: 2. **Two**"]
+    assert lines.problems(tree, PAGE, text, "") == [f"{PAGE}: no link to lines in: 2. **Two**"]
 
 
-def test_a_test_or_file_that_does_not_exist_is_reported(page):
-    (page.parent.parent / "tests").mkdir()
-    (page.parent.parent / "tests" / "test_a.py").write_text("def test_one():\n    pass\n")
+def test_a_test_or_file_that_does_not_exist_is_reported(tree):
+    (tree.root / "tests").mkdir()
+    (tree.root / "tests" / "test_a.py").write_text(tests := "def test_one():\n    pass\n")
     text = "`test_one`, `tests/test_a.py`, [script](../script.py) and [site](https://example.org/page)"
-    assert lines.problems(page, text, page.parent.parent) == []
+    assert lines.problems(tree, PAGE, text, tests) == []
     text = "`test_two`, `tests/test_b.py` and [script](../other.py)"
-    found = [f"page.md: there is no {name}" for name in ("test test_two", "file tests/test_b.py", "file ../other.py")]
-    assert lines.problems(page, text, page.parent.parent) == found
+    found = [f"{PAGE}: there is no {name}" for name in ("test test_two", "file tests/test_b.py", "file ../other.py")]
+    assert lines.problems(tree, PAGE, text, tests) == found
 
 
-def test_write_corrects_every_page_and_a_second_run_finds_nothing(page, monkeypatch, capsys):
-    page.write_text("1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n")
-    monkeypatch.setattr(lines, "ROOT", page.parent.parent)
-    monkeypatch.setattr(lines, "pages", lambda: [page])
-    assert lines.main([]) == 1 and "python tools/lines.py --write" in capsys.readouterr().out
-    assert lines.main(["--write"]) == 0
-    assert page.read_text() == "1. [`ratio`](../script.py#L6-L8) and [`return min(x`](../script.py#L8)\n"
-    assert lines.main([]) == 0 and capsys.readouterr().out.endswith("all links are fresh\n")
+def test_refresh_corrects_every_page(tree):
+    """Also by a script that is itself about to be written."""
+    (tree.root / "README.md").write_text("[`ratio`](script.py)\n")
+    (tree.root / PAGE).write_text("An older page.\n")
+    tree.write(PAGE, "1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n")
+    tree.write("script.py", "# one more line\n" + CODE)
+    assert lines.refresh(tree) == [] and tree.read("README.md") == "[`ratio`](script.py#L7-L9)\n"
+    assert tree.read(PAGE) == "1. [`ratio`](../script.py#L7-L9) and [`return min(x`](../script.py#L9)\n"
+    assert (tree.root / PAGE).read_text() == "An older page.\n"
+    assert sorted(tree.save()) == ["README.md", PAGE, "script.py"] and "#L7-L9" in (tree.root / PAGE).read_text()

@@ -13,9 +13,8 @@ import reward_model
 from common.errors import InputError
 from common.harness import dry_run
 from common.harness.memory import Job, layer_activations, trained
-from tools import SCRIPTS, script
+from tools import ALL, script
 
-ALL = [*SCRIPTS, "dpo", "reward_model"]
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
 
 
@@ -199,11 +198,6 @@ def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(t
     (tmp_path / "base" / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="quantised"):
         grpo.main(["--dry_run", "--model_name_or_path", base])
-
-
-def test_the_page_has_the_tables_of_the_formula():
-    text = memory.PAGE.read_text(encoding="utf-8")
-    assert memory.written(text) == text, "python tools/memory.py --write"
 
 
 def test_what_was_measured_is_within_15_percent():

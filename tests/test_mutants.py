@@ -18,7 +18,7 @@ def test_the_table_fits_the_project():
         (dict(files="common"), "found nowhere"),
         (dict(tests=()), "name the tests"),
         (dict(tests=("test_grpo.py::test_no_such",)), "no test test_grpo.py::test_no_such"),
-        (dict(tests=("test_same_text.py::test_the_scripts_pass",)), "may kill it"),
+        (dict(tests=("test_refresh.py::test_nothing_is_due",)), "may kill it"),
         (dict(equivalent="it is not"), "or why nothing can"),
     ],
 )

@@ -1,21 +1,16 @@
-"""docs/one_step.md is what the step gives, and its numbers fit the formulas that it prints."""
+"""The numbers of docs/one_step.md fit the formulas that it prints; test_refresh.py compares them with the step."""
 
 import math
-import pathlib
 import re
 
 import pytest
-import torch
 
 import one_step
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a CPU")
+from tree import Tree
 
 
 def page():
-    return one_step.PAGE.read_text(encoding="utf-8")
+    return Tree().read(one_step.PAGE)
 
 
 def rows_of(heading):
@@ -24,14 +19,15 @@ def rows_of(heading):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
-def test_the_page_is_what_the_step_gives():
-    """All numbers of it, with those of the other algorithms; and the sentences are true of this step."""
-    step = one_step.Step()
-    assert one_step.differences(page(), one_step.written(step)) == []
-    ratio, A = step.result("policy_loss", 1)[1]["ratio_max"], step.result("compute_advantages")
-    assert ratio[one_step.SHORT, one_step.TOKEN] > 1.2 and ratio[one_step.SHORT, 0] < 1 and A[one_step.SHORT] > 0
-    assert (step.result("policy_loss", 0)[1]["ratio_max"] == 1).all() and (A[4:] == 0).all()
-    assert step.prompts[1].answer == step.texts[one_step.CUT].split()[-1] + "8"
+def test_the_sentences_are_true_of_the_numbers():
+    texts, prompts = [row[2].strip("`") for row in rows_of("## 1.")], [row[1].strip("`") for row in rows_of("## 1.")]
+    assert texts[one_step.SHORT].endswith("■") and not texts[one_step.CUT].endswith("■")
+    gold = str(eval(prompts[one_step.CUT].rstrip("?")))  # a sum of digits
+    assert gold == texts[one_step.CUT].split()[-1] + gold[-1] and len(gold) > 1, "one digit before the right answer"
+    advantages = [float(row[-1]) for row in rows_of("## 2.")]
+    assert advantages[one_step.SHORT] == advantages[one_step.LONG] > 0 == max(map(abs, advantages[4:]))
+    ratios = [float(row[4]) for row in rows_of("## 4.")]
+    assert ratios[one_step.TOKEN] > 1.2 and ratios[0] < 1
 
 
 def test_the_numbers_fit_the_formulas():

@@ -1,18 +1,18 @@
-"""docs/options.md says what the command line takes; docs/README.md leads to every page."""
+"""docs/options.md says what the command line takes (test_refresh.py: when it is due), and each option has an effect."""
 
 import dataclasses
-import pathlib
+import functools
 import re
 
 import pytest
+import torch
 
+import family
 import options
 from common.errors import InputError
-from tools import script
+from tools import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, script
 
-ROOT = pathlib.Path(__file__).parent.parent
-
-PAGE = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+PAGE = options.written(tuple(ALL))
 
 
 def cells(name):
@@ -20,11 +20,7 @@ def cells(name):
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
 
 
-def test_the_page_is_what_the_classes_say():
-    assert options.written() == PAGE, "run python tools/options.py --write"
-
-
-@pytest.mark.parametrize("name", options.SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_option_of_a_script_is_there_once_with_its_default(name):
     for field in dataclasses.fields(script(name).Args):
         scripts, defaults, _, _ = cells(field.name)
@@ -46,7 +42,7 @@ def test_every_option_of_a_script_is_there_once_with_its_default(name):
     [
         ("seed", "whole number ≥ 0, < 4294967296"),
         ("adam_beta1", "number ≥ 0, < 1"),
-        ("max_steps", "whole number ≥ 0<br>dpo, reward_model: whole number ≥ -1"),
+        ("max_steps", "whole number ≥ 0<br>reward_model, dpo: whole number ≥ -1"),
         ("kl_estimator", "`k1`, `k2`, `k3`"),
         ("reward_weights", "number, or several"),
         ("gae_lambda_critic", "number ≥ 0, ≤ 1"),
@@ -72,9 +68,56 @@ def test_notes_in_parentheses_are_not_repeated_with_the_text_before_them():
     assert options.said(by_script, options.help_text) == found
 
 
-def test_the_contents_lead_to_every_page():
-    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    linked = re.findall(r"\]\(([^)#]+)\)", text)
-    pages = {path.name for kind in ("md", "html") for path in ROOT.glob(f"docs/*.{kind}")} - {"README.md"}
-    assert pages - set(linked) == set() and len(linked) == len(set(linked))
-    assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
+# --- what grpo.py's options do in its siblings ---
+
+CHANGES = dict(clip_low=0.5, clip_high=0.5, dual_clip=1.001, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.5)
+STD = {"normalize_std": True}  # with its parent switched on
+CHANGES |= dict(normalize_std=None, std_ddof=None, std_eps=0.1)  # clips are scaled, these are turned over
+
+
+@functools.cache
+def advantages(name, **options):
+    """Those of random rewards, by the script's own function; of one that makes them in `update`, its gradients."""
+    module = script(name)
+    if family.entry(f"{name}.py").kind == "groups":
+        rewards = torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return advantages_of(module, rewards, module.Args(**{"group_size": 4} | options))
+    sizes = dict(group_size=4, prompts_per_step=2, num_minibatches=1, num_epochs=1)
+    _, args, tokenizer, policy = embedded(name, **options | sizes)
+    batch, rewards = hand_made_batch(policy, tokenizer, args, groups=2)
+    (found,), _ = gradients(module, args, policy, fill(module, batch, rewards, args))
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def losses(name, **options):
+    """Those of rows that are off the old policy."""
+    module = script(name)
+    args = module.Args(**({"kl_in": "loss"} if hasattr(module.Args, "kl_in") else {}) | options)
+    old, step, drift, entropy, signs = torch.rand(5, 16, 6, generator=torch.Generator().manual_seed(0)).double()
+    mask = torch.arange(6) < torch.tensor([[6], [3], [1], [5]]).repeat(4, 1)
+    ref, new = drift - old - 0.5 if args.kl_coef else None, 2 * step - 1 - old
+    return module.policy_loss(new, -old, signs[:, :1] - 0.5, mask, args, ref, entropy)[0]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_option_changes_something_or_is_refused_or_is_listed(name, monkeypatch, tmp_path):
+    """GMPO, made of grpo.py after docs/your_own.md, took `--dual_clip 3` and did not say that it has none."""
+    module, found = script(name), []
+    inert = family.entry(f"{name}.py").inert
+    for option, value in CHANGES.items():
+        default = getattr(module.Args(), option)
+        base = {"kl_estimator": {"kl_coef": 0.5}, "std_ddof": STD, "std_eps": STD}.get(option, {})
+        turned = not default if isinstance(default, bool) else 1 - default if isinstance(default, int) else 0.0
+        value = default * value if option.startswith("clip") else turned if value is None else value
+        result = advantages if "std" in option else losses
+        if not torch.equal(result(name, **base), result(name, **base, **{option: value})):
+            found += [f"{name}.py: --{option} has an effect: take it out of `inert`"] if option in inert else []
+        elif option not in inert:
+            monkeypatch.setattr(module, "launch", lambda args: pytest.exit("not refused"))
+            try:
+                module.main([f"--{option}", str(value), "--output_dir", str(tmp_path)])
+            except InputError as error:
+                assert option in str(error)
+            except pytest.exit.Exception:
+                found.append(f"{name}.py: --{option} changes nothing: refuse it, or list it under `inert` of its entry")
+    assert found == [], "in tools/family.py"

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from processes import run_processes
+from tools import ALL
 
 # Phases of a step, named by the function that `main` calls, in which completions are sampled, scored, or evaluated.
 # All others are the update and its metrics.
 SAMPLING = {"rollout", "dynamic_batch", "completion_texts", "compute_rewards", "make_pairs", "with_reference"}
 SAMPLING |= {"evaluate", "evaluate_both", "evaluate_pairs"}
-SCRIPTS = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_the_device_refuses_mixes_and_counts_each_wait(counted):
     assert all("gpu:0" in str(error) for error in kinds["mixes"].values()), kinds["mixes"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_step_mixes_no_devices_and_its_update_rarely_waits(name, counted):
     steps = counted["steps"][name]
     assert not isinstance(steps, str), steps

@@ -6,16 +6,13 @@ import sys
 import numpy as np
 import pytest
 
+import patched
+import report
+import run
+from claims import ALL, CLAIMS, RUNS, Claim, Effect
+from run import condense
 from tools import ROOT
-
-pytestmark = pytest.mark.needs("matplotlib")
-pytest.importorskip("matplotlib")
-
-import patched  # noqa: E402
-import report  # noqa: E402
-import run  # noqa: E402
-from claims import ALL, CLAIMS, RUNS, Claim, Effect  # noqa: E402
-from run import condense  # noqa: E402
+from tree import Tree
 
 
 @pytest.fixture
@@ -165,12 +162,22 @@ def test_claims_name_runs_and_runs_name_files():
         assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
 
 
-def test_the_readme_lists_the_verdicts():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert " ".join(report.verdict_list()) in text, "python lab/report.py prints the list"
-    sections = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    assert [section.partition("\n")[0] for section in sections] == [claim.title for claim in CLAIMS.values()]
-
-
-def test_the_page_is_what_the_results_say():
-    assert report.PAGE.read_text(encoding="utf-8") == report.build(), "python lab/report.py --write"
+def test_the_readmes_get_the_verdicts_with_their_own_titles(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "CLAIMS", {name: Claim(name, f"Claim {name}", "", [], (), ()) for name in "abc"})
+    monkeypatch.setattr(report, "decide", lambda claim: report.FAILS if claim.name == "b" else report.HOLDS)
+    monkeypatch.setattr(report, "build", lambda: "the page")
+    report.verdicts.cache_clear()
+    old = "{0}\n\n- **Holds:** [{1} a](docs/claims.md#claim-a); [{1} b](docs/claims.md#claim-b).\n"
+    old += "- **Not:** [x](docs/claims.md#x).\n\nEnd.\n"
+    (tmp_path / "README.md").write_text(old.format("Text.", "Claim"))
+    (tmp_path / "README.zh.md").write_text(old.format("文字。", "论断"))
+    tree = Tree(tmp_path)
+    assert report.refresh(tree) == ["README.zh.md: translate the title of the claim “Claim c”"]
+    assert tree.read("docs/claims.md") == "the page" and tree.read("README.md") == (
+        "Text.\n\n- **Holds:** [Claim a](docs/claims.md#claim-a); [Claim c](docs/claims.md#claim-c).\n"
+        "- **Does not hold:** [Claim b](docs/claims.md#claim-b).\n\nEnd.\n"
+    )
+    assert "- **成立：** [论断 a](docs/claims.md#claim-a)；[Claim c](docs/claims.md#claim-c)。\n" in tree.read(
+        "README.zh.md"
+    )
+    report.verdicts.cache_clear()

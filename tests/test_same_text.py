@@ -1,73 +1,113 @@
-"""The checker of `same_text.py`: the scripts pass it, and it sees what it is there for."""
+"""tools/same_text.py: what drifts is seen, copies are made from what changed, and comments count nowhere."""
+
+import subprocess
 
 import pytest
 
+import family
 import same_text
+from small_family import COPY, ENTRIES, GRPO, OWN, small_family
 
-SOURCES = same_text.load()
-BEFORE = same_text.problems(SOURCES)
-
-
-def test_the_scripts_pass():
-    assert BEFORE == []
+SOURCES = {"grpo.py": GRPO, "copy.py": COPY, "own.py": OWN}
+COMMENT = "    # a better comment\n"
 
 
-def changed(script, old, new):
-    assert SOURCES[script].count(old) == 1
-    return SOURCES | {script: SOURCES[script].replace(old, new)}
+@pytest.fixture(autouse=True)
+def entries(monkeypatch):
+    monkeypatch.setattr(family, "FAMILY", dict(ENTRIES))
 
 
-def new_problems(sources, **keywords):
-    return [line for line in same_text.problems(sources, **keywords) if line not in BEFORE]
+def changed(old, new, *scripts, sources=SOURCES):
+    assert all(sources[script].count(old) == 1 for script in scripts)
+    return sources | {script: sources[script].replace(old, new) for script in scripts}
+
+
+def test_a_family_without_a_fault_passes():
+    assert same_text.problems(SOURCES) == [] and same_text.copied(SOURCES, SOURCES) == (SOURCES, [])
 
 
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("KL(old || new): the old", "KL(old || new), the old", "policy_loss is not the text of grpo.py"),
-        ("def evaluate(", "# a comment of its own\ndef evaluate(", "evaluate is not the text of grpo.py"),
-        ("@torch.no_grad()\ndef rollout(", "def rollout(", "rollout is not the text of grpo.py"),
+        ("The loss of each token", "The loss of a token", "policy_loss is not the text of grpo.py (-1 +1): say why"),
+        ("@functools.cache\n", "", "compute_advantages is not the text of grpo.py (-1 +0)"),
         ("import time\n", "from common import time\n", "time is imported otherwise than in grpo.py"),
         ("    group_size: int = ", "    group_size: float = ", "the options of grpo.py are not all there"),
-        ("    entropy_coef: float", "    entropy: float", "the options of grpo.py are not all there"),
-        ("    clip_low: float", "    late: int = option(1, '')\n    clip_low: float", "must follow std_eps"),
+        ("    clip: float", "    clips: float", "the options of grpo.py are not all there"),
         (
-            "    run.start(data_summary",
-            "    a = 1\n    b = 1\n    run.start(data_summary",
-            "main differs from grpo.py by 6 lines, allowed are",
+            "    clip: float",
+            "    late: int = option(1, '')\n    clip: float",
+            "its own options (late) must follow std_eps",
         ),
+        ("    batch = {", "    a = 1\n    b = 1\n    batch = {", "main differs from grpo.py by 4 lines, allowed are 2"),
+        ("mask / args.group_size  # a constant", "mask / mask.sum()", "token_weights is the text of grpo.py: take it"),
+        ("def token_weights", "def weights", "there is no token_weights: take it out of `differs`"),
     ],
 )
 def test_a_drifted_copy_is_seen(old, new, message):
-    assert any(message in line for line in new_problems(changed("dr_grpo.py", old, new)))
+    assert any(f"copy.py: {message}" in line for line in same_text.problems(changed(old, new, "copy.py")))
 
 
-def test_what_differs_needs_its_reason_and_a_reason_needs_a_difference():
-    assert any("token_weights is not the text" in line for line in same_text.problems(SOURCES, differs={}))
-    sources = SOURCES | {"dr_grpo.py": SOURCES["grpo.py"]}
-    assert any("token_weights is the text of grpo.py, DIFFERS still" in line for line in same_text.problems(sources))
-    differs = same_text.DIFFERS | {("gspo.py", "no_such"): ("", 1)}
-    assert "gspo.py: DIFFERS names no_such, which is not there" in same_text.problems(SOURCES, differs)
-
-
-def test_a_budget_counts_code_and_neither_docstring_nor_help():
-    base = same_text.bare(SOURCES["grpo.py"])
-    other = SOURCES["grpo.py"].replace("GRPO: Group", "Another: Group")
-    other = other.replace('"completions of a prompt, G (DeepSeekMath: 64)"', '"G"')
-    assert other != SOURCES["grpo.py"] and same_text.changes(base, same_text.bare(other)) == (0, 0, 0)
-    other = other.replace("group_size: int = option(8", "group_size: int = option(16") + "\n# the end\n"
+def test_a_budget_counts_code_and_neither_docstring_nor_help_nor_comments(monkeypatch):
+    base = same_text.bare(GRPO)
+    other = GRPO.replace("a small one", "another").replace("completions of a prompt, G", "G")
+    other = other.replace("    ratio = (", COMMENT + "    ratio = (").replace("    # the pessimistic one\n", "")
+    assert other != GRPO and same_text.changes(base, same_text.bare(other)) == (0, 0, 0)
+    other = other.replace("group_size: int = option(8", "group_size: int = option(16") + "\nEND = 1\n"
     assert same_text.changes(base, same_text.bare(other)) == (1, 3, 2)
-    assert any(
-        "the budget is (0, 0, 0)" in line for line in same_text.problems(SOURCES, budgets={"gspo.py": (0, 0, 0)})
-    )
+    monkeypatch.setattr(family.FAMILY["own.py"], "budget", (0, 1, 1))
+    (line,) = same_text.problems(SOURCES)
+    assert line == "own.py: lines removed, added, hunks are (1, 3, 3), the budget is (0, 1, 1)"
+
+
+# --- copies ---
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_a_comment_goes_into_copies_and_to_where_the_lines_around_it_are_equal(with_git):
+    """Into copy.py as into own.py, whose `policy_loss` may differ; not where its own line stands in between."""
+    base = SOURCES if with_git else {}
+    for line, copies in (("    ratio = (", 3), ("    objective = min(", 2)):
+        fixed, found = same_text.copied(changed(line, COMMENT + line, "grpo.py"), base)
+        assert found == [] and [COMMENT in fixed[script] for script in SOURCES] == [True, True, copies == 3]
+        assert same_text.problems(fixed) == [] and same_text.copied(fixed, base) == (fixed, [])
+
+
+def test_a_comment_that_goes_goes_everywhere():
+    fixed, _ = same_text.copied(changed("    # the pessimistic one\n", "", "grpo.py"), SOURCES)
+    assert not any("pessimistic" in source for source in fixed.values())
+    fixed, _ = same_text.copied(changed("# Above a function.\n", "# Before it.\n", "grpo.py"), SOURCES)
+    assert all("# Before it." in source and "# Above" not in source for source in fixed.values())
+
+
+def test_what_changed_since_the_last_commit_is_the_new_text():
+    """Wherever it was changed; and a text that is nobody's copy stays."""
+    code = "    return rewards - mean(rewards)"
+    fixed, found = same_text.copied(changed(code, code + " / 2", "own.py"), SOURCES)
+    assert found == [] and all(source.count(code + " / 2") == 1 for source in fixed.values())
+    mine = SOURCES | {"mine.py": GRPO.replace(code, "    return 0")}
+    fixed, found = same_text.copied(mine, SOURCES)
+    assert fixed == mine and found == []
+    assert any(line.startswith("mine.py: compute_advantages is not") for line in same_text.problems(mine))
+    both = changed(code, code + " / 3", "copy.py", sources=changed(code, code + " / 2", "own.py"))
+    fixed, found = same_text.copied(both, SOURCES)
+    assert fixed == both and found == ["compute_advantages has different new texts in copy.py, own.py: make them one"]
+    fixed, found = same_text.copied(changed(code, code + " / 2", "grpo.py"), {})  # without git: the copies agree
+    assert all(code + " / 2" in source for source in fixed.values())
 
 
 def test_fix_rewrites_copies_and_leaves_what_may_differ():
-    right = same_text.fix("grpo.py", SOURCES)
-    assert right == SOURCES  # nothing to do
-    broken = changed("gspo.py", "    mean, _, std, zero =", "    # drifted\n    mean, _, std, zero =")
-    assert same_text.fix("grpo.py", broken)["gspo.py"] == SOURCES["gspo.py"]
-    improved = changed("grpo.py", "    mean, _, std, zero =", "    # better\n    mean, _, std, zero =")
-    fixed = same_text.fix("grpo.py", improved)
-    assert "# better" in fixed["gspo.py"] and "# better" in fixed["dr_grpo.py"]
-    assert same_text.texts(fixed["gspo.py"])["policy_loss"] == same_text.texts(SOURCES["gspo.py"])["policy_loss"]
+    assert same_text.fix("grpo.py", SOURCES) == SOURCES
+    broken = changed("    clipped = ratio", "    drifted = 1\n    clipped = ratio", "copy.py", "own.py")
+    fixed = same_text.fix("grpo.py", broken)
+    assert fixed["copy.py"] == COPY and fixed["own.py"] == broken["own.py"]
+
+
+def test_the_last_commit_is_read_from_git(tmp_path, monkeypatch):
+    tree = small_family(tmp_path, monkeypatch)
+    assert same_text.committed(tree) == {}  # no git
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=b commit -qm one"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    (tmp_path / "grpo.py").write_text(GRPO + "# more\n")
+    (tmp_path / "mine.py").write_text(GRPO)
+    assert same_text.committed(tree) == SOURCES

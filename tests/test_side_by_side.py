@@ -1,6 +1,7 @@
-"""docs/side_by_side.html shows the scripts as they are: lines, changes, sentences, equations, details and keys."""
+"""tools/side_by_side.py shows scripts as they are: lines, changes, sentences, equations, details, keys of the batch."""
 
 import ast
+import json
 import re
 
 import pytest
@@ -8,18 +9,30 @@ import torch
 
 import batch_keys
 import diffs
+import family
 import lines
-import same_text
 import side_by_side
-from tools import ROOT, script
+from small_family import COPY, GRPO, OWN, small_family
+from tools import script
+from tree import Tree
 
-SOURCES = same_text.load()
-SCRIPTS = [name.removesuffix(".py") for name in SOURCES]
+SCRIPTS = {"grpo": GRPO, "copy": COPY, "own": OWN}
+WHY = {name: {key: f"*{key}*" for _, key, _ in diffs.hunks(GRPO, SCRIPTS[name[:-3]])} for name in ("copy.py", "own.py")}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return side_by_side.stored()
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    monkeypatch.setattr(family, "SENTENCES", WHY)
+    tree = small_family(tmp_path, monkeypatch)
+    lines.refresh(tree)
+    for part in ("page.html", "style.css", "page.js"):
+        tree.write(f"{side_by_side.PARTS}/{part}", Tree().read(f"{side_by_side.PARTS}/{part}"))
+    return tree
+
+
+@pytest.fixture
+def data(tree):
+    return json.loads(json.dumps(side_by_side.collect(tree)))
 
 
 def texts(data, block):
@@ -27,31 +40,40 @@ def texts(data, block):
     return ["".join(data["lines"][i][1::2]) for i in data["blocks"][block]["lines"]]
 
 
-def note_of(data, label):
-    return next(i for i, note in enumerate(data["notes"]) if note["label"] == label)
+def noted(data, script, place):
+    """[(first line, last line, label)] of the details at a place."""
+    notes = data["blocks"][data["scripts"][script]["places"][place][0]]["notes"]
+    return [(first, last, data["notes"][note]["label"]) for first, last, note in notes]
 
 
-@pytest.mark.needs("pygments")
-def test_the_page_is_fresh():
-    fresh = side_by_side.build(side_by_side.collect())
-    assert side_by_side.PAGE.read_text(encoding="utf-8") == fresh, "run python tools/side_by_side.py"
-
-
-def test_it_is_one_small_file_that_loads_nothing():
-    text = side_by_side.PAGE.read_text(encoding="utf-8")
-    assert len(text.encode()) < 1_500_000
-    for part in (side_by_side.PARTS / name for name in ("page.html", "style.css", "page.js")):
-        source = part.read_text(encoding="utf-8")
+def test_the_page_is_one_file_that_loads_nothing_and_holds_what_was_collected(tree, data):
+    page = side_by_side.build(tree, data)
+    tree.write(side_by_side.PAGE, page)
+    assert side_by_side.stored(tree) == data
+    for part in ("page.html", "style.css", "page.js"):
+        source = tree.read(f"{side_by_side.PARTS}/{part}")
         assert not re.search(
             r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|WebSocket|(?:href|=) *["']?https?:""", source
         )
-    assert text.count("<script") == 2 and text.count("<link") == 1 and '<link rel="icon" href="data:,">' in text
+    assert page.count("<script") == 2 and page.count("<link") == 1 and '<link rel="icon" href="data:,">' in page
+    assert (Tree().root / side_by_side.PAGE).stat().st_size < 1_500_000
+
+
+def test_without_pygments_the_texts_are_compared_all_the_same(tree, data, monkeypatch):
+    monkeypatch.setattr(batch_keys, "unknown", lambda tree: [])
+    tree.write(side_by_side.PAGE, side_by_side.build(tree, data))
+    monkeypatch.setattr(side_by_side, "LEXER", None)
+    side_by_side.tokens.cache_clear()
+    assert side_by_side.refresh(tree) == []
+    tree.write("own.py", OWN.replace("# the pessimistic one", "# the other one"))
+    (line,) = side_by_side.refresh(tree)
+    assert line.startswith(side_by_side.PAGE) and "pip install pygments" in line
+    side_by_side.tokens.cache_clear()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_line_of_a_script_is_there_with_its_number(data, name):
-    """Without pygments too: what is shown is what tools/diffs.py compares, at the lines of the file."""
-    source, places = SOURCES[f"{name}.py"], data["scripts"][name]["places"]
+    source, places = SCRIPTS[name], data["scripts"][name]["places"]
     expected = {place: text for place, text in diffs.places(source).items() if place != "If"}
     assert {place: texts(data, block) for place, (block, _) in places.items()} == expected
     file = source.splitlines()
@@ -62,101 +84,81 @@ def test_every_line_of_a_script_is_there_with_its_number(data, name):
     assert data["scripts"][name]["docstring"] == ast.get_docstring(ast.parse(source))
 
 
-@pytest.mark.parametrize("one", SCRIPTS)
-def test_the_changes_make_one_script_out_of_the_other(data, one):
-    for two in SCRIPTS[SCRIPTS.index(one) + 1 :]:
-        old, new = (data["scripts"][name]["places"] for name in (one, two))
-        changed = {place for place in old if place in new and old[place][0] != new[place][0]}
-        assert data["pairs"][f"{one} {two}"].keys() == changed
-        for place in changed:
-            a, b = texts(data, old[place][0]), texts(data, new[place][0])
-            made, done = [], 0
-            for i, i_end, j, j_end, _, marked, marks in data["pairs"][f"{one} {two}"][place]:
-                made += a[done:i] + b[j:j_end]
-                done = i_end
-                for part, found in ((a[i:i_end], marked), (b[j:j_end], marks)):
-                    assert all(part[line][start:end].strip() for line, start, end in found)
-            assert made + a[done:] == b
+def applied(changes, a, b):
+    """Text `a` with the changes taken from `b`; what differs in a line is marked inside of it."""
+    made, done = [], 0
+    for i, i_end, j, j_end, _, marked, marks in changes:
+        made += a[done:i] + b[j:j_end]
+        done = i_end
+        for part, found in ((a[i:i_end], marked), (b[j:j_end], marks)):
+            assert all(part[line][start:end].strip() for line, start, end in found)
+    return made + a[done:]
+
+
+@pytest.mark.parametrize("one, two", [("grpo", "copy"), ("grpo", "own"), ("copy", "own")])
+def test_the_changes_make_one_script_out_of_the_other(data, one, two):
+    old, new = (data["scripts"][name]["places"] for name in (one, two))
+    changed = {place for place in old if place in new and old[place][0] != new[place][0]}
+    assert data["pairs"][f"{one} {two}"].keys() == changed
+    for place in changed:
+        a, b = texts(data, old[place][0]), texts(data, new[place][0])
+        assert applied(data["pairs"][f"{one} {two}"][place], a, b) == b
+
+
+@pytest.mark.parametrize("old", [GRPO, GRPO.replace("    # the pessimistic one\n", "")], ids=["", "no comment"])
+@pytest.mark.parametrize(
+    "comments, new",
+    [
+        (1, GRPO.replace("    return -objective", "    # no mean\n    return -objective")),
+        (1, OWN.replace("# the pessimistic", "# of both the least").replace("    return", "    # at last\n    return")),
+        (1, GRPO.replace("    objective = min", "    # a\n    # b\n    objective = 2 * min")),
+    ],
+)
+def test_comments_are_changes_without_a_sentence(old, new, comments):
+    a, b = (diffs.places(text)["policy_loss"] for text in (old, new))
+    changes = side_by_side.changes(a, b, "policy_loss", True)
+    assert applied(changes, a, b) == b
+    hunks = [key for place, key, _ in diffs.hunks(old, new) if place == "policy_loss"]
+    assert [change[4] for change in changes if change[4] >= 0] == list(range(len(hunks)))
 
 
 def test_every_sentence_of_the_diffs_stands_at_its_hunk(data):
-    for script_name, sentences in diffs.SENTENCES.items():
-        name = script_name.removesuffix(".py")
+    for name in ("copy", "own"):
         for place in data["scripts"][name]["places"]:
-            hunks = [key for where, key, _ in diffs.hunks(SOURCES["grpo.py"], SOURCES[script_name]) if where == place]
-            expected = [side_by_side.inline(sentences[key]) for key in hunks]
-            assert data["why"][name].get(place, []) == expected
-            changes = data["pairs"][f"grpo {name}"].get(place)
-            if changes:
-                assert [change[4] for change in changes if change[4] >= 0] == list(range(len(expected)))
-    assert data["why"].keys() == data["scripts"].keys() and all(data["why"][n] for n in data["why"] if n != "grpo")
-
-
-def test_every_detail_of_the_docs_stands_at_its_lines(data):
-    details = side_by_side.details()
-    assert [note["label"] for note in data["notes"]] == [note["label"] for note, _ in details]
-    assert len(details) == sum(
-        len(lines.DETAIL.findall(page.read_text(encoding="utf-8")))
-        for page in lines.pages()
-        if page.parent.name == "docs"
-    )
-    at = {}  # {detail: [(file, line)]}
-    places = [(f"{name}.py", place) for name in SCRIPTS for place in data["scripts"][name]["places"].values()]
-    places += [(entry["file"], entry["place"]) for entry in data["common"].values()]
-    for file, (block, numbers) in places:
-        for first, last, note in data["blocks"][block]["notes"]:
-            at.setdefault(note, []).append((file, numbers[first], numbers[last]))
-    for number, (note, links) in enumerate(details):
-        assert data["notes"][number] == note | {"shown": True}
-        for file, first, last in links:
-            assert any(own == file and first <= a and b <= last for own, a, b in at[number]), note["label"]
+            hunks = [key for where, key, _ in diffs.hunks(GRPO, SCRIPTS[name]) if where == place]
+            assert data["why"][name].get(place, []) == [f"*{key}*" for key in hunks]
+            if changes := data["pairs"][f"grpo {name}"].get(place):
+                assert [change[4] for change in changes if change[4] >= 0] == list(range(len(hunks)))
+    assert data["why"].keys() == SCRIPTS.keys() and data["why"]["grpo"] == {}
 
 
 def test_a_detail_is_at_the_lines_it_names(data):
-    """Worked by hand: detail 13 of dapo.md is about `token_weights`, detail 3 of grpo.md about two lines as well."""
-    block, _ = data["scripts"]["dapo"]["places"]["token_weights"]
-    assert [0, len(texts(data, block)) - 1, note_of(data, "dapo 13")] in data["blocks"][block]["notes"]
-    block, _ = data["scripts"]["grpo"]["places"]["update"]
-    marked = [
-        texts(data, block)[first]
-        for first, _, note in data["blocks"][block]["notes"]
-        if note == note_of(data, "grpo 3")
+    assert [note["label"] for note in data["notes"]] == [
+        f"{name} {i}" for name in ("copy", "grpo", "own") for i in (1, 2)
     ]
-    assert len(marked) == 2 and 'micro["old_logprobs"], _ =' in marked[0] and "logprobs.detach()" in marked[1]
+    assert all(note["shown"] for note in data["notes"]) and data["notes"][0]["title"] == "The clip"
+    block, _ = data["scripts"]["own"]["places"]["policy_loss"]
+    end = len(texts(data, block)) - 1
+    line = texts(data, block).index("    clipped = ratio.clamp(1 - args.clip, 1 + args.clip)")
+    assert (1, end, "own 2") in noted(data, "own", "policy_loss")  # below the comment above it
+    # `clipped =` stands on two lines of own.py: it names none; grpo.py's and copy.py's are one text
+    assert {(line, line, "grpo 1"), (line, line, "copy 1")} <= {*noted(data, "grpo", "policy_loss")}
+    mean, _ = data["common"]["mean"]["place"]
+    assert len(data["blocks"][mean]["notes"]) == 3 and data["common"]["mean"]["summary"] == "The mean ()."
 
 
 def test_every_equation_of_a_docstring_stands_at_a_function_of_its_script(data):
     for name in SCRIPTS:
-        shown = data["scripts"][name]["equations"]
-        docstring = data["scripts"][name]["docstring"]
-        numbered = [line for line in docstring.splitlines() if re.search(r" {3,}.*\bEq\. [\d-]+$", line)]
-        for line in numbered:
-            assert (
-                sum(
-                    line.startswith(f"    {text}") and line.endswith(number)
-                    for _, (text, *label) in shown
-                    for number in label
-                )
-                == 1
-            )
-        for functions, _ in shown:
-            assert any(function in data["scripts"][name]["places"] for function in functions)
-    numbers = {"grpo": "Eq. 3", "dr_grpo": "C = max_new_tokens", "dapo": "Eq. 8", "gspo": "Eq. 5", "dcpo": "Eq. 8"}
-    for name, number in numbers.items():
-        shown = [line for functions, line in data["scripts"][name]["equations"] if "token_weights" in functions]
-        assert len(shown) == 1 and shown[0][0].startswith("J = E[") and shown[0][1] == number
+        advantage, objective = data["scripts"][name]["equations"]
+        assert advantage == [["compute_advantages"], ["A_i = R_i - mean(R)", "Eq. 1"]]
+        assert objective[0] == ["policy_loss", "token_weights"] and objective[1][1] == "Eq. 2"
 
 
 def test_names_lead_to_their_definitions(data):
     linked = {tokens[i + 1] for tokens in data["lines"] for i in range(0, len(tokens), 2) if tokens[i] == "C"}
-    imported = {a for source in SOURCES.values() for a, where in same_text.imports(source).items() if "common" in where}
-    assert linked == linked & data["common"].keys()
-    assert imported <= linked | {"clean_exit"} and imported <= data["common"].keys()  # that one is below `main`
-    for name, entry in data["common"].items():
-        file = (ROOT / entry["file"]).read_text(encoding="utf-8").splitlines()
-        block, numbers = entry["place"]
-        assert texts(data, block) == file[numbers[0] - 1 : numbers[-1]]
-        assert re.search(rf"^(def |class )?{name}\b", "\n".join(texts(data, block)), re.MULTILINE)
+    assert linked == {"mean", "option"}  # `clean_exit` is below `main`
+    assert data["common"].keys() == {"mean", "option", "clean_exit"}
+    assert data["common"]["mean"]["used"] == ["grpo.py", "copy.py", "own.py"]
 
 
 @pytest.mark.needs("pygments")
@@ -180,18 +182,9 @@ class Args:
 
 def test_states(data):
     states = side_by_side.states(data)
-    assert len(states) == len(set(states))
-    for state in (
-        "map",
-        "grpo-dapo",
-        "dapo-grpo",
-        "grpo-dapo/policy_loss",
-        "all/token_weights",
-        "common/log_ratio",
-        "batch",
-    ):
-        assert state in states
-    assert "dapo-dapo" not in states and "grpo-gspo/dynamic_batch" not in states
+    assert len(states) == len(set(states)) and "own-own" not in states
+    named = "map grpo-own own-grpo grpo-own/policy_loss all/token_weights common/mean batch"
+    assert set(named.split()) <= set(states)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +230,14 @@ def g():
     assert uses["reads"] == {key: ["f"] for key in "chi"}
 
 
-def test_the_table_has_every_key_that_the_code_uses(data):
-    uses = batch_keys.uses(side_by_side.files())
-    assert uses.keys() == batch_keys.KEYS.keys()
-    assert all(found["writes"] and found["reads"] for found in uses.values())
-    assert [row["key"] for row in data["batch"]] == list(uses)
-    assert {row["key"]: {how: row[how] for how in ("writes", "reads")} for row in data["batch"]} == uses
+def test_the_table_has_the_keys_that_the_code_uses(tree, data):
+    uses = {row["key"]: {how: row[how] for how in ("writes", "reads")} for row in data["batch"]}
+    everywhere = {"main": ["grpo.py", "copy.py", "own.py"]}
+    assert uses == {key: {"writes": everywhere, "reads": everywhere} for key in ("prompts", "completion_mask")}
+    tree.write("own.py", OWN.replace('"prompts"', '"queries"'))
+    found = batch_keys.unknown(tree)
+    assert found[0] == "tools/batch_keys.py: KEYS has no row for the key `queries` of the batch"
+    assert "tools/batch_keys.py: nothing uses the key `rewards` of KEYS" in found[1:]
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

@@ -1,9 +1,10 @@
 """The keys of the batch for tools/side_by_side.py: shapes are declared here, who uses a key is found in the code."""
 
 import ast
-import pathlib
+import functools
 
-ROOT = pathlib.Path(__file__).parent.parent
+import family
+
 # Variables that hold a batch or some rows of one, and {key: (shape, what it is)}. R rows (prompts x completions), P
 # prompt tokens, T completion tokens. Who writes and who reads a key is found in the code.
 BATCHES = {"batch", "micro", "part", "filler"}
@@ -89,6 +90,9 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+parsed = functools.cache(ast.parse)
+
+
 def is_batch(node):
     return isinstance(node, ast.Name) and node.id in BATCHES
 
@@ -102,11 +106,17 @@ def top_keys(node):
     return [key.value for key in keys if isinstance(key, ast.Constant)]
 
 
-def uses(files):
-    """{key: {"writes" or "reads": {function: [files]}}}, keys in the order of KEYS."""
+def uses(tree):
+    """{key: {"writes" or "reads": {function: [files]}}} of scripts and common/, keys in the order of KEYS."""
     found = {}
-    for file in files:
-        text = (ROOT / file).read_text(encoding="utf-8")
+    for file in [*family.found(tree), *tree.glob("common/**/*.py")]:
+        text = tree.read(file)
         if "completion_mask" in text:  # elsewhere such a variable is not a batch
-            Uses(found, file).visit(ast.parse(text))
+            Uses(found, file).visit(parsed(text))
     return {key: found[key] for key in [*KEYS, *found] if key in found}
+
+
+def unknown(tree):
+    found = uses(tree)
+    new = [f"tools/batch_keys.py: KEYS has no row for the key `{key}` of the batch" for key in found if key not in KEYS]
+    return new + [f"tools/batch_keys.py: nothing uses the key `{key}` of KEYS" for key in KEYS if key not in found]

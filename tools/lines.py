@@ -1,19 +1,15 @@
 """The links from the pages to lines of code. Every numbered detail of a page links to the lines that it is about.
 
-python tools/lines.py            check that the links are fresh
-python tools/lines.py --write    correct the line numbers of all links
-
 The text of a link says which lines it means: [`policy_loss`](../grpo.py#L181-L208). It is the name of a function, a
 class or an assignment of that file (a method is `Policy.forward`, an option is `Args.kl_coef`), or a piece of exactly
-one line. So the line numbers can always be found again; only what was renamed has to be edited by hand.
+one line. So tools/refresh.py can always find the line numbers; only what was renamed has to be edited by hand.
 """
 
 import ast
-import pathlib
+import functools
+import posixpath
 import re
-import sys
 
-ROOT = pathlib.Path(__file__).parent.parent
 LINK = re.compile(r"\[`([^`]+)`\]\(([\w./]+\.py)(#[-L\d]*)?\)")
 DETAIL = re.compile(r"^\d+\. .*\n(?:(?: .*)?\n)*", re.MULTILINE)  # with its indented lines
 TEST = re.compile(r"`(test_\w+)`")
@@ -21,12 +17,12 @@ FOLDERS = "benchmarks|common|configs|docs|examples|lab|tests|tools"
 FILE = re.compile(rf"\b((?:{FOLDERS})/(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml|txt))\b|\]\(([\w./-]+)(?:#[^)]*)?\)")
 
 
-def pages(root=ROOT):
-    """The pages whose links are checked; docs/diffs.md is written by tools/diffs.py and has none."""
-    files = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("benchmarks/*.md")]
-    return sorted(path for path in files if path.name != "diffs.md")
+def pages(tree):
+    """The pages whose links are checked; docs/diffs.md is written as a whole and has none."""
+    return [path for path in tree.glob("*.md", "docs/*.md", "benchmarks/*.md") if path != "docs/diffs.md"]
 
 
+@functools.cache
 def named_lines(source):
     """{name: (first line, last line)}, counted from 1, of functions, classes and assignments, also in classes."""
     found, blocks = {}, [("", ast.parse(source))]
@@ -41,11 +37,16 @@ def named_lines(source):
     return found
 
 
-def anchor(path, code):
+def beside(page, target):
+    """The path of what a link of a page leads to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+
+
+def anchor(tree, path, code):
     """`#L3-L9`, the lines of `path` that `code` names; a ValueError says why there are none."""
-    if not path.exists():
+    if not tree.exists(path):
         raise ValueError("there is no such file")
-    source = path.read_text(encoding="utf-8")
+    source = tree.read(path)
     first, last = named_lines(source).get(code, (0, 0))
     if not first:
         lines = [number for number, line in enumerate(source.splitlines(), 1) if code in line]
@@ -55,51 +56,38 @@ def anchor(path, code):
     return f"#L{first}" + (f"-L{last}" if last > first else "")
 
 
-def refresh(page, text):
+def corrected(tree, page, text):
     """The text of a page with correct line numbers, and what cannot be corrected."""
     found = []
 
-    def corrected(link):
+    def correct(link):
         code, target, _ = link.groups()
         if target.endswith(code):  # a link to the file as a whole
             return link[0]
         try:
-            return f"[`{code}`]({target}{anchor(page.parent / target, code)})"
+            return f"[`{code}`]({target}{anchor(tree, beside(page, target), code)})"
         except ValueError as error:
-            found.append(f"{page.name}: {link[0]}: {error}; edit the text of the link")
+            found.append(f"{page}: {link[0]}: {error}; edit the text of the link")
             return link[0]
 
-    return LINK.sub(corrected, text), found
+    return LINK.sub(correct, text), found
 
 
-def problems(page, text, root=ROOT):
+def problems(tree, page, text, tests):
     """What is wrong with a page beside line numbers: details without a link, tests and files that do not exist."""
-    tests = "".join(path.read_text(encoding="utf-8") for path in root.glob("tests/**/*.py"))
-    details = DETAIL.findall(text) if page.parent.name == "docs" else []
+    details = DETAIL.findall(text) if page.startswith("docs/") else []
     found = [f"no link to lines in: {detail.splitlines()[0]}" for detail in details if "#L" not in detail]
     found += [f"there is no test {name}" for name in TEST.findall(text) if f"def {name}(" not in tests]
     for path, target in FILE.findall(text):
-        if not ((root / path) if path else (page.parent / target)).exists():
+        if not tree.exists(path or beside(page, target)):
             found.append(f"there is no file {path or target}")
-    return [f"{page.name}: {problem}" for problem in found]
+    return [f"{page}: {problem}" for problem in found]
 
 
-def main(arguments):
-    if arguments not in ([], ["--write"]):
-        raise SystemExit(__doc__)
-    found = []
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        fresh, unknown = refresh(page, text)
-        if arguments and fresh != text:
-            page.write_text(fresh, encoding="utf-8")
-            print(f"written: {page.relative_to(ROOT)}")
-        elif fresh != text:
-            found.append(f"{page.name}: line numbers have changed: python tools/lines.py --write")
-        found += unknown + problems(page, fresh)
-    print("\n".join(found) or "all links are fresh")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def refresh(tree):
+    found, tests = [], "".join(map(tree.read, tree.glob("tests/**/*.py")))
+    for page in pages(tree):
+        text, unknown = corrected(tree, page, tree.read(page))
+        tree.write(page, text)
+        found += unknown + problems(tree, page, text, tests)
+    return found

@@ -1,15 +1,15 @@
 """The tables of docs/memory.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
 
-python tools/memory.py            check that the tables of the page are those that the formula gives
-python tools/memory.py --write    write them into the page
 python tools/memory.py --check    measure again (two minutes on one core), keep it in lab/results/memory.json, and fail
-                                 where the formula is off by more than 15 %
+                                  where the formula is off by more than 15 %
 
+tools/refresh.py writes the tables into the page.
 What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
 its size, those inside operators too. Resident memory (RSS) would also hold the interpreter, the libraries and what
 malloc keeps, which is more than the terms of a model this small.
 """
 
+import functools
 import gc
 import json
 import pathlib
@@ -34,7 +34,7 @@ from common.harness.memory import Job, sizes_of  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.policy import Policy  # noqa: E402
 
-PAGE, RESULTS = ROOT / "docs" / "memory.md", ROOT / "lab" / "results" / "memory.json"
+PAGE, RESULTS = "docs/memory.md", ROOT / "lab" / "results" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
@@ -238,33 +238,29 @@ def check_table():
     return table(["", "rollout", "update", "AdamW's step"], rows)
 
 
-def written(text):
-    """The text of the page with its tables as they are now."""
+@functools.cache
+def tables():
     adapters = {name: job._replace(bf16=False) for name, job in JOBS.items() if job.strategy != "FSDP2"}
-    tables = {"models": model_table(JOBS), "check": check_table()}
-    tables["lora"] = model_table(adapters, lora_rank=16, dtype="bfloat16")
-    for name, lines in tables.items():
+    made = {"models": model_table(JOBS), "check": check_table()}
+    return made | {"lora": model_table(adapters, lora_rank=16, dtype="bfloat16")}
+
+
+def refresh(tree):
+    text = tree.read(PAGE)
+    for name, lines in tables().items():
         body = "".join(f"{line}\n" for line in lines)
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(pattern, lambda found, body=body: found[1] + body + found[2], text, flags=re.DOTALL)
-    return text
+    tree.write(PAGE, text)
+    return []
 
 
 def main(arguments):
-    if arguments not in ([], ["--write"], ["--check"]):
+    if arguments != ["--check"]:
         raise SystemExit(__doc__)
-    if arguments == ["--check"]:
-        off = measure()
-        print("\n".join(off) or "all within 15 %; now --write")
-        return 1 if off else 0
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = written(text)
-    if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
-    elif fresh != text:
-        print("docs/memory.md is not what the formula gives: python tools/memory.py --write")
-        return 1
-    return 0
+    off = measure()
+    print("\n".join(off) or "all within 15 %; now python tools/refresh.py")
+    return 1 if off else 0
 
 
 if __name__ == "__main__":

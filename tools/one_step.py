@@ -1,47 +1,40 @@
 """docs/one_step.md: one step of grpo.py in numbers, and what the other algorithms make of the same rows.
 
-python tools/one_step.py            whether the page is fresh
-python tools/one_step.py --write    write it
-
-`grpo.main` runs as from the command line; what its functions take and return is kept on the way. So the page shows what
-was computed, and no function of a script is written here again. On a GPU other completions are sampled: the page is
-that of a CPU.
+tools/refresh.py writes it. `grpo.main` runs as from the command line; what its functions take and return is kept on the
+way. So the page shows what was computed, and no function of a script is written here again. On a GPU other completions
+are sampled: the page is that of a CPU.
 """
 
 import collections
 import contextlib
 import copy
+import functools
 import io
 import json
 import math
 import pathlib
 import re
-import sys
 import tempfile
 import types
 from unittest import mock
 
 import torch
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+import dapo
+import dcpo
+import dpo
+import dr_grpo
+import grpo
+import gspo
+import ppo
+from common.batches import split_rollout
+from common.harness.distributed import clip_grad_norm
+from common.harness.loading import load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import pair_batch
+from common.rewards import load_rewards
 
-import dapo  # noqa: E402
-import dcpo  # noqa: E402
-import dpo  # noqa: E402
-import dr_grpo  # noqa: E402
-import grpo  # noqa: E402
-import gspo  # noqa: E402
-import lines  # noqa: E402
-import ppo  # noqa: E402
-from common.batches import split_rollout  # noqa: E402
-from common.harness.distributed import clip_grad_norm  # noqa: E402
-from common.harness.loading import load_tokenizer  # noqa: E402
-from common.harness.metrics import Metrics  # noqa: E402
-from common.harness.pairs import pair_batch  # noqa: E402
-from common.rewards import load_rewards  # noqa: E402
-
-PAGE = ROOT / "docs" / "one_step.md"
+PAGE = "docs/one_step.md"
 OPTIONS = "--prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 --max_steps 1 --seed 51"
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 KEPT = ("rollout", "compute_rewards", "compute_advantages", "group_statistics", "update", "policy_loss",
@@ -59,6 +52,7 @@ MADE_BY = {  # pieces of lines of grpo.py
     "weights": "loss_mask.double() / lengths",
     "losses * weights": "loss = (losses * weights).sum()",
 }
+LINES = re.compile(r"(?<=\.py)#L[-L\d]+")
 NUMBER = re.compile(r" *-?\d+\.\d+")  # with the spaces that align it
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
 TOKEN = 5  # of row SHORT: the answer
@@ -181,7 +175,7 @@ Two prompts, four completions each, two passes over them (`--num_epochs 2`): in 
 second it is not. The seed is chosen for what it shows: a group with right and wrong completions, a group in which all
 are wrong, and a completion that is cut off. Every tensor has a link to the line that made it. Numbers are rounded, so
 a result by hand may differ by 1 or 2 in the last digit. `.` stands where the mask is false.
-`python tools/one_step.py --write` runs the step and writes the page; a test compares them.
+`python tools/refresh.py` runs the step and writes the page; a test compares them.
 
 R = 8 rows, P = {P} prompt tokens, T = {T} completion tokens, G = 4 completions of a prompt.
 """
@@ -453,10 +447,10 @@ def others(step, second):
 
 
 def written(step):
-    """The page."""
+    """The page, its links without line numbers."""
     first, second = update_of(step, 0), update_of(step, 1)
     page = sampled(step) + rewarded(step) + first_update(step, first) + one_row(step, second)
-    return lines.refresh(PAGE, page + all_rows(step, first, second) + others(step, second))[0]
+    return page + all_rows(step, first, second) + others(step, second)
 
 
 def differences(page, fresh):
@@ -471,19 +465,12 @@ def differences(page, fresh):
             if abs(float(old) - float(new)) > 1.01 * 10.0 ** -len(new.split(".")[1])]  # fmt: skip
 
 
-def main(arguments):
-    if arguments not in ([], ["--write"]):
-        raise SystemExit(__doc__)
-    if torch.cuda.is_available():
-        raise SystemExit("this page is that of a CPU: start it with CUDA_VISIBLE_DEVICES=")
-    fresh = written(Step())
-    if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
-    elif found := differences(PAGE.read_text(encoding="utf-8"), fresh):
-        print("docs/one_step.md is not what the step gives: python tools/one_step.py --write", *found, sep="\n")
-        return 1
-    return 0
+@functools.cache
+def computed():
+    return written(Step())
 
 
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def refresh(tree):
+    if not torch.cuda.is_available() and differences(LINES.sub("", tree.read(PAGE)), computed()):
+        tree.write(PAGE, computed())
+    return []

@@ -1,23 +1,17 @@
 """docs/options.md: every option of every script, from the classes that the command line is made of.
 
-python tools/options.py            whether the page is fresh
-python tools/options.py --write    write it
+tools/refresh.py writes it.
 """
 
 import dataclasses
+import functools
 import importlib
-import pathlib
-import sys
 import typing
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+import family
+from common.harness.args import GROUPS, RolloutArgs, RunArgs
 
-import lines  # noqa: E402
-from common.harness.args import GROUPS, RolloutArgs, RunArgs  # noqa: E402
-
-PAGE = ROOT / "docs" / "options.md"
-SCRIPTS = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")
+PAGE = "docs/options.md"
 INTRO = """# Options
 
 All options of all scripts, in the groups of `--help`. Those of [`RunArgs`](../common/harness/args.py) are in every
@@ -28,15 +22,15 @@ stands before it. Text in [brackets] says what is taken if the option is not giv
 A switch that is on is turned off with `--no_` before its name: `--no_normalize_std`. `--config run.yaml` reads options
 from a file, and the command line wins; the folder [configs](../configs) has files with the settings of the papers.
 
-Written by `python tools/options.py --write`; a test compares it with the classes.
+Written by `python tools/refresh.py`; a test compares it with the classes.
 """
 COLUMNS = "| option | default | values | what it does |\n|---|---|---|---|\n"
 
 
-def fields():
+def fields(scripts):
     """{option: {script: its field}}, in the order of the classes: RunArgs, RolloutArgs, then script by script."""
     found = {field.name: {} for kind in (RunArgs, RolloutArgs) for field in dataclasses.fields(kind)}
-    for script in SCRIPTS:
+    for script in scripts:
         for field in dataclasses.fields(importlib.import_module(script).Args):
             found.setdefault(field.name, {})[script] = field
     return found
@@ -89,40 +83,31 @@ def help_text(field):
     return field.metadata["parsed"]["help"].replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
 
 
-def row(name, by_script):
+def row(name, by_script, scripts):
     """A row of the table; under the name of the option stands which scripts have it, unless that is all, or one."""
-    missing, who = [script for script in SCRIPTS if script not in by_script], ""
+    missing, who = [script for script in scripts if script not in by_script], ""
     if missing and len(by_script) > 1:
         who = "<br>not in " + ", ".join(missing) if len(missing) < 4 else "<br>only in " + ", ".join(by_script)
     cells = [f"`--{name}`{who}", *(said(by_script, what) for what in (default, values, help_text))]
     return f"| {' | '.join(cells)} |\n"
 
 
-def written():
+@functools.cache
+def written(scripts):
     """The page: a table for each group, and for the options of a group that only one script has."""
-    tables = {group: {None: "", **dict.fromkeys(SCRIPTS, "")} for group in GROUPS}
-    for name, by_script in fields().items():
+    tables = {group: {None: "", **dict.fromkeys(scripts, "")} for group in GROUPS}
+    for name, by_script in fields(scripts).items():
         script, field = next(iter(by_script.items()))
-        tables[field.metadata["group"]][script if len(by_script) == 1 else None] += row(name, by_script)
+        own = script if len(by_script) == 1 else None
+        tables[field.metadata["group"]][own] += row(name, by_script, scripts)
     page = INTRO
     for group, parts in tables.items():
         page += f"\n## {GROUPS[group][0].upper()}{GROUPS[group][1:]}\n"
         for script, rows in parts.items():
             page += (f"\nOnly in `{script}.py`:\n" if script and rows else "") + (f"\n{COLUMNS}{rows}" if rows else "")
-    return lines.refresh(PAGE, page)[0]
+    return page
 
 
-def main(arguments):
-    if arguments not in ([], ["--write"]):
-        raise SystemExit(__doc__)
-    fresh = written()
-    if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
-    elif fresh != PAGE.read_text(encoding="utf-8"):
-        print("docs/options.md is not what the classes say: python tools/options.py --write")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def refresh(tree):
+    tree.write(PAGE, written(tuple(family.names(tree))))
+    return []

@@ -4,7 +4,7 @@ python tools/results.py grpo              run the commands of docs/grpo.md for f
 python tools/results.py grpo --seeds 0    only print them, from the files that are there
 
 Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python tools/results.py dpo`). The
-runs themselves stay in runs/results; one that ended is not run again. tests/test_docs.py compares the pages with this.
+runs themselves stay in runs/results; one that ended is not run again. tools/refresh.py puts the tables into the pages.
 """
 
 import argparse
@@ -19,30 +19,27 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parent.parent
+import family
+from tree import ROOT, Tree
+
 RESULTS = ROOT / "lab" / "results" / "pages"
 RUNS = pathlib.Path("runs") / "results"
-PAIRS = "dpo.py --dataset common/tiny/pairs --eval_dataset embedded"
-REWARD_MODEL = f"--reward_model_path {RUNS}/reward_model-seed{{seed}}/model"
-CRITIC = f"--critic_path {RUNS}/reward_model-seed{{seed}}/model"
+MODEL = f"{RUNS}/reward_model-seed{{seed}}/model"
+MODELS = {"{reward_model}": f"--reward_model_path {MODEL}", "{critic}": f"--critic_path {MODEL}"}
+
+
+def commands_of(script):
+    """{name of the files: command}"""
+    commands = family.entry(f"{script}.py").results or {script: f"{script}.py"}
+    for name, options in MODELS.items():
+        commands = {file: command.replace(name, options) for file, command in commands.items()}
+    return commands
+
+
 # {page: {name of the files: command}}
-COMMANDS = {
-    "grpo": {"grpo": "grpo.py"},
-    "dr_grpo": {"dr_grpo": "dr_grpo.py"},
-    "dapo": {"dapo": "dapo.py"},
-    "gspo": {"gspo": "gspo.py"},
-    "dcpo": {"dcpo": "dcpo.py"},
-    "lora": {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"},
-    "ppo": {
-        "ppo": "ppo.py",
-        "reward_model": "reward_model.py",
-        "ppo-kl": f"ppo.py {REWARD_MODEL} --kl_coef 0.05 --gae_lambda 0.95",
-        "ppo-no_kl": f"ppo.py {REWARD_MODEL}",
-        "ppo-critic": f"ppo.py {REWARD_MODEL} {CRITIC} --kl_coef 0.05 --gae_lambda 0.95 --max_steps 25",
-    },
-    "dpo": {"dpo": "dpo.py --rounds 4", "dpo-pairs": PAIRS, "dpo-nll": f"{PAIRS} --nll_coef 1"},
-    "reward_model": {"reward_model": "reward_model.py"},
-}
+COMMANDS = {script: commands_of(script) for script in family.names(Tree())}
+COMMANDS["lora"] = {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"}
+PAIRS = COMMANDS["dpo"]["dpo-pairs"]
 # Of docs/dpo.md, seed 0 alone
 LOSSES = {
     "dpo-pairs": "",
@@ -238,6 +235,26 @@ def tables(page):
         "lora": lambda: [rollout_table("lora"), rates_table()],
     }
     return [lines for lines in made.get(page, lambda: [rollout_table(page)])() if lines]
+
+
+SECTION = re.compile(r"(?<=\n## Results\n).*?(?=\n## |\Z)", re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+
+
+def refresh(tree):
+    found = []
+    for name in COMMANDS:
+        path, made = f"docs/{name}.md", ["\n".join(lines) + "\n" for lines in tables(name)]
+        text = tree.read(path) if tree.exists(path) else ""
+        section = SECTION.search(text)
+        there = TABLE.findall(section[0]) if section else []
+        if len(there) != len(made):
+            found.append(f"{path}: its section of results has {len(there)} tables, lab/results/pages gives {len(made)}")
+        elif made:
+            rest = iter(made)
+            new = TABLE.sub(lambda _, rest=rest: next(rest), section[0])
+            tree.write(path, text[: section.start()] + new + text[section.end() :])
+    return found
 
 
 def main():

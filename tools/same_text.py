@@ -1,53 +1,25 @@
 """Same name, same text: what stands in two scripts under one name has one text, and a sibling is a small diff.
 
-python tools/same_text.py                  each script against grpo.py in numbers, and what is wrong
-python tools/same_text.py --fix grpo.py    rewrite the copies of its functions in the other scripts, but DIFFERS
+python tools/same_text.py                  each script against grpo.py in numbers
+python tools/same_text.py --fix grpo.py    rewrite the copies of its functions in the others, but those of `differs`
+
+tools/refresh.py copies what changed since the last commit, and says what is wrong. A line that is only a comment counts
+nowhere here: it is copied, and nothing else.
 """
 
 import ast
+import collections
 import difflib
 import functools
 import itertools
-import pathlib
 import re
+import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parent.parent
-SCRIPTS = (
-    "grpo.py dr_grpo.py dapo.py gspo.py dcpo.py ppo.py reward_model.py dpo.py".split()
-)  # the first is the original
-OWN_OPTIONS = ("reward_model.py", "dpo.py")  # their option set is another one
-# (script, name): (why its text is another one, most lines removed and added together)
-DIFFERS = {
-    ("dr_grpo.py", "compute_rewards"): ("truncated rows score 0", 4),
-    ("dr_grpo.py", "token_weights"): ("a constant in place of the length", 6),
-    ("dr_grpo.py", "main"): ("its name, and the loss mask without truncated rows", 5),
-    ("gspo.py", "policy_loss"): ("the ratio is that of the row", 26),
-    ("gspo.py", "main"): ("its name", 2),
-    ("dapo.py", "compute_rewards"): ("+1/-1", 8),
-    ("dapo.py", "token_weights"): ("one weight for every token", 10),
-    ("dapo.py", "main"): ("its name, checks of its options, and dynamic sampling", 60),
-    ("dcpo.py", "compute_rewards"): ("-1 without an answer", 3),
-    ("dcpo.py", "compute_advantages"): ("smoothed by the prompt's history", 14),
-    ("dcpo.py", "policy_loss"): ("bounds of each token, one cap", 22),
-    ("dcpo.py", "token_weights"): ("the sum over a group", 4),
-    ("ppo.py", "compute_advantages"): ("GAE in place of the group", 40),
-    ("ppo.py", "policy_loss"): ("Eq. 8 too, and coefficients that controllers move", 40),
-    ("ppo.py", "token_weights"): ("one weight for every token", 8),
-    ("ppo.py", "update"): ("advantages here, the critic, target_kl", 64),
-    ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
-    ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
-    ("reward_model.py", "main"): ("steps over given pairs, no rollout", 68),
-    ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 112),
-    ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
-}
-# Removed lines, added lines and hunks against grpo.py, the module docstring and the help texts left out.
-BUDGETS = {"dr_grpo.py": (15, 15, 12), "dapo.py": (60, 160, 25), "gspo.py": (60, 120, 20), "dcpo.py": (60, 120, 20)}
+import family
+from tree import Tree
 
-
-def load(root=ROOT):
-    """{script: source} of the scripts that exist."""
-    return {name: (root / name).read_text(encoding="utf-8") for name in SCRIPTS if (root / name).exists()}
+OPTIONS = re.compile(r"^    (\w+): .*? = option\(", re.MULTILINE)
 
 
 @functools.cache
@@ -87,18 +59,32 @@ def arguments(source):
 
 
 @functools.cache
-def bare(source):
-    """The lines without module docstring and help texts, each field of `Args` on one line."""
-    lines, (node, _) = source.splitlines(), arguments(source)
+def numbered(source):
+    """[(number, line)] without module docstring and help texts, each field of `Args` on one line."""
+    lines, (node, _) = list(enumerate(source.splitlines(), 1)), arguments(source)
     for field in reversed([n for n in node.body if isinstance(n, ast.AnnAssign)]):
         default = ast.unparse(field.value.args[0])
         text = f"    {field.target.id}: {ast.unparse(field.annotation)} = option({default})"
-        lines[field.lineno - 1 : field.end_lineno] = [text]
+        lines[field.lineno - 1 : field.end_lineno] = [(field.lineno, text)]
     return lines[ast.parse(source).body[0].end_lineno :]
 
 
+def bare(source):
+    return [line for _, line in numbered(source)]
+
+
+def is_comment(line):
+    return line.lstrip().startswith("#")
+
+
+def code(lines):
+    """The lines that are not only a comment."""
+    return [line for line in lines if not is_comment(line)]
+
+
 def changes(old, new):
-    """Removed lines, added lines and hunks, as `diff -U0` counts them."""
+    """Removed lines, added lines and hunks, as `diff -U0` counts them, of code."""
+    old, new = code(old), code(new)
     if old == new:
         return 0, 0, 0
     parts = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
@@ -106,87 +92,185 @@ def changes(old, new):
     return sum(p[2] - p[1] for p in parts), sum(p[4] - p[3] for p in parts), len(parts)
 
 
-def originals(sources, differs):
-    """{name: (script, text)}: the first script that has it and is not excused."""
+def excused(script, name):
+    return name in family.entry(script).differs
+
+
+def copies_of(sources):
+    """{name: {script: lines}} of what scripts share, those aside that may differ; the first is the original."""
     found = {}
     for script, source in sources.items():
         for name, text in texts(source).items():
-            if (script, name) not in differs:
-                found.setdefault(name, (script, text))
+            if not excused(script, name):
+                found.setdefault(name, {})[script] = text
     return found
 
 
-def problems(sources, differs=DIFFERS, budgets=BUDGETS):
-    """What is wrong, one line each."""
-    found, first = [], originals(sources, differs)
-    for script, source in sources.items():
-        own = texts(source)
-        for name, text in own.items():
-            original, expected = first.get(name, (script, text))
-            removed, added, _ = changes(expected, text)
-            if (script, name) not in differs and text != expected:
-                found.append(f"{script}: {name} is not the text of {original} (-{removed} +{added})")
-            elif (script, name) in differs and original != script and text == expected:
-                found.append(f"{script}: {name} is the text of {original}, DIFFERS still excuses it")
-            elif (script, name) in differs and removed + added > differs[script, name][1]:
-                most = differs[script, name][1]
-                found.append(f"{script}: {name} differs from {original} by {removed + added} lines, allowed are {most}")
-        found += [
-            f"{script}: DIFFERS names {n}, which is not there" for s, n in differs if s == script and n not in own
-        ]
-        if script in budgets:
-            numbers = changes(bare(sources["grpo.py"]), bare(source))
-            if any(number > most for number, most in zip(numbers, budgets[script], strict=True)):
-                found.append(f"{script}: lines removed, added, hunks are {numbers}, the budget is {budgets[script]}")
-    for (one, a), (two, b) in itertools.combinations(sources.items(), 2):
-        names, others = imports(a), imports(b)
-        found += [
-            f"{two}: {n} is imported otherwise than in {one}" for n in names if names[n] != others.get(n, names[n])
-        ]
-    options = arguments(sources["grpo.py"])[1]
-    inherited = re.findall(r"^    (\w+): .*? = option\(", (ROOT / "common/harness/args.py").read_text(), re.MULTILINE)
-    for script, source in sources.items():
-        own = arguments(source)[1]
-        kept = {name: kind for name, kind in own.items() if name in options}
-        expected = {name: kind for name, kind in options.items() if script not in OWN_OPTIONS or name in own}
-        if list(kept.items()) != list(expected.items()):
-            found.append(f"{script}: the options of grpo.py are not all there with their types and in their order")
-        names, new = list(own), [name for name in own if name not in [*options, *inherited]]
-        if script not in OWN_OPTIONS and names[(start := names.index("std_eps") + 1) : start + len(new)] != new:
-            found.append(f"{script}: its own options ({', '.join(new)}) must follow std_eps")
+# --- what is wrong ---
+
+
+def problems(sources, inherited=()):
+    """What a person has to decide, one line each; `inherited`: the options of RunArgs and RolloutArgs."""
+    shared = copies_of(sources)
+    return [
+        line
+        for script, source in sources.items()
+        for line in (
+            *text_problems(script, source, shared),
+            *budget_problems(script, source, sources),
+            *option_problems(script, source, sources["grpo.py"], inherited),
+        )
+    ] + import_problems(sources)
+
+
+def text_problems(script, source, shared):
+    own, differs = texts(source), family.entry(script).differs
+    for name, text in own.items():
+        original, expected = next(iter(shared.get(name, {script: text}).items()))
+        removed, added, _ = changes(expected, text)
+        if name not in differs and removed + added:
+            yield (
+                f"{script}: {name} is not the text of {original} (-{removed} +{added}): say why under `differs` of its "
+                f"entry in tools/family.py, or copy it: python tools/same_text.py --fix {original}"
+            )
+        elif name in differs and original != script and not removed + added:
+            yield f"{script}: {name} is the text of {original}: take it out of `differs` in tools/family.py"
+        elif name in differs and removed + added > differs[name][1]:
+            yield f"{script}: {name} differs from {original} by {removed + added} lines, allowed are {differs[name][1]}"
+    for name in differs:
+        if name not in own:
+            yield f"{script}: there is no {name}: take it out of `differs` in tools/family.py"
+
+
+def budget_problems(script, source, sources):
+    budget, numbers = family.entry(script).budget, changes(bare(sources["grpo.py"]), bare(source))
+    if budget and any(number > most for number, most in zip(numbers, budget, strict=True)):
+        yield f"{script}: lines removed, added, hunks are {numbers}, the budget is {budget}"
+
+
+def option_problems(script, source, original, inherited):
+    options, own = arguments(original)[1], arguments(source)[1]
+    pairs = family.entry(script).kind == "pairs"
+    kept = {name: kind for name, kind in own.items() if name in options}
+    expected = {name: kind for name, kind in options.items() if not pairs or name in own}
+    if list(kept.items()) != list(expected.items()):
+        yield f"{script}: the options of grpo.py are not all there with their types and in their order"
+    names, new = list(own), [name for name in own if name not in [*options, *inherited]]
+    if not pairs and "std_eps" in names and names[(start := names.index("std_eps") + 1) : start + len(new)] != new:
+        yield f"{script}: its own options ({', '.join(new)}) must follow std_eps"
+
+
+def import_problems(sources):
+    return [
+        f"{two}: {name} is imported otherwise than in {one}"
+        for (one, a), (two, b) in itertools.combinations(sources.items(), 2)
+        for name, where in imports(a).items()
+        if where != imports(b).get(name, where)
+    ]
+
+
+# --- copies ---
+
+
+def committed(tree):
+    """{script: source} of the last commit; nothing without git."""
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=tree.root, capture_output=True, text=True)
+
+    sources, changed = family.found(tree), git("diff", "--name-only", "--relative", "HEAD", "--", "*.py")
+    if changed.returncode or git("rev-parse", "--show-prefix").stdout.strip():  # the project of its own, or none
+        return {}
+    new = git("ls-files", "--others", "--", "*.py").stdout.split()
+    old = {name: git("show", f"HEAD:{name}") for name in sources if name in changed.stdout.split()}
+    old = {name: shown.stdout for name, shown in old.items() if not shown.returncode}
+    return {name: old.get(name, source) for name, source in sources.items() if name not in new}
+
+
+def copied(sources, base):
+    """{script: source} with one text again for what scripts share, and what a person has to decide.
+
+    What changed since `base`, the sources of the last commit, is the new text, and else that of the first script. It
+    takes the place of copies of the old text, and of those that differ in comments alone. New comments also go to where
+    a text may differ, if the lines around them are equal.
+    """
+    new, problems = {script: dict(texts(source)) for script, source in sources.items()}, []
+    for name, now in copies_of(sources).items():
+        before = {script: texts(base[script]).get(name) for script in now if script in base}
+        edited = {s: text for s, text in now.items() if before.get(s) not in (None, text)}
+        if len({"\n".join(text) for text in edited.values()}) > 1:
+            problems.append(f"{name} has different new texts in {', '.join(edited)}: make them one")
+            continue
+        source = next(iter(edited or now))
+        counts = collections.Counter("\n".join(text) for text in now.values())
+        olds = [before[source]] if edited else []
+        for script, text in now.items():
+            stale = text in olds or code(text) == code(now[source]) or (not base and counts["\n".join(text)] > 1)
+            if stale and text != now[source]:
+                new[script][name] = now[source]
+                olds.append(text)
+        for script in sources if olds else ():
+            if excused(script, name) and name in new[script]:
+                new[script][name] = carry(olds[0], now[source], new[script][name])
+    return {script: rewritten(source, new[script]) for script, source in sources.items()}, problems
+
+
+def rewritten(source, new):
+    """The source with these texts of its blocks."""
+    lines = source.splitlines()
+    for name, place in reversed(blocks(source).items()):
+        lines[slice(*place)] = new[name]
+    return "\n".join(lines) + "\n"
+
+
+def carry(old, new, own):
+    """`own` with the comments that were added or removed from `old` to `new`, where the code around them is its own."""
+    was, now, mine = (dict(gaps(lines)) for lines in (old, new, own))
+    once = [{place for place, n in collections.Counter(p for p, _ in gaps(x)).items() if n == 1} for x in (new, own)]
+    lines = []
+    for place, comments in gaps(own):
+        if place in once[0] & once[1] and mine[place] == was.get(place, []):
+            comments = now[place]
+        lines += [*comments, *place[1:]]
+    return lines[:-1]  # the end of the text, after the last line
+
+
+def gaps(lines):
+    """[((line of code, the next one), comments between them)]; "" is before the first line, and after the last."""
+    found, last, comments = [], "", []
+    for line in [*lines, ""]:
+        if is_comment(line):
+            comments.append(line)
+        else:
+            found.append(((last, line), comments))
+            last, comments = line, []
     return found
 
 
-def fix(original, sources, differs=DIFFERS):
+def fix(original, sources):
     """{script: source} with every copy of a top-level block of `original` rewritten, those of `differs` aside."""
-    right, fixed = texts(sources[original]), {}
-    for script, source in sources.items():
-        lines = source.splitlines()
-        for name, place in reversed(blocks(source).items()):
-            if name in right and (script, name) not in differs and (original, name) not in differs:
-                lines[slice(*place)] = right[name]
-        fixed[script] = "\n".join(lines) + "\n"
-    return fixed
+    right = {name: text for name, text in texts(sources[original]).items() if not excused(original, name)}
+    return {
+        script: rewritten(source, {n: t if excused(script, n) else right.get(n, t) for n, t in texts(source).items()})
+        for script, source in sources.items()
+    }
 
 
-def main(arguments):
-    sources = load()
-    if arguments[:1] == ["--fix"] and arguments[1:] and arguments[1] in sources:
-        for script, source in fix(arguments[1], sources).items():
-            if source != sources[script]:
-                (ROOT / script).write_text(source, encoding="utf-8")
-                print(f"rewritten: {script}")
-        sources = load()
-    elif arguments:
+def main(words):
+    tree = Tree()
+    sources = family.found(tree)
+    if words[:1] == ["--fix"] and words[1:] and words[1] in sources:
+        for script, source in fix(words[1], sources).items():
+            tree.write(script, source)
+        print(*(f"written: {name}" for name in tree.new), sep="\n")
+        tree.save()
+    elif words:
         raise SystemExit(__doc__)
-    for script, source in sources.items():
+    for script, source in family.found(tree).items():
         numbers = changes(bare(sources["grpo.py"]), bare(source))
-        budget = "/".join(map(str, BUDGETS.get(script, ("-",) * 3)))
+        budget = "/".join(map(str, family.entry(script).budget or ("-",) * 3))
         print(f"{script:16} removed {numbers[0]:3}  added {numbers[1]:3}  hunks {numbers[2]:3}   budget {budget}")
-    found = problems(sources)
-    print("\n".join(found) or "one name, one text")
-    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main(sys.argv[1:])

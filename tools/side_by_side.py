@@ -1,11 +1,9 @@
 """docs/side_by_side.html: the page on which the scripts are compared, function by function. Needs pygments.
 
-python tools/side_by_side.py            write the page
-
-The page is one file. This program collects what it shows: the functions of the scripts with their syntax classes, the
-changes between every two scripts, the sentences of diffs.py, the equations of the docstrings, the numbered details
-of docs/*.md at their lines, the definitions in common/ and the keys of the batch. tools/side_by_side/ has its HTML, its
-style, and the program that shows one state (`#grpo-dapo/policy_loss`) of it.
+The page is one file. tools/refresh.py writes it: what it shows is collected here, which are the functions of the
+scripts with their syntax classes, the changes between every two scripts, the sentences of docs/diffs.md, the equations
+of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/ and the keys of the
+batch. tools/side_by_side/ has its HTML, its style, and the program that shows one state (`#grpo-dapo/policy_loss`).
 """
 
 import ast
@@ -14,43 +12,16 @@ import functools
 import html
 import itertools
 import json
-import pathlib
 import re
-import sys
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+import batch_keys
+import diffs
+import family
+import lines
+import same_text
 
-import batch_keys  # noqa: E402
-import diffs  # noqa: E402
-import lines  # noqa: E402
-import same_text  # noqa: E402
-
-PAGE = ROOT / "docs" / "side_by_side.html"
-PARTS = ROOT / "tools" / "side_by_side"
+PAGE, PARTS = "docs/side_by_side.html", "tools/side_by_side"
 WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
-# The left side of an equation in a docstring, and the functions that compute it.
-COMPUTED_IN = {
-    "J": "policy_loss token_weights",
-    "over": "dynamic_batch",
-    "KL_it": "policy_loss",
-    "A_i": "compute_advantages",
-    "R_i": "compute_rewards overlong_penalty",
-    "s_i": "policy_loss",
-    "s_it": "policy_loss",
-    "lo(q)": "clip_bounds",
-    "SA_new": "smoothed_advantages compute_advantages",
-    "R_t": "shape_rewards",
-    "delta_t": "compute_advantages gae",
-    "A_t": "compute_advantages gae",
-    "min(r_t": "policy_loss",
-    "h": "preference_loss",
-    "sigmoid": "preference_loss",
-    "with": "preference_loss",
-    "robust": "preference_loss",
-    "ipo": "preference_loss",
-    "L": "reward_loss",
-}
 # What takes the place of a function in the scripts that do not have it.
 ELSEWHERE = {"token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
 
@@ -74,34 +45,25 @@ def paragraphs(text):
     )
 
 
-def details():
+def details(tree):
     """The numbered details of docs/*.md: a list of ({label, title, html}, [(file, first line, last line)])."""
     found = []
-    for page in lines.pages():
-        if page.parent.name != "docs":
+    for page in lines.pages(tree):
+        if not page.startswith("docs/"):
             continue
-        for detail in lines.DETAIL.findall(page.read_text(encoding="utf-8")):
+        for detail in lines.DETAIL.findall(tree.read(page)):
             number, text = detail.split(". ", 1)
             bold = re.match(r"\*\*(.+?)\*\*", " ".join(text.split()))
             title = bold[1].rstrip(".:") if bold else " ".join(text.split()[:7]) + " …"
-            note = {"label": f"{page.stem} {number}", "title": inline(title), "html": paragraphs(text)}
+            label = page.removeprefix("docs/").removesuffix(".md")
+            note = {"label": f"{label} {number}", "title": inline(title), "html": paragraphs(text)}
             places = []
             for _, target, anchor in lines.LINK.findall(text):
                 if anchor:
                     first, _, last = anchor.removeprefix("#L").partition("-L")
-                    file = (page.parent / target).resolve().relative_to(ROOT.resolve()).as_posix()
-                    places.append((file, int(first), int(last or first)))
+                    places.append((lines.beside(page, target), int(first), int(last or first)))
             found.append((note, places))
     return found
-
-
-def numbered(source):
-    """The lines of `same_text.bare`, which are those that are compared, and the number of each in its file."""
-    numbers = list(range(1, len(source.splitlines()) + 1))
-    for field in reversed(same_text.arguments(source)[0].body):
-        if isinstance(field, ast.AnnAssign):
-            numbers[field.lineno - 1 : field.end_lineno] = [field.lineno]
-    return "\n".join(same_text.bare(source)), numbers[ast.parse(source).body[0].end_lineno :]
 
 
 def used_names(tree, local=frozenset()):
@@ -119,22 +81,36 @@ def used_names(tree, local=frozenset()):
     return found
 
 
-def coloured(text, linked):
-    """For each line of Python code [class, text, class, text, ...]; a name in `linked` has the class given there."""
+try:
     import pygments.lexers
     from pygments.token import Comment, Keyword, Literal, Name, Operator
 
-    kinds = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
-    kinds += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "d"), (Name.Builtin, "b")]
-    names, rows, column = used_names(ast.parse(text)), [[]], 0
-    for token, value in pygments.lexers.PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
-        kind = next((short for parent, short in kinds if token in parent), "")
+    LEXER = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
+    KINDS = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
+    KINDS += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "d"), (Name.Builtin, "b")]
+except ImportError:  # what the page says can be compared, its colours cannot
+    LEXER = None
+
+
+@functools.cache
+def tokens(text):
+    """The names that Python code uses, as `used_names` has them, and [(class, text)]."""
+    pieces = [("", text)]
+    if LEXER:
+        found = LEXER.get_tokens(text)
+        pieces = [(next((kind for parent, kind in KINDS if token in parent), ""), value) for token, value in found]
+    return used_names(ast.parse(text)), pieces
+
+
+def coloured(text, linked):
+    """For each line of Python code [class, text, class, text, ...]; a name in `linked` has the class given there."""
+    (names, pieces), rows, column = tokens(text), [[]], 0
+    for kind, value in pieces:
         for i, piece in enumerate(value.split("\n")):
             if i:
                 rows.append([])
                 column = 0
-            at_name = (len(rows), column) in names and piece in linked
-            used = linked[piece] if at_name else kind
+            used = linked[piece] if (len(rows), column) in names and piece in linked else kind
             if piece and rows[-1] and rows[-1][-2] == used:
                 rows[-1][-1] += piece
             elif piece:
@@ -192,34 +168,51 @@ def words(old, new):
 def changes(old, new, place, sentences):
     """[[i, i_end, j, j_end, sentence or -1, marks, marks]] of two texts of a place; equal runs are left out.
 
-    The first change of a hunk of tools/diffs.py has the index of its sentence.
+    The first change of a hunk of docs/diffs.md has the index of its sentence; comments alone have none.
     """
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    groups = list(matcher.get_grouped_opcodes(0 if place in ("Args", "imports") else 3))
-    if place == "imports":
-        groups = [[op for group in groups for op in group]]
-    found = []
-    for number, group in enumerate(groups):
+    found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
+    for number, group in enumerate([*diffs.groups(place, old, new), rest]):
         first = number if sentences else -1
         for kind, i, i_end, j, j_end in group:
-            if kind != "equal":
+            found += comments(old, new, (ends[0], i), (ends[1], j))  # what lies between two groups
+            if kind == "equal":
+                found += comments(old, new, (i, i_end), (j, j_end))
+            else:
                 found.append([i, i_end, j, j_end, first, *words(tuple(old[i:i_end]), tuple(new[j:j_end]))])
                 first = -1
+            ends = (i_end, j_end)
     return found
 
 
-def equations(docstring):
+def comments(old, new, a, b):
+    """The changes of two runs of lines with the same code."""
+    found, (i, j) = [], (a[0], b[0])
+    if old[slice(*a)] == new[slice(*b)]:
+        return found
+    while i < a[1] or j < b[1]:
+        start = i, j
+        while i < a[1] and same_text.is_comment(old[i]):
+            i += 1
+        while j < b[1] and same_text.is_comment(new[j]):
+            j += 1
+        if old[start[0] : i] != new[start[1] : j]:
+            found.append([start[0], i, start[1], j, -1, [], []])
+        i, j = i + 1, j + 1
+    return found
+
+
+def equations(docstring, computed_in):
     """[(functions, [text, its number in the paper])] of the indented lines of a docstring that are equations."""
     found = []
     for line in docstring.splitlines():
         left = line.split()[:1]
-        if line.startswith("    ") and left and left[0] in COMPUTED_IN:
+        if line.startswith("    ") and left and left[0] in computed_in:
             text = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.removeprefix("    ").rstrip(), maxsplit=1)
-            found.append((COMPUTED_IN[left[0]].split(), text))
+            found.append((computed_in[left[0]].split(), text))
     return found
 
 
-def common_names(scripts):
+def common_names(tree, scripts, notes, uses):
     """{name: file} of what the scripts import from common/, what the details link to there, and what uses the batch."""
     found = {}
     for source in scripts.values():
@@ -227,12 +220,12 @@ def common_names(scripts):
             module, _, original = where.partition(": ")
             if module.startswith("common"):
                 found[original] = module.replace(".", "/") + ".py"
-    for _, places in details():
+    for _, places in notes:
         for file, first, _ in places:
             if file.startswith("common/"):
-                source = (ROOT / file).read_text(encoding="utf-8")
-                found |= {n: file for n, (start, end) in same_text.blocks(source).items() if start < first <= end}
-    for used in batch_keys.uses(files()).values():
+                blocks = same_text.blocks(tree.read(file))
+                found |= {name: file for name, (start, end) in blocks.items() if start < first <= end}
+    for used in uses.values():
         for name, places in [*used["writes"].items(), *used["reads"].items()]:
             found |= {name.split(".")[0]: file for file in places if file.startswith("common/")}
     return dict(sorted(found.items(), key=lambda item: (item[1].count("/"), item[1], item[0].lower())))
@@ -245,31 +238,34 @@ def summary(text):
     return re.split(r"(?<=\.)\s", " ".join((docstring or "").split()))[0]
 
 
-def script_page(source, store, common):
+def script_page(script, source, store, common):
     """What the page has of a script: its docstring, and {place: [block, line numbers]}."""
-    text, numbers = numbered(source)
-    docstring = ast.get_docstring(ast.parse(source))
+    numbers, kept = zip(*same_text.numbered(source), strict=True)
+    text, docstring = "\n".join(kept), ast.get_docstring(ast.parse(source))
     linked = {name: "C" for name in same_text.imports(source) if name in common}
     linked |= {name: "O" for name in same_text.blocks(text)}
-    rows, places = coloured(text, linked), {}
+    places = {}
     node, _ = same_text.arguments(text)
     start = node.lineno - 1 - len(node.decorator_list)
-    spans = {"imports": [i for i in range(start) if text.splitlines()[i]], "Args": range(start, node.end_lineno)}
+    spans = {"imports": [i for i in range(start) if kept[i]], "Args": range(start, node.end_lineno)}
     spans |= {name: range(*place) for name, place in same_text.blocks(text).items() if name != "If"}
     for name, span in spans.items():
-        block = store.add([text.splitlines()[i] for i in span], [rows[i] for i in span])
+        own = [kept[i] for i in span]
+        block = store.add(own, coloured("\n".join(own), linked))
         places[name] = [block, [numbers[i] for i in span]]
-    return {"docstring": docstring, "equations": equations(docstring), "places": places}
+    computed_in = family.EQUATIONS | family.entry(script).equations
+    return {"docstring": docstring, "equations": equations(docstring, computed_in), "places": places}
 
 
-def collect():
+def collect(tree):
     """Everything that the page shows, as it is given to page.js."""
-    sources, store = same_text.load(), Blocks()
-    names = common_names(sources)
-    scripts = {name.removesuffix(".py"): script_page(source, store, names) for name, source in sources.items()}
+    sources, store, found = family.found(tree), Blocks(), details(tree)
+    uses = batch_keys.uses(tree)
+    names = common_names(tree, sources, found, uses)
+    scripts = {name.removesuffix(".py"): script_page(name, source, store, names) for name, source in sources.items()}
     common = {}
     for name, file in names.items():
-        source = (ROOT / file).read_text(encoding="utf-8")
+        source = tree.read(file)
         first, end = same_text.blocks(source)[name]
         linked = {other: "C" for other in names if other in same_text.imports(source) or names[other] == file}
         text = source.splitlines()[first:end]
@@ -278,7 +274,7 @@ def collect():
         common[name] = {"file": file, "place": [block, list(range(first + 1, end + 1))], "used": users}
         common[name]["summary"] = inline(summary("\n".join(text)))
     notes = []
-    for note, places in details():
+    for note, places in found:
         shown = False
         for file, first, last in places:
             own = scripts[file.removesuffix(".py")]["places"].values() if file in sources else []
@@ -295,22 +291,20 @@ def collect():
         "notes": notes,
         "elsewhere": {name: inline(text) for name, text in ELSEWHERE.items()},
         "batch": [
-            {"key": key, "shape": batch_keys.KEYS[key][0], "what": inline(batch_keys.KEYS[key][1])} | found
-            for key, found in batch_keys.uses(files()).items()
+            {"key": key, "shape": shape, "what": inline(what)} | uses[key]
+            for key, (shape, what) in batch_keys.KEYS.items()
+            if key in uses
         ],
     }
 
 
-def files():
-    return [*same_text.SCRIPTS, *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("common/**/*.py"))]
-
-
 def why(sources):
-    """{script: {place: sentences}} against grpo.py, those of tools/diffs.py."""
+    """{script: {place: sentences}} against grpo.py, those of docs/diffs.md."""
     found = {script.removesuffix(".py"): {} for script in sources}
-    for script, own in diffs.SENTENCES.items():
-        for place, key, _ in diffs.hunks(sources["grpo.py"], sources[script]):
-            found[script.removesuffix(".py")].setdefault(place, []).append(inline(own[key]))
+    for script, own in sources.items():
+        for place, key, _ in diffs.hunks(sources["grpo.py"], own):
+            sentence = inline(family.SENTENCES.get(script, {}).get(key, ""))
+            found[script.removesuffix(".py")].setdefault(place, []).append(sentence)
     return found
 
 
@@ -319,9 +313,8 @@ def pairs(sources):
     found = {}
     for (one, old), (two, new) in itertools.combinations(sources.items(), 2):
         a, b = diffs.places(old), diffs.places(new)
-        sentences = one == "grpo.py" and two in diffs.SENTENCES
         found[f"{one} {two}".replace(".py", "")] = {
-            place: changes(a[place], b[place], place, sentences)
+            place: changes(a[place], b[place], place, one == "grpo.py")
             for place in a
             if place != "If" and place in b and a[place] != b[place]
         }
@@ -338,23 +331,32 @@ def states(data):
     return found + [f"common/{name}" for name in data["common"]]
 
 
-def build(data):
+def build(tree, data):
     """The page: the template with its style, its program and what it shows in place of their names."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    page = (PARTS / "page.html").read_text(encoding="utf-8")
+    page = tree.read(f"{PARTS}/page.html")
     for name, part in (("STYLE", "style.css"), ("PROGRAM", "page.js")):
-        page = page.replace(f"/*{name}*/", (PARTS / part).read_text(encoding="utf-8").strip())
+        page = page.replace(f"/*{name}*/", tree.read(f"{PARTS}/{part}").strip())
     return page.replace("/*DATA*/", text)
 
 
-def stored():
+def stored(tree):
     """What the page that is there shows; nothing but the standard library is needed to read it."""
-    text = PAGE.read_text(encoding="utf-8").split('<script id="data" type="application/json">')[1]
+    text = tree.read(PAGE).split('<script id="data" type="application/json">')[1]
     return json.loads(text.split("</script>")[0])
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:
-        raise SystemExit(__doc__)
-    PAGE.write_text(build(collect()), encoding="utf-8")
-    print(f"written: {PAGE.relative_to(ROOT)}, {PAGE.stat().st_size / 1e6:.2f} MB")
+def without_colours(data):
+    """What a page says: each block with its lines as text."""
+    texts = ["".join(row[1::2]) for row in data["lines"]]
+    blocks = [block | {"lines": [texts[i] for i in block["lines"]]} for block in data["blocks"]]
+    return data | {"lines": [], "blocks": blocks}
+
+
+def refresh(tree):
+    data, unknown = collect(tree), batch_keys.unknown(tree)
+    if LEXER:
+        tree.write(PAGE, build(tree, data))
+    elif without_colours(stored(tree)) != without_colours(json.loads(json.dumps(data))):
+        return [*unknown, f"{PAGE}: is not what the scripts say; pygments is needed to write it (pip install pygments)"]
+    return unknown

@@ -13,15 +13,18 @@ import tempfile
 import torch
 from accelerate import Accelerator
 
+import family
 from common.batches import left_pad
 from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
+from tree import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
-FAMILY = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # advantages by groups
-SCRIPTS = [*FAMILY, "ppo"]  # the suites run over all of them
+FAMILY = family.names(Tree(), "groups")  # advantages by groups: found by their presence
+SCRIPTS = [*FAMILY, *family.names(Tree(), "critic")]  # the suites run over all of them
+ALL = family.names(Tree())
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -166,7 +169,7 @@ def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
 def fresh_interpreter():
     """What an interpreter of its own does with the scripts: {"imported": what importing them all printed and wrote,
     "help": {script: what `--help` prints}}; `--help` must load neither `datasets` nor a model class."""
-    scripts = [*SCRIPTS, "reward_model", "dpo"]
+    scripts = ALL
     code = f"""import contextlib, importlib, io, json, os, runpy, sys
 with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
     for name in {scripts}: importlib.import_module(name)

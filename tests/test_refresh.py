@@ -1,0 +1,111 @@
+"""tools/refresh.py: what is due after a change, in one test; what a change asks for, in a copy and small families."""
+
+import ast
+import shutil
+
+import pytest
+import torch
+
+import family
+import refresh
+from small_family import ENTRIES, GRPO, OWN, small_family
+from tools import ROOT
+from tree import Tree
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="docs/one_step.md is that of a CPU")
+
+
+def test_nothing_is_due():
+    """The one test that compares texts of the project: copies, links, pages, tables, and what is written by hand."""
+    tree = Tree()
+    by_hand = refresh.refresh(tree)
+    assert "\n".join(refresh.due(tree, by_hand)) == "", "run python tools/refresh.py; it ends with this list"
+
+
+def test_a_comment_in_a_shared_function_is_due_and_then_is_not(tmp_path):
+    """In a copy: 23 tests were red, and still 17 after seven programs."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.jsonl", "*.safetensors", "node_modules")
+    root = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    text = (root / "grpo.py").read_text(encoding="utf-8")
+    line = "    objective = torch.minimum("
+    assert text.count(line) == 1
+    (root / "grpo.py").write_text(text.replace(line, "    # the pessimistic one of both\n" + line), encoding="utf-8")
+    tree = Tree(root)
+    assert refresh.refresh(tree) == [] and {"dr_grpo.py", "dapo.py", "gspo.py", "docs/grpo.md"} <= tree.new.keys()
+    tree.save()
+    scripts = family.found(tree)
+    assert [name for name in scripts if "# the pessimistic one of both" in scripts[name]] == [
+        "grpo.py", "dr_grpo.py", "dapo.py", "gspo.py"
+    ]  # fmt: skip
+    tree = Tree(root)
+    assert refresh.due(tree, refresh.refresh(tree)) == []
+
+
+# --- a script is found by its presence, and what it lacks is named ---
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    return lambda **changed: small_family(tmp_path, monkeypatch, **changed)
+
+
+def test_scripts_are_found_in_the_order_of_the_table(small):
+    tree = small(alpha_py=GRPO)
+    assert list(family.found(tree)) == ["grpo.py", "copy.py", "own.py"]  # reward.py has no Args
+    (tree.root / "alpha.py").write_text(GRPO)
+    assert list(family.found(tree)) == ["grpo.py", "copy.py", "own.py", "alpha.py"]
+    assert family.names(tree, "groups") == ["grpo", "copy", "own", "alpha"] and family.names(tree, "critic") == []
+
+
+def test_what_a_new_script_lacks_is_named(small):
+    tree = small()
+    assert refresh.members(tree) == []
+    (tree.root / "mine.py").write_text(GRPO.replace("    A_i = R_i", "    w_i = R_i"))
+    assert refresh.members(tree) == [
+        "mine.py: no entry in FAMILY of tools/family.py; its fields are explained there",
+        "mine.py: no docs/mine.md",
+        "mine.py: no tests/test_mine.py",
+        "mine.py: no configs/mine-paper.yaml",
+        'mine.py: its run has another name: Run(accelerator, args, "mine")',
+        "mine.py: which function computes “w_i ...”? Name it under `equations` of its entry in tools/family.py: "
+        "w_i = R_i - mean(R)                                        Eq. 1",
+    ]
+    family.FAMILY |= {"mine.py": family.Entry(equations={"w_i": "gone"}), "old.py": family.Entry(paper="Old.")}
+    found = refresh.members(tree)
+    assert found[:2] == ["mine.py: no `paper` in its entry in tools/family.py",
+                         "mine.py: no `row` of 8 cells in its entry in tools/family.py"]  # fmt: skip
+    assert "w_i" in found[-2] and found[-1] == "old.py: an entry in tools/family.py, and no script"
+
+
+def test_a_metric_without_a_row_is_named(small):
+    tree = small(own_py=OWN.replace('"optim/loss"', '"optim/new": 1, "no/metric": 2, f"optim/{own}": 3, "optim/loss"'))
+    assert refresh.metrics(tree) == ["own.py: no row in docs/metrics.md for the metric `optim/new`"]
+
+
+def test_rows_of_the_tables_are_written(small):
+    tree = small()
+    (tree.root / "docs" / "new.md").write_text("A page.\n")
+    assert refresh.rows(tree) == ["docs/README.md: no link to new.md"]
+    rows = [line for line in tree.read("docs/algorithms.md").splitlines() if "[`" in line]
+    assert rows[1:] == [f"| [`{name}.py`](../{name}.py) · [details]({name}.md) | {' | '.join(entry.row)} |"
+                        for name, entry in (("copy", ENTRIES["copy.py"]), ("own", ENTRIES["own.py"]))]  # fmt: skip
+    assert tree.read("docs/algorithms.md").endswith("\n\nEnd.\n")
+    readme = tree.read("README.md")
+    assert "| [grpo.py](grpo.py) | A | r | w |\n| [copy.py](copy.py) | as GRPO | token, 0.2 | 1 / G |\n" in readme
+    assert tree.read("docs/README.md").endswith("- [grpo.py](grpo.md)\n- [copy.py](copy.md).\n- [own.py](own.md).\n")
+    tree.save()
+    assert refresh.rows(tree) == ["docs/README.md: no link to new.md"] and not tree.new
+
+
+# --- nothing that runs uses the tools or the laboratory ---
+
+
+def test_nothing_that_runs_imports_the_tools():
+    files = [*ROOT.glob("*.py"), *ROOT.glob("common/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*")]
+    theirs = {path.stem for folder in ("tools", "lab") for path in ROOT.glob(f"{folder}/*.py")} | {"tools", "lab"}
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        used = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+        used += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+        assert not {name.split(".")[0] for name in used} & theirs, file.name
+    assert [path.name for path in (ROOT / "docs").rglob("*") if path.suffix in (".py", ".jsonl", ".js")] == []
