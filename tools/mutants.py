@@ -1,6 +1,6 @@
 """Named bugs that people write, and the tests that must fail on each: does the suite see them?
 
-    python tests/mutants.py [NAME ...] [--jobs N]      by hand, not by CI; a NAME is a part of a mutant's name
+    python tools/mutants.py [NAME ...] [--jobs N]      by hand, not by CI; a NAME is a part of a mutant's name
 
 Each row of the table puts a new text in the place of an old one, which must stand exactly once in each of its files,
 and names the tests that kill it. First all these tests run without a mutant; then each mutant alone in a copy of the
