@@ -10,7 +10,7 @@ import pytest
 from common import answers
 from common.answers import answers_match, extract_answer
 from common.rewards import accuracy_reward, format_reward
-from tools import GSM8K
+from testbed import GSM8K
 
 # --- extraction ---
 

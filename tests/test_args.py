@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import InputError
 from common.harness.args import check_args, last_step, learning_rate, parse_args
-from tools import ALL, ROOT, metric_rows, script
+from testbed import ALL, ROOT, metric_rows, script
 
 
 def from_file(tmp_path, text):

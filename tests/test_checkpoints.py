@@ -14,7 +14,7 @@ import torch
 from common.errors import InputError
 from common.harness.checkpoints import put_in_place
 from small_run import QUICK, advance, no_room, refusal, start, train
-from tools import ROOT, metric_rows, script
+from testbed import ROOT, metric_rows, script
 
 # --- a checkpoint is data ---
 

@@ -15,7 +15,7 @@ from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
 from common.rewards import BUILT_IN, Reward, load_rewards
 from processes import run_processes
-from tools import (
+from testbed import (
     ORACLES,
     b1,
     embedded,

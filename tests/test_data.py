@@ -16,7 +16,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt, PromptSampler, encode_text, end_token, load_prompts, shared_prompt
 from common.harness.pairs import Pair, load_pairs
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
-from tools import GSM8K
+from testbed import GSM8K
 
 STRICT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"

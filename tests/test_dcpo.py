@@ -14,7 +14,7 @@ import grpo
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.rewards import BUILT_IN, Reward, load_rewards
-from tools import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
+from testbed import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
 
 ORACLE = ORACLES["dcpo_loss"]
 

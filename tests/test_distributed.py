@@ -22,7 +22,7 @@ from common.errors import InputError
 from common.harness.distributed import SMALL_MODEL, agreed, launch, set_threads, set_up_deepspeed, set_up_fsdp
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
-from tools import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
+from testbed import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))

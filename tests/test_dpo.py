@@ -13,7 +13,7 @@ from common.harness.data import load_prompts
 from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs, pair_batch
 from common.rewards import Reward, accuracy_reward
-from tools import ORACLES, GradientRecorder, embedded, metric_rows
+from testbed import ORACLES, GradientRecorder, embedded, metric_rows
 
 DPO = ORACLES["dpo"]
 VARIANTS = {

@@ -6,7 +6,7 @@ import torch
 import dr_grpo
 import grpo
 from common.rewards import load_rewards
-from tools import ORACLES, b1, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from testbed import ORACLES, b1, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 EXAMPLE = ORACLES["drgrpo"]
 

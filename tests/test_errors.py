@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from common import errors
 from common.errors import InputError, clean_exit
 from common.harness.run import Run
-from tools import SCRIPTS, metric_rows, script
+from testbed import SCRIPTS, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()

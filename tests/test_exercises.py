@@ -9,7 +9,7 @@ import pytest
 
 import exercises
 from test_help import changed
-from tools import script
+from testbed import script
 
 ROOT = pathlib.Path(__file__).parent.parent
 

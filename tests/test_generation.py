@@ -10,7 +10,7 @@ from common.generation import decode, inverse_cdf_sample, sampling_config, seede
 from common.harness.data import Prompt, load_prompts
 from common.masked import completion_mask
 from small_models import ARCHITECTURES, HYBRIDS, IDS, random_policy
-from tools import embedded
+from testbed import embedded
 
 
 def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, drop_finished=True, prompts=None, length=24):

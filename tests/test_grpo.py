@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 import grpo
 from common.harness.metrics import Metrics
-from tools import ORACLES, SCRIPTS, b1, embedded, fill, hand_made_batch, ragged, script, totals_of
+from testbed import ORACLES, SCRIPTS, b1, embedded, fill, hand_made_batch, ragged, script, totals_of
 
 GRPO = ORACLES["grpo"]
 

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import grpo
-from tools import GSM8K, metric_rows
+from testbed import GSM8K, metric_rows
 
 pytestmark = pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K files are not there")
 

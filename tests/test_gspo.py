@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 import gspo
 from common.harness.metrics import Metrics
-from tools import ORACLES, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from testbed import ORACLES, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 EXAMPLE = ORACLES["gspo"]
 LEVELS = ["sequence", "token"]

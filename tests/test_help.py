@@ -12,7 +12,7 @@ import torch
 import family
 import same_text
 from common.errors import InputError
-from tools import ALL, ROOT, b1, script, totals_of
+from testbed import ALL, ROOT, b1, script, totals_of
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("troubleshooting", "your_own")}
 TEXT = "\n".join(PAGES.values())

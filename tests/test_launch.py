@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import worker
 from processes import run_processes, start
-from tools import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, trainable
+from testbed import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 

@@ -11,7 +11,7 @@ from common.harness.pairs import pair_batch
 from common.rewards import score
 from rows import gemma_tokenizer, pairs_from
 from small_models import learned, reward_model_of, save_reward_model, small_model
-from tools import embedded
+from testbed import embedded
 
 
 def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):

@@ -34,7 +34,7 @@ from small_models import (
     reward_model_of,
     small_model,
 )
-from tools import embedded, hand_made_batch
+from testbed import embedded, hand_made_batch
 
 # --- weights ---
 

@@ -19,7 +19,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer, 
 from processes import run_processes
 from small_models import random_batch, save_reward_model, small_model
 from small_run import train
-from tools import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
+from testbed import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.needs("peft")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from common.masked import agree, completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
-from tools import ORACLES
+from testbed import ORACLES
 
 
 def test_estimators_equal_a_loop_over_random_tables():

@@ -13,7 +13,7 @@ import reward_model
 from common.errors import InputError
 from common.harness import dry_run
 from common.harness.memory import Job, layer_activations, trained
-from tools import ALL, script
+from testbed import ALL, script
 
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
 

@@ -15,7 +15,7 @@ from common.harness.loading import enable_checkpointing, save_pretrained
 from common.harness.probes import freeze_unused, unused_weights
 from processes import run_processes
 from small_models import SMALL, policy_of, random_batch, refused
-from tools import ROOT, embedded
+from testbed import ROOT, embedded
 
 
 def page():

@@ -10,7 +10,7 @@ import torch
 import family
 import options
 from common.errors import InputError
-from tools import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, script
+from testbed import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, script
 
 PAGE = options.written(tuple(ALL))
 

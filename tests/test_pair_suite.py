@@ -16,7 +16,7 @@ from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs
 from processes import run_processes
 from reward_model import load_reward_model
-from tools import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
+from testbed import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
 
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
 # A few steps on given pairs, the same in both scripts.

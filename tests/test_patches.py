@@ -8,7 +8,7 @@ import dpo
 import grpo
 from common.harness.pairs import Pair
 from small_run import QUICK
-from tools import ROOT, metric_rows
+from testbed import ROOT, metric_rows
 
 MASK = torch.arange(4) < torch.tensor([[2], [4]])
 TOTALS = {"tokens": 6, "rows": 2, "prompts": 2, "group_tokens": torch.tensor([[2], [4]])}

@@ -8,7 +8,7 @@ import common.policy
 from common.harness.data import EMBEDDED
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
-from tools import embedded, hand_made_batch, largest_difference
+from testbed import embedded, hand_made_batch, largest_difference
 
 
 def plain_forward(policy, batch):

@@ -16,7 +16,7 @@ from common.harness.data import EMBEDDED
 from common.harness.metrics import Metrics
 from common.masked import moments
 from small_models import LLAMA4, random_batch, random_policy, save_reward_model
-from tools import (
+from testbed import (
     ORACLES,
     b1,
     embedded,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from processes import run_processes
-from tools import ALL
+from testbed import ALL
 
 # Phases of a step, named by the function that `main` calls, in which completions are sampled, scored, or evaluated.
 # All others are the update and its metrics.

@@ -9,7 +9,7 @@ import torch
 import family
 import refresh
 from small_family import ENTRIES, GRPO, OWN, small_family
-from tools import ROOT
+from testbed import ROOT
 from tree import Tree
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="docs/one_step.md is that of a CPU")

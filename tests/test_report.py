@@ -11,7 +11,7 @@ import report
 import run
 from claims import ALL, CLAIMS, RUNS, Claim, Effect
 from run import condense
-from tools import ROOT
+from testbed import ROOT
 from tree import Tree
 
 

@@ -11,7 +11,7 @@ from common.errors import InputError
 from common.harness.loading import load_tokenizer
 from common.harness.pairs import Pair, load_pairs, pair_batch
 from reward_model import load_reward_model
-from tools import ORACLES, ROOT, metric_rows
+from testbed import ORACLES, ROOT, metric_rows
 
 ORACLE = ORACLES["reward_model"]
 

@@ -26,7 +26,7 @@ from common.rewards import (
     soft_overlong_punishment,
     weighted_sum,
 )
-from tools import embedded, embedded_prompts, metric_rows
+from testbed import embedded, embedded_prompts, metric_rows
 
 
 def chosen(*names, weights=None):

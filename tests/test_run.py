@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from common.errors import InputError, Process
 from common.harness.run import Run, close
 from small_run import FULL, advance, no_room, refusal, start, train
-from tools import ROOT, metric_rows
+from testbed import ROOT, metric_rows
 
 # --- whose folder it is ---
 

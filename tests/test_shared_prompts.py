@@ -5,7 +5,7 @@ import torch
 
 from common.shared_prompts import layer_types, runs_of_similar_length
 from small_models import backward, random_batch, random_policy
-from tools import largest_difference
+from testbed import largest_difference
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "mistral", "qwen3", "gemma3_text", "phi3"])

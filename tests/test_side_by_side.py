@@ -13,7 +13,7 @@ import family
 import lines
 import side_by_side
 from small_family import COPY, GRPO, OWN, small_family
-from tools import script
+from testbed import script
 from tree import Tree
 
 SCRIPTS = {"grpo": GRPO, "copy": COPY, "own": OWN}

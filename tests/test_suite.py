@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from common.errors import InputError
 from common.harness.args import parse_args
 from common.harness.loading import load_policy, load_reference
-from tools import (
+from testbed import (
     ALL,
     FAMILY,
     ROOT,

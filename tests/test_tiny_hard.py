@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import grpo
 from common.tiny_hard import build
 from small_run import QUICK
-from tools import ROOT, metric_rows
+from testbed import ROOT, metric_rows
 
 TERMS = {"easy": {2}, "medium": {3, 4}, "hard": {6, 7, 8}}
 

@@ -25,7 +25,7 @@ import grpo
 import gspo
 import ppo
 import reward_model
-from tools import ROOT
+from testbed import ROOT
 
 EMBEDDED = ROOT / "common" / "tiny"
 LIMIT = 20  # max_new_tokens: a completion of so many tokens and no stop token was cut

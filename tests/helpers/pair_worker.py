@@ -16,7 +16,7 @@ from common.harness.metrics import Metrics
 from common.harness.pairs import load_pairs
 from common.harness.run import close
 from reward_model import load_reward_model
-from tools import script
+from testbed import script
 
 
 def step(module, accelerator, model, optimizer, pairs, state, args):

@@ -1,7 +1,7 @@
 """Scripts in processes of their own, as a launcher starts them, without importing torch anew in each.
 
 A fork server imports the libraries once; every process forks from it with the environment that `accelerate launch`
-would give it. The real launcher is used where it is itself under test (`tools.run_script`).
+would give it. The real launcher is used where it is itself under test (`testbed.run_script`).
 """
 
 import functools

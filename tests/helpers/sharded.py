@@ -3,7 +3,7 @@
 import sys
 
 from common.errors import clean_exit
-from tools import pretend_gpus, script
+from testbed import pretend_gpus, script
 
 if __name__ == "__main__":
     pretend_gpus()

@@ -16,7 +16,7 @@ from common.harness.distributed import gathered, launch
 from common.harness.loading import save_pretrained
 from common.harness.metrics import Metrics
 from common.harness.run import close
-from tools import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
+from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 
