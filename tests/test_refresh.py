@@ -87,7 +87,7 @@ def test_rows_of_the_tables_are_written(small):
     (tree.root / "docs" / "new.md").write_text("A page.\n")
     assert refresh.rows(tree) == ["docs/README.md: no link to new.md"]
     rows = [line for line in tree.read("docs/algorithms.md").splitlines() if "[`" in line]
-    assert rows[1:] == [f"| [`{name}.py`](../{name}.py) · [details]({name}.md) | {' | '.join(entry.row)} |"
+    assert rows[1:] == [f"| [`{name}.py`](../{name}.py) · [details]({name}.md) | {entry.row} |"
                         for name, entry in (("copy", ENTRIES["copy.py"]), ("own", ENTRIES["own.py"]))]  # fmt: skip
     assert tree.read("docs/algorithms.md").endswith("\n\nEnd.\n")
     readme = tree.read("README.md")

@@ -37,8 +37,12 @@ def members(tree):
             found.append(f"{script}: no entry in FAMILY of tools/family.py; its fields are explained there")
         elif not entry.paper and script != "grpo.py":
             found.append(f"{script}: no `paper` in its entry in tools/family.py")
-        if script in family.FAMILY and len(entry.row) != family.ROWS and (entry.row or entry.kind != "pairs"):
-            found.append(f"{script}: no `row` of {family.ROWS} cells in its entry in tools/family.py")
+        if (
+            script in family.FAMILY
+            and len(entry.row.split(" | ")) != family.CELLS
+            and (entry.row or entry.kind != "pairs")
+        ):
+            found.append(f"{script}: no `row` of {family.CELLS} cells in its entry in tools/family.py")
         settings = [f"configs/{name}-paper.yaml"] if entry.settings else []
         for path in (f"docs/{name}.md", f"tests/test_{name}.py", *settings):
             if not tree.exists(path):
@@ -79,11 +83,12 @@ def rows(tree):
     """A row for each script in the tables of algorithms, and each page in the contents."""
     page, cells = "docs/algorithms.md", {name: family.entry(name).row for name in family.found(tree)}
     cells = {name.removesuffix(".py"): row for name, row in cells.items() if row}
-    lines = [f"| [`{n}.py`](../{n}.py) · [details]({n}.md) | {' | '.join(row)} |\n" for n, row in cells.items()]
+    lines = [f"| [`{n}.py`](../{n}.py) · [details]({n}.md) | {row} |\n" for n, row in cells.items()]
     old = re.compile(r"(?:^\| \[`\w+\.py`\].*\n)+", re.MULTILINE)
     tree.write(page, old.sub(lambda _: "".join(lines), tree.read(page)))
     for page in ("README.md", "README.zh.md"):
-        for name, (advantage, ratio, clip, weight, *_) in cells.items():
+        for name, row in cells.items():
+            advantage, ratio, clip, weight, *_ = row.split(" | ")
             rest = f" {advantage} | {ratio}, {clip} | {weight} |"
             add_line(tree, page, r"^\| \[\w+\.py\]\(.*\n", f"| [{name}.py]({name}.py) |", rest)
     contents = "docs/README.md"

@@ -89,17 +89,15 @@ PAGE = """# {0}
    | a | b |
 """
 ENTRIES = {
-    "grpo.py": family.Entry(
-        row=("R - mean", "token", "0.2", "1 / tokens", "G", "any", "policy", "8"), budget=(0, 0, 0)
-    ),
+    "grpo.py": family.Entry(row="R - mean | token | 0.2 | 1 / tokens | G | any | policy | 8", budget=(0, 0, 0)),
     "copy.py": family.Entry(
         paper="COPY ([a link](https://example.org)) weighs otherwise.",
-        row=("as GRPO", "token", "0.2", "1 / G", "G", "any", "policy", "8"),
+        row="as GRPO | token | 0.2 | 1 / G | G | any | policy | 8",
         differs={"token_weights": ("a constant", 2), "main": ("its name", 2)},
     ),
     "own.py": family.Entry(
         paper="OWN has a cap.",
-        row=("as GRPO", "token", "0.2 / 10", "1 / tokens", "G", "any", "policy", "8"),
+        row="as GRPO | token | 0.2 / 10 | 1 / tokens | G | any | policy | 8",
         differs={"policy_loss": ("the cap", 1), "main": ("its name", 2)},
     ),
 }
