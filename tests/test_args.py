@@ -12,7 +12,7 @@ from testbed import ALL, ROOT, metric_rows, script
 
 
 def from_file(tmp_path, text):
-    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     return parse_args(script("grpo").Args, ["--config", str(tmp_path / "run.yaml")])
 
 
@@ -101,9 +101,9 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 @pytest.mark.parametrize("max_steps", [-1, 50])
 def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
-    lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text().splitlines()[:10]
+    lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:10]
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     options = "--pairs_per_step 4 --num_epochs 1 --lr_scheduler linear --learning_rate 1e-4 --eval_every 0".split()
     options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])

@@ -115,7 +115,7 @@ def test_json_is_read_as_written(tmp_path, no_datasets):
 def test_json_array_and_json_lines_with_either_suffix(tmp_path):
     rows = numbered(4)
     array = tmp_path / "array.json"
-    array.write_text("\n " + json.dumps(rows, indent=1))
+    array.write_text("\n " + json.dumps(rows, indent=1), encoding="utf-8")
     for path in (array, write(tmp_path / "lines.json", rows)):
         train, evaluation, _ = load(path)
         assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
@@ -136,7 +136,7 @@ def test_parquet_csv_and_saved_datasets(tmp_path, datasets):
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(tmp_path / "rows.parquet")
     dataset.save_to_disk(tmp_path / "saved")
-    with open(tmp_path / "rows.csv", "w", newline="") as file:
+    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
@@ -547,11 +547,11 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
     table = tmp_path / "rows.parquet"
     datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}]).to_parquet(table)
     assert error_of(table) == f"{table}, row 2: the prompt is empty"
-    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n")
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n", encoding="utf-8")
     assert "line 3" in error_of(tmp_path / "rows.csv")
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     assert f"{tmp_path / 'broken.parquet'}: cannot be read: " in error_of(tmp_path / "broken.parquet")
-    (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]')
+    (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]', encoding="utf-8")
     assert error_of(tmp_path / "array.json") == f"{tmp_path / 'array.json'}, row 2: not a JSON object but int"
 
 

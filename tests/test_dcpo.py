@@ -400,9 +400,9 @@ def test_the_history_survives_a_checkpoint():
 
 def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     """Eight problems that are drawn in every step, so that the advantages of steps 3 and 4 need the first two."""
-    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(rows[:8]))
-    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]))
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:8]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]), encoding="utf-8")
     original, seen = dcpo.smoothed_advantages, []
     monkeypatch.setattr(dcpo, "smoothed_advantages", lambda *arguments: seen.append(original(*arguments)) or seen[-1])
 

@@ -45,7 +45,8 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, c
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
-        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n"
+        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n",
+        encoding="utf-8",
     )
     options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
     code, lines = ended("grpo", [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"], capfd)

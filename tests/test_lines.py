@@ -27,7 +27,7 @@ PAGE = "docs/page.md"
 @pytest.fixture
 def tree(tmp_path):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "script.py").write_text(CODE)
+    (tmp_path / "script.py").write_text(CODE, encoding="utf-8")
     return Tree(tmp_path)
 
 
@@ -70,7 +70,7 @@ def test_a_detail_without_a_link_is_reported(tree):
 
 def test_a_test_or_file_that_does_not_exist_is_reported(tree):
     (tree.root / "tests").mkdir()
-    (tree.root / "tests" / "test_a.py").write_text(tests := "def test_one():\n    pass\n")
+    (tree.root / "tests" / "test_a.py").write_text(tests := "def test_one():\n    pass\n", encoding="utf-8")
     text = "`test_one`, `tests/test_a.py`, [script](../script.py) and [site](https://example.org/page)"
     assert lines.problems(tree, PAGE, text, tests) == []
     text = "`test_two`, `tests/test_b.py` and [script](../other.py)"
@@ -80,11 +80,13 @@ def test_a_test_or_file_that_does_not_exist_is_reported(tree):
 
 def test_refresh_corrects_every_page(tree):
     """Also by a script that is itself about to be written."""
-    (tree.root / "README.md").write_text("[`ratio`](script.py)\n")
-    (tree.root / PAGE).write_text("An older page.\n")
+    (tree.root / "README.md").write_text("[`ratio`](script.py)\n", encoding="utf-8")
+    (tree.root / PAGE).write_text("An older page.\n", encoding="utf-8")
     tree.write(PAGE, "1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n")
     tree.write("script.py", "# one more line\n" + CODE)
     assert lines.refresh(tree) == [] and tree.read("README.md") == "[`ratio`](script.py#L7-L9)\n"
     assert tree.read(PAGE) == "1. [`ratio`](../script.py#L7-L9) and [`return min(x`](../script.py#L9)\n"
-    assert (tree.root / PAGE).read_text() == "An older page.\n"
-    assert sorted(tree.save()) == ["README.md", PAGE, "script.py"] and "#L7-L9" in (tree.root / PAGE).read_text()
+    assert (tree.root / PAGE).read_text(encoding="utf-8") == "An older page.\n"
+    assert sorted(tree.save()) == ["README.md", PAGE, "script.py"] and "#L7-L9" in (tree.root / PAGE).read_text(
+        encoding="utf-8"
+    )

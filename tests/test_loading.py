@@ -125,7 +125,7 @@ def test_a_truncated_file_of_weights_is_one_line(load, tmp_path):
 
 def test_a_damaged_tokenizer_is_one_line(tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
-    (folder / "tokenizer.json").write_text('{"model": 3}')
+    (folder / "tokenizer.json").write_text('{"model": 3}', encoding="utf-8")
     assert "no tokenizer could be loaded" in refused(policy_of, folder)
 
 

@@ -144,7 +144,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
         assert metric_rows(tmp_path / "b") == rows
         for file in tmp_path.glob("a/pairs-round-*.jsonl"):
-            assert file.read_text() == (tmp_path / "b" / file.name).read_text()
+            assert file.read_text(encoding="utf-8") == (tmp_path / "b" / file.name).read_text(encoding="utf-8")
         a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     assert {path.name for path in tmp_path.glob("b/model-step-*")} == {"model-step-2", "model-step-4", "model-step-6"}
@@ -309,7 +309,7 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
         run(name, tmp_path / "b", *quick)
         logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
         logged |= {"time/pairs_s"}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
     documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
     assert documented[1] <= logged <= documented[0] | documented[1]

@@ -636,9 +636,9 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     _, args, tokenizer, policy = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
     path = tmp_path / "tokenizer.json"
-    text = path.read_text()
-    path.write_text(text.replace('"7": 10', '"7": 11').replace('"8": 11', '"8": 10'))
-    assert path.read_text() != text
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"7": 10', '"7": 11').replace('"8": 11', '"8": 10'), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
     assert AutoTokenizer.from_pretrained(tmp_path)("7").input_ids == [11]
     args.critic_path = str(tmp_path)
     with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its tokenizer has other ids .* for '7', '8'"):

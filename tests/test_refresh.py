@@ -52,7 +52,7 @@ def small(tmp_path, monkeypatch):
 def test_scripts_are_found_in_the_order_of_the_table(small):
     tree = small(alpha_py=GRPO)
     assert list(family.found(tree)) == ["grpo.py", "copy.py", "own.py"]  # reward.py has no Args
-    (tree.root / "alpha.py").write_text(GRPO)
+    (tree.root / "alpha.py").write_text(GRPO, encoding="utf-8")
     assert list(family.found(tree)) == ["grpo.py", "copy.py", "own.py", "alpha.py"]
     assert family.names(tree, "groups") == ["grpo", "copy", "own", "alpha"] and family.names(tree, "critic") == []
 
@@ -60,7 +60,7 @@ def test_scripts_are_found_in_the_order_of_the_table(small):
 def test_what_a_new_script_lacks_is_named(small):
     tree = small()
     assert refresh.members(tree) == []
-    (tree.root / "mine.py").write_text(GRPO.replace("    A_i = R_i", "    w_i = R_i"))
+    (tree.root / "mine.py").write_text(GRPO.replace("    A_i = R_i", "    w_i = R_i"), encoding="utf-8")
     assert refresh.members(tree) == [
         "mine.py: no entry in FAMILY of tools/family.py; its fields are explained there",
         "mine.py: no docs/mine.md",
@@ -84,7 +84,7 @@ def test_a_metric_without_a_row_is_named(small):
 
 def test_rows_of_the_tables_are_written(small):
     tree = small()
-    (tree.root / "docs" / "new.md").write_text("A page.\n")
+    (tree.root / "docs" / "new.md").write_text("A page.\n", encoding="utf-8")
     assert refresh.rows(tree) == ["docs/README.md: no link to new.md"]
     rows = [line for line in tree.read("docs/algorithms.md").splitlines() if "[`" in line]
     assert rows[1:] == [f"| [`{name}.py`](../{name}.py) · [details]({name}.md) | {entry.row} |"

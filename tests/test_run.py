@@ -79,10 +79,10 @@ def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
 )
 def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     if "." in name:
-        (tmp_path / name).write_text("mine")
+        (tmp_path / name).write_text("mine", encoding="utf-8")
     else:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("mine")
+        (tmp_path / name / "file").write_text("mine", encoding="utf-8")
     assert f"is not the folder of a run and holds {name}" in refusal(tmp_path, resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == [name]  # not even a lock
 
@@ -128,7 +128,7 @@ def ends_with(error):
 
     def save_pretrained(self, folder, **options):
         os.makedirs(folder, exist_ok=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text("{}", encoding="utf-8")
         raise error
 
     return save_pretrained

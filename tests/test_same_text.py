@@ -108,6 +108,6 @@ def test_the_last_commit_is_read_from_git(tmp_path, monkeypatch):
     assert same_text.committed(tree) == {}  # no git
     for words in ("init -q", "add .", "-c user.name=a -c user.email=b commit -qm one"):
         subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
-    (tmp_path / "grpo.py").write_text(GRPO + "# more\n")
-    (tmp_path / "mine.py").write_text(GRPO)
+    (tmp_path / "grpo.py").write_text(GRPO + "# more\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text(GRPO, encoding="utf-8")
     assert same_text.committed(tree) == SOURCES

@@ -99,14 +99,14 @@ def mine(prompts, completions, trainer_state, **_):
 
 def test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one(name, tmp_path, capsys):
     """It ended at the first None, or trained on NaN."""
-    (tmp_path / "mine.py").write_text(NONE)
+    (tmp_path / "mine.py").write_text(NONE, encoding="utf-8")
     sizes = {"dpo": "--pair_prompts 8 --pair_samples 4 --pairs_per_step 1 --rounds 2 --max_steps 1"}
     sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4")
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24"
     arguments = [*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")]
     if name == "dpo":
         script(name).main(arguments)
-        (tmp_path / "mine.py").write_text(NONE.replace("== 1", "== 0"))
+        (tmp_path / "mine.py").write_text(NONE.replace("== 1", "== 0"), encoding="utf-8")
         arguments[-1] = str(tmp_path / "none")
     with pytest.raises(InputError, match="every reward function returned None"):
         script(name).main(arguments)
@@ -329,7 +329,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
-    samples = [(tmp_path / x / "samples.jsonl").read_text() for x in "ab"]
+    samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
     assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
@@ -405,7 +405,9 @@ def test_a_group_of_one_is_refused(name):
 def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
 
     file = tmp_path / "run.yaml"
-    file.write_text("learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n")
+    file.write_text(
+        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n", encoding="utf-8"
+    )
     args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
     assert (args.learning_rate, args.max_steps, args.reward, args.normalize_std) == (
         1e-5,
@@ -414,7 +416,7 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
         False,
     )
     for content, message in [("learning_rat: 1", "learning_rat"), ("kl_estimator: k9", "k9"), ("- 1", "option: value")]:
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             parse_args(script(name).Args, ["--config", str(file)])
 
@@ -433,11 +435,15 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     a, b = ("--objective penalty", "--kl_coef 0.04 --kl_in loss") if name == "ppo" else ("", "")
     run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04, *a.split())
     run(name, tmp_path / "b", "--max_steps", 1, "--reward", "accuracy", "format", "--num_minibatches", 2, *b.split())
-    rows = [json.loads(line) for x in "ab" for line in (tmp_path / x / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for x in "ab"
+        for line in (tmp_path / x / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     logged = {key for row in rows for key in row} - {"step"}
     logged = {key.replace("pass@4", "pass@k") for key in logged}
     logged = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in logged}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     own = [section for section in own if section.startswith(f"{name}.py\n")]  # `## X.py`: what only X.py logs
     documented = set(re.findall(r"^\| `(\S+)` \|", every + "".join(own), re.MULTILINE))
     assert logged == documented

@@ -195,7 +195,7 @@ def measure():
             )
             if abs(ratio - 1) > 0.15:
                 off.append(f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured")
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8", newline="\n")
     return off
 
 

@@ -30,5 +30,5 @@ class Tree:
         """Write what is new; the paths."""
         written, self.new = self.new, {}
         for path, text in written.items():
-            (self.root / path).write_text(text, encoding="utf-8")
+            (self.root / path).write_text(text, encoding="utf-8", newline="\n")
         return list(written)

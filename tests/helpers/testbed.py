@@ -21,7 +21,7 @@ from common.masked import completion_mask
 from tree import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
+ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text(encoding="utf-8"))
 FAMILY = family.names(Tree(), "groups")  # advantages by groups: found by their presence
 SCRIPTS = [*FAMILY, *family.names(Tree(), "critic")]  # the suites run over all of them
 ALL = family.names(Tree())
@@ -199,7 +199,9 @@ def launcher(processes):
 
 def metric_rows(folder):
     """metrics.jsonl without what depends on the machine's mood."""
-    rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
