@@ -240,6 +240,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < low),
         "clip_high": (advantages > 0) & (ratio > high),
+        "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)) & (not args.dynamic_clip),
         "token_clip_ratio": objective != ratio * advantages,  # Eq. 9: either bound, or the cap
         "bound_low": low,
         "bound_high": high,
@@ -267,7 +268,8 @@ def token_weights(loss_mask, totals, args):
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
-    minibatches = split_rollout(accelerator, batch, args)
+    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    metrics.add("reward/skipped", float(not minibatches))
     several = args.num_epochs * args.num_minibatches > 1
     for micro_batches in minibatches:
         for micro in micro_batches:
@@ -282,7 +284,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy = model(micro)
+                    logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask = micro["loss_mask"]
                     old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(

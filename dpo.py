@@ -426,8 +426,14 @@ def main(argv=None):
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
             metrics.add("time/pairs_s", time.perf_counter() - start)
-            round_metrics = run.check_scored(metrics.reduce(accelerator))
+            round_metrics = metrics.reduce(accelerator)
+            if train_prompts:
+                round_metrics["reward/skipped"] = float(round_metrics["pairs/unscored"] == 1)
+            run.check_scored(round_metrics)
             run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
+            if round_metrics.get("reward/skipped"):
+                run.log(round_metrics)
+                continue
             if train_prompts and rows:
                 run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
             if current.steps_left() == 0 and args.max_steps != 0:

@@ -178,6 +178,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "approx_kl": kl_estimate(old_logprobs, logprobs, loss_mask, "k3"),  # of KL(old || new), as in grpo.py
         "clip_low": (advantages < 0) & (s < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (s > 1 + args.clip_high),
+        "dual_clip": (advantages < 0) & (s > (args.dual_clip or torch.inf)),
         "ratio_max": s,
         "clamped": log_s[:, :1].abs() > 20,
         "log_s_quantiles": log_s[:, :1].abs(),
@@ -203,7 +204,8 @@ def token_weights(loss_mask, totals, args):
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
-    minibatches = split_rollout(accelerator, batch, args)
+    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    metrics.add("reward/skipped", float(not minibatches))
     several = args.num_epochs * args.num_minibatches > 1
     for micro_batches in minibatches:
         for micro in micro_batches:
@@ -218,7 +220,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy = model(micro)
+                    logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask = micro["loss_mask"]
                     old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(

@@ -177,13 +177,13 @@ class ActorCritic(nn.Module):
         if critic.backbone is not None:
             self._no_split_modules |= set(critic.backbone.lm._no_split_modules or ())
 
-    def forward(self, batch, with_entropy=True):
+    def forward(self, batch, with_entropy=True, entropy_grad=False):
         """What `Policy` returns, and float32 values (R, T), 0 outside the mask.
 
         The value of a token is read where its log-prob is, one position before it: that state has not seen the token.
         """
         states = self.policy.states(batch)
-        logprobs, entropy = self.policy(batch, with_entropy, states)
+        logprobs, entropy = self.policy(batch, with_entropy, entropy_grad, states)
         if self.critic.backbone is not None:
             states = self.critic.backbone.states(batch)
         return logprobs, entropy, self.critic(batch, *states)
@@ -329,6 +329,7 @@ def policy_loss(
             objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
         stats["clip_low"] = (advantages < 0) & (ratio < 1 - args.clip_low)
         stats["clip_high"] = (advantages > 0) & (ratio > 1 + args.clip_high)
+        stats["dual_clip"] = (advantages < 0) & (ratio > (args.dual_clip or torch.inf))
     else:  # k1 of KL(old || new): under samples of old its gradient is that of the KL
         objective = objective + (args.penalty_coef if penalty_coef is None else penalty_coef) * log_ratios
     losses = -objective
@@ -438,7 +439,10 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
-    minibatches = split_rollout(accelerator, batch, args)
+    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    metrics.add("reward/skipped", float(not minibatches))
+    if not minibatches:
+        return
     everything = [micro for micro_batches in minibatches for micro in micro_batches]
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
     policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
@@ -451,7 +455,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
             step_loss = step_kl = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy, values = model(micro)
+                    logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
                     ref_logprobs = micro.get("ref_logprobs") if in_loss else None
                     losses, stats = policy_loss(
@@ -606,7 +610,7 @@ def main(argv=None):
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if run.step > args.critic_warmup_steps:  # before that, the policy does not move
+        if run.step > args.critic_warmup_steps and not result["reward/skipped"]:  # otherwise the policy has not moved
             coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):

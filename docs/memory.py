@@ -121,7 +121,7 @@ def random_policy(args, sizes):
     lm = AutoModelForCausalLM.from_config(config, **options)
     if args.lora_rank:
         lora.add_adapters(lm, args)
-    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, args.entropy_coef != 0)
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature)
     lm.generation_config = GenerationConfig()
     if args.gradient_checkpointing:
         policy.shares_prompts = False

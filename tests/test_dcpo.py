@@ -118,6 +118,7 @@ def test_clip_table(options, q, advantage, ratio, loss, gradient, low, high, cli
     assert losses.item() == pytest.approx(loss, abs=1e-9)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-9)
     assert [int(stats[name]) for name in ("clip_low", "clip_high", "token_clip_ratio")] == [low, high, clipped]
+    assert int(stats["dual_clip"]) == ("dual_clip" in options and gradient == 0 and advantage < 0)  # not the max_ratio
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])

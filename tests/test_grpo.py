@@ -162,13 +162,14 @@ def test_clip_table(advantage, ratio, loss, gradient, low, high):
     assert losses.item() == pytest.approx(loss, abs=1e-12)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-12)
     assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)  # the only other way to have none
 
 
 def test_without_dual_clip_the_ratio_is_uncapped_for_negative_advantages():
     new = torch.tensor([[math.log(5.0)]], dtype=torch.float64)
     zeros, mask = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[True]])
-    losses, _ = grpo.policy_loss(new, zeros, zeros - 1, mask, args_of(kl_coef=0.0))
-    assert losses.item() == pytest.approx(5.0)
+    losses, stats = grpo.policy_loss(new, zeros, zeros - 1, mask, args_of(kl_coef=0.0))
+    assert losses.item() == pytest.approx(5.0) and not stats["dual_clip"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -152,6 +152,7 @@ def test_clip_table(advantage, s, loss, gradient, low, high, level):
     assert losses[0].tolist() == pytest.approx([loss, loss], abs=1e-12)
     assert new.grad[0].tolist() == pytest.approx([gradient / 2, gradient / 2], abs=1e-12)
     assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)
 
 
 @pytest.mark.parametrize("level", LEVELS)

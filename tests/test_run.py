@@ -274,6 +274,22 @@ def test_an_evaluation_is_due_at_the_end():
     assert due[2] == [(False, False), (True, True), (False, False), (True, True), (True, False)]
 
 
+def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_resume(tmp_path):
+    run, optimizer, _ = start(tmp_path)
+    for skipped in [0, *[1] * 8, 0, *[1] * 9]:
+        advance(run, optimizer, save=False)
+        run.progress({"reward/skipped": skipped, "reward/unscored": float(skipped)})
+    run.progress({"sampling/skipped": 1})  # dapo's own rule is another one
+    run.save()
+    close(run.accelerator)
+    run, optimizer, _ = start(tmp_path, resume=True)
+    advance(run, optimizer, save=False)
+    with pytest.raises(InputError, match="every reward function returned None .*, as 9 times before"):
+        run.progress({"reward/skipped": 1, "reward/unscored": 1.0})
+    assert metric_rows(tmp_path)[-1]["reward/skipped"] == 1
+    assert (tmp_path / "checkpoints" / "step-00000020" / "meta.json").exists()
+
+
 def test_a_process_stops_where_another_one_was_signalled(monkeypatch):
     monkeypatch.setattr(Process, "signal", 0)
     gather = lambda own: torch.cat([own, torch.tensor([15])])  # noqa: E731

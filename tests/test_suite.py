@@ -39,7 +39,8 @@ NAMES = {
     "test_each_step_and_process_samples_with_a_seed_of_its_own": ["grpo", "dr_grpo", "gspo", "dcpo", "ppo"],
     "test_the_optimizer_has_the_options": [*SCRIPTS, "dpo", "reward_model"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
-    "test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one": [*SCRIPTS, "dpo"],
+    "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
+    "test_a_round_without_any_reward_is_left_out": ["dpo"],
 }
 
 
@@ -89,31 +90,61 @@ def test_a_row_without_a_reward_counts_nowhere(name):
 
 
 NONE = """
+calls = []
 def mine(prompts, completions, trainer_state, **_):
-    if trainer_state.global_step == 1:
+    calls.append(trainer_state.global_step)
+    if {condition}:
         return [None] * len(prompts)
     return [None if i % 4 == 1 else float(len(text)) for i, text in enumerate(completions)]
 """
 
 
-def test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one(name, tmp_path, capsys):
-    """It ended at the first None, or trained on NaN."""
-    (tmp_path / "mine.py").write_text(NONE)
-    sizes = {"dpo": "--pair_prompts 8 --pair_samples 4 --pairs_per_step 1 --rounds 2 --max_steps 1"}
-    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4")
-    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24"
-    arguments = [*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")]
-    if name == "dpo":
-        script(name).main(arguments)
-        (tmp_path / "mine.py").write_text(NONE.replace("== 1", "== 0"))
-        arguments[-1] = str(tmp_path / "none")
-    with pytest.raises(InputError, match="every reward function returned None"):
-        script(name).main(arguments)
+def run_with_none(name, folder, condition):
+    """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
+    (folder / "mine.py").write_text(NONE.format(condition=condition))
+    sizes = {"dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4 --num_epochs 1 --rounds 3"}
+    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear")
+    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
+    options = [*options.split(), "--keep_checkpoints", "9", "--reward", f"{folder}/mine.py:mine"]
+    script(name).main([*options, "--output_dir", str(folder / "run")])
+
+
+def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
+    """It ended the run, without a checkpoint."""
+    run_with_none(name, tmp_path, "calls[-1] == 1")
     rows = metric_rows(tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    key = "pairs/unscored" if name == "dpo" else "reward/unscored"
-    assert [row[key] for row in rows if key in row] == [0.25]
+    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
+    assert [row["reward/unscored"] for row in rows if "reward/unscored" in row] == [0.25, 1, 0.25]
+    assert ["optim/grad_norm" in row for row in rows] == [False, True, False, True]
+    assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
     assert capsys.readouterr().out.count("25.0% of the completions have no reward") == 1
+    first, second, third = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3))
+    (first_model, *rest), (second_model, *_) = (sorted(path.glob("model*.safetensors")) for path in (first, second))
+    assert not rest and first_model.read_bytes() == second_model.read_bytes()
+    states = [json.loads((path / "state.json").read_text()) for path in (first, second, third)]
+    for kept in {"dcpo": ["history"], "ppo": ["coefficients"]}.get(name, []):
+        assert states[0][kept] == states[1][kept]
+    if name == "dcpo":
+        assert states[1]["history"] != states[2]["history"]
+
+
+def test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint(name, tmp_path):
+    with pytest.raises(InputError, match="every reward function returned None for every completion: there is"):
+        run_with_none(name, tmp_path, "calls[-1] == 0")
+    step = 0 if name == "dpo" else 1  # a round comes before its steps
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{step}"]
+    assert [row["reward/skipped"] for row in metric_rows(tmp_path / "run") if "reward/skipped" in row] == [1]
+
+
+def test_a_round_without_any_reward_is_left_out(name, tmp_path, capsys):
+    run_with_none(name, tmp_path, "len(calls) == 4")  # after the first round: pairs, evaluation, evaluation
+    rows = metric_rows(tmp_path / "run")
+    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
+    assert [row["pairs/unscored"] for row in rows if "pairs/unscored" in row] == [0.25, 1, 0.25]
+    out = capsys.readouterr().out
+    assert "round 2: 0 pairs, 0 steps" in out
+    assert [row["step"] for row in rows] == [0, 1, 1, 2]  # the second 1 is that of the round
 
 
 # --- the gradient does not depend on how the batch is split ---

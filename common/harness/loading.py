@@ -66,9 +66,8 @@ def load_policy(args, tokenizer, accelerator=None):
     lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
-    entropy_grad = getattr(args, "entropy_coef", 0) != 0
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature, entropy_grad)
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if problem := sampling_problem(policy):

@@ -24,6 +24,9 @@ from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
 
+SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
+
+
 class Run:
     """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/, model-step-N/, at the end model/.
 
@@ -40,6 +43,7 @@ class Run:
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval = 0, None, None
         self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
+        self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
         self.started = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
@@ -112,10 +116,12 @@ class Run:
         self.checkpoints.kept |= parts
 
     def state_dict(self):
-        return {"step": self.step, "first_eval": self.first_eval, "last_eval": self.last_eval}
+        evaluations = {"first_eval": self.first_eval, "last_eval": self.last_eval}
+        return {"step": self.step, "skipped": self.skipped, **evaluations}
 
     def load_state_dict(self, state):
         self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
+        self.skipped = state.get("skipped", 0)  # older checkpoints have none
 
     def print(self, text):
         if self.accelerator.is_main_process:
@@ -189,26 +195,33 @@ class Run:
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar, after a look for completions without a reward."""
-        self.check_scored(metrics)
+        """Advance the progress bar, and look for completions without a reward."""
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
         self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
         self.bar.update()
         Process.step = self.step
+        self.check_scored(metrics)
 
     def check_scored(self, metrics):
-        """Say it the first time that completions have no reward; InputError where none has one. Returns `metrics`."""
+        """Say it the first time that completions have no reward. InputError, after a checkpoint, where none has one in
+        the first step or in SKIPPED_STEPS in a row."""
         unscored = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
-        if unscored == 1:
-            raise InputError("every reward function returned None for every completion: there is nothing to learn from")
         if unscored and not self.unscored:
             self.print(
                 f"{unscored:.1%} of the completions have no reward, since every function returned None for them: they "
                 "are left out (reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once)"
             )
         self.unscored = self.unscored or unscored
-        return metrics
+        if "reward/skipped" in metrics:
+            self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
+        if self.skipped >= SKIPPED_STEPS:
+            self.log(metrics)
+            self.save()
+            before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
+            raise InputError(
+                f"every reward function returned None for every completion{before}: there is nothing to learn from"
+            )
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
