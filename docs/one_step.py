@@ -53,7 +53,7 @@ MADE_BY = {  # pieces of lines of grpo.py
     "completions": 'batch["completions"] = pad_sequence',
     "completion_mask": 'batch["completion_mask"], batch["truncated"]',
     "old_logprobs": 'micro["old_logprobs"], _ =',
-    "logprobs": "logprobs, entropy = model(micro)",
+    "logprobs": "logprobs, entropy = model(micro",
     "ratio": "ratio = log_ratios.exp()",
     "kl": "kl = kl_estimate(",
     "losses": "torch.where(loss_mask, losses, 0)",
@@ -215,7 +215,7 @@ FIRST = """
 ## 3. The first update: the ratio is 1
 
 [`split_rollout`](../common/batches.py) makes one minibatch of all rows, with totals `{totals}`.
-[`micro["old_logprobs"], _ =`](../grpo.py) and [`logprobs, entropy = model(micro)`](../grpo.py) are then the same
+[`micro["old_logprobs"], _ =`](../grpo.py) and [`logprobs, entropy = model(micro`](../grpo.py) are then the same
 forward of the same weights, and so is that of the reference, `micro["ref_logprobs"]`. So every ratio is exactly 1,
 every KL is 0, and [`policy_loss`](../grpo.py) returns minus the advantage at each token.
 """

@@ -38,7 +38,7 @@ DIFFERS = {
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
     ("reward_model.py", "main"): ("steps over given pairs, no rollout", 68),
-    ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 112),
+    ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 118),
     ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }
 # Removed lines, added lines and hunks against grpo.py, the module docstring and the help texts left out.

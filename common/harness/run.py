@@ -23,7 +23,6 @@ from common.harness.distributed import agreed
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
-
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
 
 
