@@ -183,6 +183,32 @@ def test_a_signal_after_the_last_step_changes_nothing(tmp_path, monkeypatch):
     assert run("grpo", tmp_path) == 0 and (tmp_path / "model" / "model.safetensors").exists()
 
 
+def forked(*numbers):
+    """Let a fork send these signals to itself; return the one that ends it, or 0."""
+    child = os.fork()
+    if not child:
+        try:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
+    """A reward's multiprocessing.Pool hung: its workers took the pool's SIGTERM for the run's, and went on."""
+    with clean_exit():
+        errors.Process.training = True
+        assert forked(signal.SIGTERM) == signal.SIGTERM
+        assert forked(signal.SIGINT, signal.SIGTERM) == signal.SIGTERM
+        assert forked(signal.SIGINT, signal.SIGINT) == signal.SIGINT
+        assert forked(signal.SIGINT) == 0  # a terminal's Ctrl-C reaches it too: the step needs it
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is errors.on_signal
+    assert forked(signal.SIGTERM) == signal.SIGTERM
+    assert capfd.readouterr().err == ""
+
+
 def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):
     signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)  # `main` called from a notebook
     with pytest.raises(KeyboardInterrupt):
