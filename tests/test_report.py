@@ -13,6 +13,7 @@ pytestmark = pytest.mark.needs("matplotlib")
 pytest.importorskip("matplotlib")
 
 import patched  # noqa: E402
+import plot  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 from claims import ALL, CLAIMS, RUNS, Claim, Effect  # noqa: E402
@@ -35,6 +36,17 @@ def results(tmp_path, monkeypatch):
 def ending(x):
     """Rows whose metric m ends with x."""
     return [{"step": 0, "completions": 0, "m": 0.0}, {"step": 5, "completions": 50, "m": x}]
+
+
+def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
+    """In PowerShell the documented command found no file `runs/*/metrics.jsonl`."""
+    for name in ("b", "a-seed0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    assert list(plot.read([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
+    assert list(plot.read([tmp_path / "b" / "metrics.jsonl"])) == ["b"]
+    with pytest.raises(FileNotFoundError, match="none.jsonl"):
+        plot.read(["none.jsonl"])
 
 
 @pytest.mark.parametrize(
