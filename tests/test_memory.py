@@ -133,6 +133,9 @@ def test_the_options_change_what_they_should():
     sharded = terms(Job(8, "FSDP2", bf16=True))
     assert sharded["AdamW"] == plain["AdamW"] / 8 and sharded["reference"] == plain["weights"] / 2
     assert terms(Job(8, "FSDP2", bf16=True), "rollout")["copies of weights"] == plain["weights"] / 2
+    for strategy in ("ZeRO-2", "ZeRO-3"):  # two moments and a copy of the weights, all of them in float32
+        assert terms(Job(8, strategy))["AdamW"] == plain["AdamW"] / 8 * 12 / 8
+        assert terms(Job(8, strategy), dtype="bfloat16")["AdamW"] == 12 * sizes.weights / 8
     adapters = terms(lora_rank=8)
     assert adapters["reference"] == 0 and adapters["AdamW"] == 2 * adapters["gradients"]
     number, size = trained(sizes, grpo.Args(lora_rank=8))

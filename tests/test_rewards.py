@@ -258,11 +258,14 @@ def test_a_reward_cannot_change_how_torch_computes(user_file, place, fails):
 @pytest.mark.parametrize("conversational", [False, True])
 def test_a_reward_for_messages_says_why_it_got_text(user_file, conversational):
     """`completion[0]["content"]`, as in TRL's examples, said only: string indices must be integers."""
-    (reward,) = chosen(
-        user_file("def mine(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n") + ":mine"
-    )
+    path = user_file("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
+    (reward,) = chosen(f"{path}:f")
     if conversational:
-        assert score(reward, [row([{"role": "user", "content": "q"}])], ["abc"], [False]).tolist() == [3.0]
+        rows = [row([{"role": "user", "content": "q"}])]
+        assert score(reward, rows, ["abc"], [False]).tolist() == [3.0]
+        (reward,) = chosen(user_file("def g(completions, **_):\n    return 'c'['content']\n") + ":g")
+        with pytest.raises(InputError, match="row 0: TypeError: string indices must be integers, not 'str'$"):
+            score(reward, rows, ["abc"], [False])
     else:
         with pytest.raises(InputError, match="row 0: TypeError.*completions are text here.*prompts are messages"):
             score(reward, [row()], ["abc"], [False])
