@@ -263,7 +263,7 @@ def test_a_reward_for_messages_says_why_it_got_text(user_file, conversational):
     if conversational:
         rows = [row([{"role": "user", "content": "q"}])]
         assert score(reward, rows, ["abc"], [False]).tolist() == [3.0]
-        (reward,) = chosen(user_file("def g(completions, **_):\n    return 'c'['content']\n") + ":g")
+        (reward,) = chosen(user_file("def g(completions, **_):\n    return completions[0][0]['content']['x']\n") + ":g")
         with pytest.raises(InputError, match="row 0: TypeError: string indices must be integers, not 'str'$"):
             score(reward, rows, ["abc"], [False])
     else:
