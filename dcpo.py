@@ -309,7 +309,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+
+    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
@@ -319,7 +322,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -327,7 +330,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator)
+    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def main(argv=None):
@@ -358,8 +361,8 @@ def main(argv=None):
 
     if run.first_eval is None:
         with gathered(accelerator, model):
-            result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-        run.log_evaluation(result)
+            result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
@@ -394,8 +397,8 @@ def main(argv=None):
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):
-                evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-            run.log_evaluation(evaluation)
+                evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation, sampled)
             result |= evaluation
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):

@@ -123,6 +123,7 @@ class Completion(str):
     """The text of a completion, with its token ids up to the stop token, and what reward functions log of it."""
 
     ids: list[int]
+    truncated: bool
     extra: dict
 
 
@@ -132,6 +133,16 @@ def completion_texts(tokenizer, batch):
     ids = [ids[:length] for ids, length in rows]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     texts = list(map(Completion, texts))
-    for text, row in zip(texts, ids, strict=True):
-        text.ids, text.extra = row, {}
+    for text, row, truncated in zip(texts, ids, batch["truncated"].tolist(), strict=True):
+        text.ids, text.truncated, text.extra = row, truncated, {}
     return texts
+
+
+def raw_lines(tokenizer, prompt, completion):
+    """Two lines that show the ids of a prompt and its completion as text, with all special tokens, at most 2,000
+    characters each: of a longer one the middle is left out."""
+    lines = []
+    for name, ids in (("a prompt as the model gets it", prompt), ("its completion with its stop token", completion)):
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        lines.append(f"{name}: {text if len(text) <= 2000 else f'{text[:1000]} [...] {text[-1000:]}'!r}")
+    return lines

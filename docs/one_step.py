@@ -73,7 +73,7 @@ class Step:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             for name in KEPT:
                 stack.enter_context(mock.patch.object(grpo, name, self.kept(name)))
-            stack.enter_context(mock.patch.object(grpo, "evaluate", lambda *arguments: {}))
+            stack.enter_context(mock.patch.object(grpo, "evaluate", lambda *arguments: ({}, None)))
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # the progress bar
             grpo.main([*OPTIONS.split(), "--output_dir", f"{folder}/run"])

@@ -5,8 +5,9 @@ import types
 import pytest
 import torch
 
-from common.batches import micro_batches, take_rows
+from common.batches import micro_batches, raw_lines, take_rows
 from small_models import random_batch
+from tools import embedded
 
 
 def test_take_rows_cuts_shared_padding_and_keeps_every_token():
@@ -21,6 +22,16 @@ def test_take_rows_cuts_shared_padding_and_keeps_every_token():
             assert part[ids][i][part[mask][i]].tolist() == batch[ids][row][batch[mask][row]].tolist()
     assert part["prompt_mask"][:, 0].any() and part["completion_mask"][:, -1].any()
     assert part["loss_mask"].shape == part["completion_mask"].shape
+
+
+def test_raw_lines_show_special_tokens_and_leave_out_the_middle_of_a_long_text():
+    tokenizer = embedded()[2]
+    stop = tokenizer.eos_token_id
+    prompt, completion = raw_lines(tokenizer, [stop, *tokenizer("1+1?\n").input_ids], [*tokenizer("2").input_ids, stop])
+    assert prompt.endswith(": '<eos>1+1?\\n'") and completion.endswith(": '2<eos>'")
+    long, exact = (tokenizer("1" * (n // 2 - 1) + "23" + "4" * (n - n // 2 - 1)).input_ids for n in (2001, 2000))
+    prompt, completion = raw_lines(tokenizer, long, exact)
+    assert prompt.endswith(f": '{'1' * 999}2 [...] {'4' * 1000}'") and completion.endswith(f"{'1' * 999}23{'4' * 999}'")
 
 
 @pytest.mark.parametrize("size, tokens", [(3, 0), (100, 0), (1, 0), (64, 20), (64, 1), (64, 10_000)])

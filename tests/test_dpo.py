@@ -299,6 +299,8 @@ def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
     (row,) = metric_rows(tmp_path)
     assert {"eval/pass@1", "pairs/made", "pairs/yield", "pairs/accuracy"} <= row.keys()
     assert len(rows_of(tmp_path / "pairs-round-1.jsonl")) == row["pairs/made"]
+    samples = rows_of(tmp_path / "samples.jsonl")  # of four prompts
+    assert len(samples) == 16 and all(sample["evaluation"] for sample in samples)
     assert not (tmp_path / "pairs-round-2.jsonl").exists() and not (tmp_path / "model").exists()
 
 

@@ -4,7 +4,9 @@ The first signal ends a run after its step, with a checkpoint; the second one en
 """
 
 import os
+import re
 import signal
+import sys
 import types
 
 import pytest
@@ -41,16 +43,25 @@ def quick_and_restored(monkeypatch):
 # --- how an error is told ---
 
 
-def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, tmp_path, capfd, monkeypatch):
+    """Without a terminal there is no bar: a log file held hundreds of its frames."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
         "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n"
     )
     options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
-    code, lines = ended("grpo", [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"], capfd)
-    bar, error = lines[-2:]
-    assert code == 2 and "| 1/2 [" in bar and "error" not in bar
+    with pytest.raises(SystemExit) as end, clean_exit():
+        script("grpo").main(list(map(str, [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"])))
+    out, err = capfd.readouterr()
+    *bar, error = err.splitlines()
+    assert end.value.code == 2 and ("| 1/2 [" in bar[-1] if terminal else bar == []) and "error" not in "".join(bar)
+    values = r"step 1/2: reward 1\.000, length \d+\.\d{3}, entropy 0\.\d{3}, \d+\.\d s"
+    steps = [line for line in out.splitlines() if line.startswith("step 1/2")]
+    assert steps == [] if terminal else len(steps) == 1 and re.fullmatch(values, steps[0])
     assert f"{errors.script_name()}: error: reward 'bad'" in error and error.endswith("(after step 1)")
     assert error.startswith(errors.script_name()) and "\r" not in error
 

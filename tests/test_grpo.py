@@ -322,10 +322,10 @@ def test_an_evaluation_by_hand(monkeypatch):
         return {"completion_mask": torch.arange(16) < lengths, "truncated": torch.zeros(16, dtype=torch.bool)}
 
     monkeypatch.setattr(grpo, "rollout", rollout)
-    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [""] * 16)
-    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {}))
+    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [*"abcdefghijklmnop"])
+    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {"accuracy": rewards}))
     args = grpo.Args(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
-    result = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
+    result, shown = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
     assert seen == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0, 0))]
     assert result == pytest.approx({
         "eval/pass@1": (1 / 2 + 1 / 4) / 2,
@@ -333,3 +333,14 @@ def test_an_evaluation_by_hand(monkeypatch):
         "eval/reward": sum(range(12)) / 12,
         "eval/length": sum(range(1, 13)) / 12,
     })  # fmt: skip
+    assert shown == ([1, 3, 5, 0], [*"abcdefghijklmnop"], rewards, {"accuracy": rewards})
+
+
+def test_an_evaluation_shows_four_of_its_prompts(monkeypatch):
+    # Not the texts and token ids of all: they would stay in memory until the next evaluation.
+    batch = {"completion_mask": torch.ones(12, 3, dtype=torch.bool), "truncated": torch.zeros(12, dtype=torch.bool)}
+    monkeypatch.setattr(grpo, "rollout", lambda *arguments: batch)
+    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [*"abcdefghijkl"])
+    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (torch.zeros(12), None, {}))
+    _, shown = grpo.evaluate(SecondOfTwo(), None, None, [], range(12), grpo.Args(eval_samples=2, eval_k=1))
+    assert shown[:2] == ([1, 3, 5, 7], [*"abcdefgh"])

@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
-from common.harness.run import Run, close
+from common.harness.run import DEAD, Run, close
 from small_run import FULL, advance, no_room, refusal, start, train
 from tools import ROOT, metric_rows
 
@@ -259,6 +260,99 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Accelerator, "init_trackers", no_key)
     assert refusal(tmp_path, report_to=["wandb"]) == "--report_to wandb: no API key configured"
+
+
+# --- what a run says ---
+
+
+@pytest.mark.parametrize("stdout, stderr", [(True, True), (True, False), (False, True)])
+def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, stderr, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: stderr)
+    run, *_ = start(tmp_path, max_steps=2)
+    now = iter([2.5, 3.0, 7.0])  # the first step is done, its row is written, the second one is done
+    monkeypatch.setattr("common.harness.run.time", types.SimpleNamespace(perf_counter=lambda: next(now)))
+    run.last_row = 0.0
+    metrics = {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0}
+    run.step = 1
+    run.progress(metrics)
+    run.log(metrics)
+    run.step = 2
+    run.progress(metrics)
+    run.bar.close()
+    printed, bar = capsys.readouterr()
+    lines = [f"step {step}/2: reward 0.250, length 3.000, entropy 0.500, {s} s" for step, s in ((1, 2.5), (2, 4.0))]
+    assert printed.splitlines() == (lines if not (stdout and stderr) else [])
+    assert "2/2 [" in bar if stderr else bar == ""
+
+
+@pytest.mark.parametrize(
+    "reward, first, last, said",
+    [
+        (["accuracy"], (0.3, 0.3, None), (0.9, 0.9, None), "eval/pass@1 before 0.300, after 0.900; "),
+        # dapo.py codes it as +1/-1; --reward_weights; a learned reward, which leaves --reward at its default
+        (["accuracy"], (0.3, -0.4, None), (0.9, 0.8, None),
+         "eval/pass@1 before 0.300, after 0.900; eval/reward before -0.400, after 0.800; "),
+        (["format", "math_verify"], (0.3, 0.3, None), (0.9, 1.9, None),
+         "eval/pass@1 before 0.300, after 0.900; eval/reward before 0.300, after 1.900; "),
+        (["mine.py:mine"], (0.0, 0.02, None), (0.0, 0.8, None), "eval/reward before 0.020, after 0.800; "),
+        (["mine.py:mine"], (0.5, 0.5, None), (0.5, 0.5, None), "eval/reward before 0.500, after 0.500; "),
+        (["accuracy"], (None, None, 0.5), (None, None, 0.75), "eval/accuracy before 0.500, after 0.750; "),
+        (["accuracy"], (0.3, 0.3, 0.3), (0.9, 0.9, 0.9),
+         "eval/pass@1 before 0.300, after 0.900; eval/accuracy before 0.300, after 0.900; "),
+        (["mine.py:mine"], (None, None, None), (None, 0.5, None), ""),  # at first every reward was None
+        (None, None, None, ""),
+    ],
+)  # fmt: skip
+def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(reward, first, last, said):
+    """A reward of the user's own on data with answers: "eval/pass@1 before 0.000, after 0.000"."""
+    first, last = (
+        values and {f"eval/{name}": value for name, value in zip(("pass@1", "reward", "accuracy"), values, strict=True)
+                    if value is not None}
+        for values in (first, last)
+    )  # fmt: skip
+    args = types.SimpleNamespace(**({"reward": reward} if reward else {}))  # reward_model.py has no such option
+    assert Run.scores(types.SimpleNamespace(args=args, first_eval=first, last_eval=last)) == said
+
+
+def said_after(folder, steps, capsys):
+    """What is printed after which of these steps, each given by its metrics: [(step, line)]."""
+    run, *_ = start(folder)
+    run.plain, found = False, []
+    capsys.readouterr()
+    for run.step, metrics in enumerate(steps, 1):
+        run.progress(metrics)
+        found += [(run.step, line) for line in capsys.readouterr().out.splitlines()]
+    return found
+
+
+@pytest.mark.parametrize("name, dead, alive", [(name, value, 0.9) for name, (value, _) in DEAD.items()])
+def test_a_dead_run_says_so_once_after_five_steps_in_a_row(name, dead, alive, tmp_path, capsys):
+    steps = [{name: value, "optim/lr": 1e-4} for value in [dead] * 4 + [alive] + [dead] * 4]
+    steps += [{}] + [{name: dead}] * 5 + [{name: alive}] + [{name: dead}] * 6  # without it in a row: not five
+    ((step, line),) = said_after(tmp_path, steps, capsys)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert step == 15 and line.startswith(f"{name} has been {dead} for 5 steps in a row")
+    (section,) = re.findall('docs/troubleshooting.md, "(.*)"', line)
+    assert f"\n## {section}\n" in page and name in page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"optim/loss": 0.0, "optim/grad_norm": 1.0, "optim/lr": 1e-4},  # what a healthy run prints
+        {"optim/grad_norm": 0.0, "optim/lr": 0.0, "optim/critic_lr": 1e-4},  # ppo.py's --critic_warmup_steps
+        {"advantage/zero_groups": 1.0, "optim/critic_lr": 1e-4},  # ppo.py: the critic is the baseline
+        {"advantage/zero_groups": 1.0, "dcpo/response_utilization": 0.5},  # dcpo.py: the history is
+    ],
+)
+def test_a_run_that_learns_is_not_called_dead(metrics, tmp_path, capsys):
+    assert said_after(tmp_path, [metrics] * 6, capsys) == []
+
+
+def test_dcpo_without_anything_to_learn_is_called_dead(tmp_path, capsys):
+    metrics = {"advantage/zero_groups": 1.0, "dcpo/response_utilization": 0.0}
+    assert len(said_after(tmp_path, [metrics] * 6, capsys)) == 1
 
 
 # --- the end of a step ---

@@ -1,5 +1,6 @@
 """What holds for every reinforcement-learning script: the same tests over all of them."""
 
+import collections
 import copy
 import functools
 import json
@@ -360,7 +361,10 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
     samples = [(tmp_path / x / "samples.jsonl").read_text() for x in "ab"]
-    assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
+    lines = [json.loads(line) for line in samples[0].splitlines()]
+    steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
+    assert samples[0] == samples[1]
+    assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))  # the resume keeps the first
@@ -370,11 +374,26 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
 
 
 def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
-    run(name, tmp_path, "--max_steps", 0)
+    """Its completions could be read nowhere, nor could the prompt as the model gets it."""
+    run(name, tmp_path, "--max_steps", 0, "--prompt_template", "1+{prompt}", "--max_new_tokens", 16)
     (row,) = metric_rows(tmp_path)
     assert row["step"] == 0 and {"eval/pass@1", "eval/pass@4", "eval/length"} <= row.keys()
     assert not (tmp_path / "model").exists()
-    assert "pass@1 before" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "pass@1 before" in printed
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
+    assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
+    tokenizer = script(name).load_tokenizer(script(name).Args())
+    cut = [sample["truncated"] for sample in samples]
+    assert any(cut) and not all(cut) and all(sample["tokens"] == 16 for sample in samples if sample["truncated"])
+    for sample in samples:  # characters are tokens here, and the stop token counts
+        assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
+        assert sample["reward"] == sample["parts"]["accuracy"]
+    raw = samples[0]["completion"] + "<eos>" * (not cut[0])
+    note = " (it is truncated and has none)" if cut[0] else ""
+    expected = "a prompt as the model gets it: {!r}\nits completion with its stop token: {!r}" + note
+    assert expected.format("1+" + samples[0]["prompt"], raw) in printed
 
 
 def test_greedy_evaluation_has_no_pass_at_k(name, tmp_path):

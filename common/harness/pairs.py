@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.batches import left_pad
+from common.batches import left_pad, raw_lines
 from common.errors import InputError
 from common.harness.data import (
     CONVERSATION,
@@ -48,7 +48,8 @@ class Pair(NamedTuple):
 
 
 def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and one line on where they come from.
+    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines on what they are: where they come
+    from, and the first one as the model sees it.
 
     Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
     messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. `embedded`
@@ -74,7 +75,8 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
     if seen := sum(key in trained for key, _ in evaluation):
         eval_note += f", {seen} of prompts also in training"
     summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
-    return [pair for _, pair in train], [pair for _, pair in evaluation], summary
+    train, evaluation = ([pair for _, pair in rows] for rows in (train, evaluation))
+    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, train[0].prompt, train[0].chosen)])
 
 
 def holds_pairs(source: Source) -> bool:

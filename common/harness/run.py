@@ -16,6 +16,7 @@ import filelock
 import torch
 from tqdm import tqdm
 
+from common.batches import raw_lines
 from common.errors import InputError, Process, one_line
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
@@ -24,6 +25,12 @@ from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
+# What no healthy run has in five steps in a row: {metric: (value, the section of docs/troubleshooting.md)}
+DEAD = {
+    "completion/truncated": (1, "Everything is truncated"),
+    "advantage/zero_groups": (1, "All groups agree: zero advantages"),
+    "optim/grad_norm": (0, "The loss is 0"),
+}
 
 
 class Run:
@@ -43,7 +50,8 @@ class Run:
         self.step, self.first_eval, self.last_eval = 0, None, None
         self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
         self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
-        self.started = time.perf_counter()
+        self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
+        self.started = self.last_row = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
             if accelerator.is_main_process:
@@ -156,7 +164,9 @@ class Run:
                     write_text(self.folder / name, text)
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
-        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
+        # Without a terminal there is no bar (None), but a plain line for each step.
+        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden or None)
+        self.plain, self.last_row = not (sys.stdout.isatty() and sys.stderr.isatty()), time.perf_counter()
         Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
         Process.training, Process.signal = self.first_eval is not None, 0
 
@@ -165,11 +175,12 @@ class Run:
 
         `shown`: (prompts, texts, rewards, parts) of this process, of which those of the first prompt are written.
         """
-        samples = sample_rows(*shown) if shown else []
+        samples = sample_rows(*shown, number=1) if shown else []
         if self.accelerator.is_main_process:
             append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
             append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
         self.accelerator.log(metrics, step=self.step)
+        self.last_row = time.perf_counter()
         if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
             sample = samples[0]
             reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
@@ -186,20 +197,38 @@ class Run:
                 table = importlib.import_module(tracker.name).Table(columns=columns + extra, data=rows)
                 tracker.log({"samples": table}, step=self.step)
 
-    def log_evaluation(self, result):
-        """Remember an evaluation: the first and the last one make the closing line."""
+    def log_evaluation(self, result, shown=None, tokenizer=None):
+        """Remember an evaluation, of which the first and the last make the closing line, and write its completions.
+
+        `shown` is as in `log`; it holds a few prompts, and all goes to samples.jsonl. With a `tokenizer` the first
+        prompt and its completion are printed as the model sees them.
+        """
+        if shown and self.accelerator.is_main_process:
+            rows = sample_rows(*shown, number=None)
+            append(self.folder / "samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
+        if shown and tokenizer:
+            (prompt, *_), (text, *_), *_ = shown
+            lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
+            self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
         self.first_eval = self.first_eval or result
         self.last_eval = result
         Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar, and look for completions without a reward."""
+        """Advance the progress bar or print the step's line, and look for what keeps a run from learning."""
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
-        self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
+        shown = {short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics}
+        self.bar.set_postfix(shown)
         self.bar.update()
+        if self.plain:
+            total = f"/{self.bar.total}" if self.bar.total else ""
+            values = [f"{short} {value}" for short, value in shown.items()]
+            seconds = time.perf_counter() - self.last_row
+            self.print(f"step {self.step}{total}: " + ", ".join([*values, f"{seconds:.1f} s"]))
         Process.step = self.step
+        self.check_alive(metrics)
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
@@ -221,6 +250,24 @@ class Run:
             raise InputError(
                 f"every reward function returned None for every completion{before}: there is nothing to learn from"
             )
+
+    def check_alive(self, metrics):
+        """Say, once for each sign in DEAD, that five steps in a row had it.
+
+        Groups that agree are no sign where dcpo.py's history or ppo.py's critic still gives advantages; nor is a
+        gradient of 0 while ppo.py trains its critic alone, at a learning rate of 0.
+        """
+        excused = {
+            "advantage/zero_groups": metrics.get("dcpo/response_utilization") or "optim/critic_lr" in metrics,
+            "optim/grad_norm": metrics.get("optim/lr") == 0,
+        }
+        for name, (value, section) in DEAD.items():
+            if self.dead_steps[name] < 5:
+                dead = metrics.get(name) == value and not excused.get(name)
+                self.dead_steps[name] = self.dead_steps[name] + 1 if dead else 0
+                if self.dead_steps[name] == 5:
+                    where = f'docs/troubleshooting.md, "{section}"'
+                    self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
@@ -245,12 +292,20 @@ class Run:
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
-        name = next(
-            (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
-        )
-        scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
         seconds = time.perf_counter() - self.started
-        self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+        self.print(f"{self.scores()}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+
+    def scores(self):
+        """The first and the last evaluation for the closing line: the reward; pass@1 where the reward counts accuracy,
+        and then no reward that is the same number; the accuracy on pairs."""
+        first, last = self.first_eval or {}, self.last_eval or {}
+        names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
+        scores = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
+        if not {"accuracy", "math_verify"} & set(getattr(self.args, "reward", [])):
+            scores.pop("eval/pass@1", None)
+        elif scores.get("eval/reward") == scores.get("eval/pass@1"):
+            scores.pop("eval/reward", None)
+        return "".join(f"{name} {score}" for name, score in scores.items())
 
     def close(self):
         """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""

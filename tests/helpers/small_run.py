@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import grpo
+from common.batches import Completion
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.harness.run import Run
@@ -39,6 +40,13 @@ def start(folder, **options):
     return run, optimizer, numbers
 
 
+def completion(text, ids=(2, 0), truncated=False):
+    """A completion as `completion_texts` gives it."""
+    made = Completion(text)
+    made.ids, made.truncated, made.extra = list(ids), truncated, {}
+    return made
+
+
 def advance(run, optimizer, save=True):
     """One step of the linear model, its row in metrics.jsonl, and a checkpoint."""
     model = run.accelerator._models[0]
@@ -46,7 +54,7 @@ def advance(run, optimizer, save=True):
     optimizer.step()
     optimizer.zero_grad()
     run.step += 1
-    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], ["2"], [0.5], {}))
+    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], [completion("2")], [0.5], {}))
     if save:
         run.save()
 
