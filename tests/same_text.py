@@ -37,7 +37,7 @@ DIFFERS = {
     ("ppo.py", "update"): ("advantages here, the critic, target_kl", 64),
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
-    ("reward_model.py", "main"): ("steps over given pairs, no rollout", 68),
+    ("reward_model.py", "main"): ("steps over given pairs, no rollout; it saves another model, twice", 70),
     ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 112),
     ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }
