@@ -324,6 +324,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
     run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
+    (tmp_path / "b" / "model-step-2").rename(tmp_path / "b" / "first")  # as if it had been killed before it wrote that
     run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
@@ -332,7 +333,9 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))  # the resume keeps the first
+    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))
+    killed = weights(tmp_path / "b", "first")
+    assert first.keys() == killed.keys() and all(torch.equal(first[key], killed[key]) for key in first)
     assert all(torch.equal(last[key], b[key]) for key in b) and any(not torch.equal(first[key], b[key]) for key in b)
     initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
