@@ -153,7 +153,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         assert written == {f"model-step-{later}" for later in (2, 4, 6) if later >= step}
         for path in tmp_path.glob("b/model-step-*/model.safetensors"):
             assert path.read_bytes() == (tmp_path / "a" / path.parent.name / path.name).read_bytes()
-    early, last = (load_file(tmp_path / "b" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
+    early, last = (load_file(tmp_path / "a" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
     assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
 
 
