@@ -105,7 +105,7 @@ def test_a_dtype_of_floats_is_what_the_model_is_saved_in(dtype, tmp_path):
     [
         ("", "is damaged: JSONDecodeError: Expecting value"),
         ('{"eos_token_id": [1, 2', "is damaged: JSONDecodeError"),
-        ("[1, 2]", "is damaged: it holds no object"),
+        ("[1, 2]", "is damaged: TypeError"),
         ('{"eos_token_id": "<eos>"}', 'has eos_token_id "<eos>": "<eos>" is no token id'),
         ('{"eos_token_id": -1}', "has eos_token_id -1: -1 is no token id"),
         ('{"eos_token_id": [1, -5]}', "has eos_token_id [1, -5]: -5 is no token id"),

@@ -380,6 +380,7 @@ def test_it_learns(name, tmp_path):
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--dual_clip 0.5", "dual_clip"),
         ("--resume", "--output_dir"),
+        ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward no_such", "no_such"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),

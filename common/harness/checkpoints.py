@@ -53,9 +53,9 @@ class Checkpoints:
 
     def check(self, path):
         meta = read_meta(path)
-        if meta["digests"] is None:
+        if not meta["digests"]:
             print(f"{path} is of an earlier version: whether models and rewards are the same is not checked this time")
-        self.compare(path, meta, self.digests | (meta["digests"] or {}))
+        self.compare(path, meta, self.digests | meta["digests"])
         if meta["threads"] != torch.get_num_threads():
             print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: it does not resume bit for bit")
         damaged = [name for name, checksum in meta["files"].items() if file_checksum(path / name) != checksum]
@@ -78,7 +78,7 @@ class Checkpoints:
         if differing:
             values = ", ".join(f"--{name} was {old.get(name)}, is {new[name]}" for name in differing)
             raise InputError(f"{path} is of a run with other options: {values}")
-        old = self.digests if meta["digests"] is None else meta["digests"]
+        old = meta["digests"] or self.digests
         files = [name for name in sorted(names) if old.get(name) != self.digests.get(name)]
         rewards = [name for name in files if name.startswith("--reward ")]
         if files != rewards or (rewards and not self.args.reward_changed):
@@ -155,14 +155,13 @@ def find_checkpoints(folder):
 
 def read_meta(path):
     """What meta.json says of a checkpoint."""
-    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files")
+    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files", "digests")
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        digests = meta.get("digests")  # an earlier version wrote none
+        meta = {"digests": {}} | meta  # an earlier version wrote none
         meta = {name: meta[name] for name in names}
-        meta |= {"args": dict(meta["args"]), "files": dict(meta["files"])}
-        return meta | {"digests": None if digests is None else dict(digests)}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return meta | {name: dict(meta[name]) for name in ("args", "files", "digests")}
+    except (OSError, ValueError, LookupError, TypeError):
         raise InputError(f"{path}: missing or damaged: meta.json") from None
 
 

@@ -24,7 +24,7 @@ def add_digests(digests, args):
     for spec in getattr(args, "reward", []):
         source = spec.rpartition(":")[0]
         path = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
-        if path:  # a module has been imported by now, whether or not it has a file; what it imports is not looked at
+        if path:  # `load_rewards` has imported a module by now; one that is built in has no file
             files[f"--reward {source}"] = pathlib.Path(path)
     for option in MODELS:
         if name := getattr(args, option, None):
@@ -40,13 +40,14 @@ def model_files(label, name):
     found = {}
     with contextlib.suppress(Exception):  # transformers raises nearly every type there is
         base, adapter = lora.find_base(name)
-        for part, about in ((f"{label}/", name), (f"{label} on {base}/", base))[: 2 if adapter else 1]:
-            adapts = adapter and about == name
+        places = [(f"{label} on {base}" if adapter else label, base, "config.json", WEIGHTS)]
+        places += [(label, name, "adapter_config.json", ADAPTER)] if adapter else []
+        for label, place, config, weights in places:
             # Of a hub id this is the snapshot that will be loaded: the newest one, or offline that of the cache.
-            folder = pathlib.Path(cached_file(about, "adapter_config.json" if adapts else "config.json")).parent
-            paths = [path for pattern in WHOLE.split() for path in folder.glob(pattern)]
-            paths += weight_files(folder, ADAPTER if adapts else WEIGHTS)
-            found |= {f"{part}{path.relative_to(folder).as_posix()}": path for path in paths if path.is_file()}
+            folder = pathlib.Path(cached_file(place, config)).parent
+            paths = [path for pattern in WHOLE.split() for path in sorted(folder.glob(pattern))]
+            paths += weight_files(folder, weights)
+            found |= {f"{label}/{path.relative_to(folder).as_posix()}": path for path in paths if path.is_file()}
     return found
 
 

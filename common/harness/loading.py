@@ -53,17 +53,14 @@ def check_json(args, option):
     for name in ("config.json", "generation_config.json"):
         path = cached_file(base, name, **quiet)
         try:
-            values = json.loads(pathlib.Path(path).read_bytes()) if path else {}
-        except ValueError as error:
+            values = dict(json.loads(pathlib.Path(path).read_bytes())) if path else {}
+        except (ValueError, TypeError) as error:
             refuse(args, option, f"{name} is damaged: {in_short(error)}")
-        if not isinstance(values, dict):
-            refuse(args, option, f"{name} is damaged: it holds no object")
-        for part in (values, values.get("text_config")):
-            for key in ("dtype", "torch_dtype"):
-                dtype = part.get(key) if isinstance(part, dict) else None
-                if dtype is not None and not (isinstance(dtype, str) and getattr(torch, dtype, None) in SAVED_DTYPES):
-                    kinds = "float32, bfloat16, float16 or float64"
-                    refuse(args, option, f"{name} has {key} {json.dumps(dtype)}: model/ is saved in it, take {kinds}")
+        parts = (values, values.get("text_config") or {})
+        for dtype in (part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None):
+            if not isinstance(dtype, str) or getattr(torch, dtype, None) not in SAVED_DTYPES:
+                kinds = "float32, bfloat16, float16 or float64"
+                refuse(args, option, f"{name} has dtype {json.dumps(dtype)}: model/ is saved in it, take {kinds}")
         ids = values.get("eos_token_id") if name == "generation_config.json" else None
         for i in ids if isinstance(ids, list) else [ids]:
             if i is not None and (type(i) is not int or i < 0):
