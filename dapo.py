@@ -376,6 +376,7 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
 
     if run.first_eval is None:
         with gathered(accelerator, model):
@@ -412,8 +413,7 @@ def main(argv=None):
         run.log(result, shown)
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0) or (none_kept and args.save_every):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, policy, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, policy, tokenizer)
         if none_kept:
             why = "the rewards of every group agree"
             if args.filter_by == "accuracy":

@@ -411,6 +411,7 @@ def main(argv=None):
     current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
     run.keep(round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     for number in range(max(1, current.number), args.rounds + 1):
@@ -475,8 +476,7 @@ def main(argv=None):
             run.log(result)
             if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
-            if run.due(args.save_model_every, at_end=False):
-                run.save_model(model, policy, tokenizer, f"model-step-{step}")
+            run.save_step_model(model, policy, tokenizer)
         if run.step == args.max_steps or run.interrupted:
             break
 

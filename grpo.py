@@ -275,6 +275,7 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -313,8 +314,7 @@ def main(argv=None):
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, policy, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer

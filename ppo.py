@@ -579,6 +579,7 @@ def main(argv=None):
     sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
     run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -624,8 +625,7 @@ def main(argv=None):
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, policy, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups

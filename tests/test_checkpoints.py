@@ -209,6 +209,17 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
     assert start(tmp_path, resume=True)[0].step == 3
 
 
+def test_a_checkpoint_that_is_a_link_is_removed_as_a_link(tmp_path):
+    run, optimizer, _ = start(tmp_path / "run", keep_checkpoints=1)
+    advance(run, optimizer)
+    path = tmp_path / "run" / "checkpoints" / "step-00000001"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    advance(run, optimizer)
+    assert [path.name for path in path.parent.iterdir()] == ["step-00000002"]
+    assert (tmp_path / "elsewhere" / "meta.json").exists()
+
+
 def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path, monkeypatch):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)

@@ -139,6 +139,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
         for later in range(step + 1, len(rows)):
             shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
+        for path in tmp_path.glob("b/model-step-*"):
+            shutil.rmtree(path)  # as if it had been killed before it wrote that of this step
         (tmp_path / "b" / "model" / "model.safetensors").unlink()
         run(name, tmp_path / "b", *options, "--resume")
         assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
@@ -147,8 +149,11 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
             assert file.read_text() == (tmp_path / "b" / file.name).read_text()
         a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    assert {path.name for path in tmp_path.glob("b/model-step-*")} == {"model-step-2", "model-step-4", "model-step-6"}
-    early, last = (load_file(tmp_path / "b" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
+        written = {path.name for path in tmp_path.glob("b/model-step-*")}
+        assert written == {f"model-step-{later}" for later in (2, 4, 6) if later >= step}
+        for path in tmp_path.glob("b/model-step-*/model.safetensors"):
+            assert path.read_bytes() == (tmp_path / "a" / path.parent.name / path.name).read_bytes()
+    early, last = (load_file(tmp_path / "a" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
     assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
 
 

@@ -88,6 +88,17 @@ def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [name]  # not even a lock
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.tmp", "lock", "checkpoints/step-00000001/meta.json"])
+def test_a_pipe_in_the_folder_of_a_run_is_refused(name, checkpoint):
+    # Each of them was opened, and the run hung until someone wrote into it.
+    path = checkpoint.parents[1] / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    folder = checkpoint.parents[1]
+    said = refusal(folder, resume=True)
+    assert said == f"--output_dir {folder}: {path} is a pipe (FIFO), not a file of a run: remove it"
+
+
 # --- what cannot be written ---
 
 
@@ -179,12 +190,21 @@ def test_models_on_the_way_load_and_are_not_deleted(tmp_path, capsys):
     assert one.exists() and (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
 
 
-def test_a_training_whose_model_cannot_be_written_on_the_way_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(FULL))
-    with pytest.raises(InputError, match="model-step-1 cannot be written: .*No space left.*; the training is kept"):
-        train(tmp_path, "--save_model_every", 1)
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full", "killed"])
+def test_a_model_on_the_way_that_could_not_be_written_comes_with_the_resume(error, tmp_path, monkeypatch):
+    # It was lost for good: the resume went on with step N + 1.
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(error))
+    says = "model-step-1 cannot be written: .*No space left.*; the training is kept" if error is FULL else ".*"
+    with pytest.raises(InputError if error is FULL else KeyboardInterrupt, match=says):
+        train(tmp_path, "--save_model_every", 1, *([] if error is FULL else ["--save_every", 1]))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    assert not list(tmp_path.glob("model*"))
+    assert not [path for path in tmp_path.glob("model*") if path.name != "model.tmp"]
+    monkeypatch.undo()
+    train(tmp_path, "--resume", "--save_model_every", 1, "--max_steps", 1)
+    saved = load_file(tmp_path / "model-step-1" / "model.safetensors")
+    kept = load_file(tmp_path / "checkpoints" / "step-00000001" / "model.safetensors")
+    assert saved.keys() == {name.removeprefix("lm.") for name in kept}
+    assert all(torch.equal(kept[f"lm.{name}"], weight) for name, weight in saved.items())
 
 
 def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):
@@ -382,6 +402,30 @@ def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_res
         run.progress({"reward/skipped": 1, "reward/unscored": 1.0})
     assert metric_rows(tmp_path)[-1]["reward/skipped"] == 1
     assert (tmp_path / "checkpoints" / "step-00000020" / "meta.json").exists()
+
+
+@pytest.mark.parametrize(
+    "every, there, written",
+    [(0, None, []), (2, None, [4, 6]), (2, 4, [6]), (3, None, [6]), (1, 4, [5, 6]), (1, None, [4, 5, 6])],
+)
+def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, written, tmp_path):
+    saved = []
+    run, optimizer, _ = start(tmp_path)
+    for _ in range(4):
+        advance(run, optimizer, save=False)
+    run.save()
+    close(run.accelerator)
+    for name in (there, 6):  # that of a later step is of the life before this resume: it is written again
+        (tmp_path / f"model-step-{name}").mkdir()
+    run, *_ = start(tmp_path, resume=True, save_model_every=every)
+    run.save_model = lambda *given: saved.append(given[-1])
+    run.save_step_model(None, None, None)
+    for run.step in (5, 6):
+        run.save_step_model(None, None, None)
+    assert saved == [f"model-step-{step}" for step in written]
+    run.step = 0  # a run without a checkpoint
+    run.save_step_model(None, None, None)
+    assert len(saved) == len(written)
 
 
 def test_a_process_stops_where_another_one_was_signalled(monkeypatch):

@@ -356,6 +356,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
     run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
+    (tmp_path / "b" / "model-step-2").rename(tmp_path / "b" / "first")  # as if it had been killed before it wrote that
     run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
@@ -367,7 +368,9 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))  # the resume keeps the first
+    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))
+    killed = weights(tmp_path / "b", "first")
+    assert first.keys() == killed.keys() and all(torch.equal(first[key], killed[key]) for key in first)
     assert all(torch.equal(last[key], b[key]) for key in b) and any(not torch.equal(first[key], b[key]) for key in b)
     initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
@@ -427,6 +430,7 @@ def test_it_learns(name, tmp_path):
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--dual_clip 0.5", "dual_clip"),
         ("--resume", "--output_dir"),
+        ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward no_such", "no_such"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),

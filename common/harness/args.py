@@ -100,6 +100,7 @@ class RunArgs:
     )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
+    reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
     @classmethod
     def parse(cls, argv=None):
@@ -186,6 +187,8 @@ def check_args(args):
         check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to continue")
+    if args.reward_changed and not args.resume:
+        raise InputError("--reward_changed needs --resume: it accepts another reward file than the checkpoint's")
     if args.lora_merge and not args.lora_rank:
         raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
     if hasattr(args, "pairs_per_step"):

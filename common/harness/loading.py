@@ -1,6 +1,8 @@
 """Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
+import json
+import pathlib
 import re
 
 import torch
@@ -20,6 +22,8 @@ BESIDE_TEXT = re.compile(
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 
+SAVED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def model_path(args, option="model_name_or_path"):
     """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
@@ -31,11 +35,36 @@ def read_tokenizer(args, option):
     from transformers import AutoTokenizer
 
     try:
+        check_json(args, option)
         return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
         refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
+
+
+def check_json(args, option):
+    """Refuse what transformers takes without a word: a dtype that would round or destroy the weights of model/, a
+    damaged generation_config.json, which it leaves out with its EOS ids, and EOS ids that are none."""
+    from transformers.utils import cached_file
+
+    base, _ = lora.find_base(model_path(args, option))
+    quiet = {f"_raise_exceptions_for_{x}": False for x in ("gated_repo", "missing_entries", "connection_errors")}
+    for name in ("config.json", "generation_config.json"):
+        path = cached_file(base, name, **quiet)
+        try:
+            values = dict(json.loads(pathlib.Path(path).read_bytes())) if path else {}
+        except (ValueError, TypeError) as error:
+            refuse(args, option, f"{name} is damaged: {in_short(error)}")
+        parts = (values, values.get("text_config") or {})
+        for dtype in (part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None):
+            if not isinstance(dtype, str) or getattr(torch, dtype, None) not in SAVED_DTYPES:
+                kinds = "float32, bfloat16, float16 or float64"
+                refuse(args, option, f"{name} has dtype {json.dumps(dtype)}: model/ is saved in it, take {kinds}")
+        ids = values.get("eos_token_id") if name == "generation_config.json" else None
+        for i in ids if isinstance(ids, list) else [ids]:
+            if i is not None and (type(i) is not int or i < 0):
+                refuse(args, option, f"{name} has eos_token_id {json.dumps(ids)}: {json.dumps(i)} is no token id")
 
 
 def load_tokenizer(args):

@@ -47,7 +47,7 @@ class Run:
         from accelerate.utils import broadcast_object_list
 
         self.accelerator, self.args, self.script = accelerator, args, script
-        self.step, self.first_eval, self.last_eval = 0, None, None
+        self.step, self.first_eval, self.last_eval, self.model_step = 0, None, None, None
         self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
         self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
         self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
@@ -60,6 +60,9 @@ class Run:
         self.folder = pathlib.Path(broadcast_object_list(folder)[0])
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
+        with agreed(accelerator):
+            if accelerator.is_main_process:
+                self.checkpoints.look()
         if args.report_to:
             with agreed(accelerator):
                 self.start_trackers()
@@ -99,6 +102,9 @@ class Run:
     def check_folder(self, folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--output_dir {folder}: is not a folder")
+        for path in (*folder.glob("*"), *folder.glob("checkpoints/*/*")):
+            if path.is_fifo():  # to open it would wait for ever
+                raise InputError(f"--output_dir {folder}: {path} is a pipe (FIFO), not a file of a run: remove it")
         found = [path.name for pattern in self.FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
             raise InputError(
@@ -145,13 +151,14 @@ class Run:
         """With --resume: load the last checkpoint, and cut the files back to its step."""
         from accelerate.utils import broadcast_object_list
 
-        main, path = self.accelerator.is_main_process, [None]
+        main, found = self.accelerator.is_main_process, [None, False]
         with agreed(self.accelerator):
-            if main and self.args.resume:
-                path = [self.checkpoints.last()]
-        path = broadcast_object_list(path)[0]
+            if main and (path := self.checkpoints.last()):
+                found = [path, (self.folder / f"model-step-{int(path.name.removeprefix('step-'))}").exists()]
+        path, has_model = broadcast_object_list(found)
         if path:
             self.checkpoints.load(path)
+            self.model_step = self.step if has_model else None
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
@@ -312,6 +319,11 @@ class Run:
         close(self.accelerator)
         if self.exit_code:
             raise SystemExit(self.exit_code)
+
+    def save_step_model(self, model, policy, tokenizer):
+        """Write model-step-N/ where it is due: after step N, and after a resume from there unless it was there."""
+        if self.step not in (0, self.model_step) and self.due(self.args.save_model_every, at_end=False):
+            self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def save_model(self, model, policy, tokenizer, name):
         """Write the model into the folder `name` of the run, so that `from_pretrained` loads it.

@@ -30,10 +30,10 @@ class Numbers:
         self.values = state["values"]
 
 
-def start(folder, **options):
+def start(folder, script=grpo, **options):
     """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
     accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
-    run = Run(accelerator, grpo.Args(output_dir=folder and str(folder), **options), "grpo")
+    run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     run.keep(numbers=numbers)
     run.restore()
