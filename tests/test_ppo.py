@@ -1,5 +1,6 @@
 """The functions of ppo.py against the worked examples, their definitions, hand-made tables and exact gradients."""
 
+import json
 import math
 import shutil
 
@@ -618,6 +619,18 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
     assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
 
 
+def test_a_critic_gets_a_pad_token_where_its_tokenizer_has_none(tmp_path):
+    """Without one, a batch of two rows ends in a ValueError of transformers."""
+    _, args, tokenizer, policy = embedded("ppo")
+    rewards = save_reward_model(tmp_path, tokenizer)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    assert AutoTokenizer.from_pretrained(tmp_path).pad_token_id is None
+    args.critic_path = str(tmp_path)
+    critic = ppo.load_critic(args, policy)
+    assert torch.equal(critic.head.weight, rewards.score.weight)
+
+
 def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
     # Rotary frequencies stay in float32 where the weights are in bfloat16.
     _, args, _, policy = embedded("ppo", dtype="bfloat16")
@@ -654,7 +667,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
         ("--kl_target 0.1", "kl_target 0.1 steers --kl_coef, which is 0"),
         ("--critic shared --critic_warmup_steps 3", "critic_warmup_steps 3"),
         ("--critic shared --critic_path x", "critic_path x: --critic shared has no backbone of its own"),
-        ("--critic_path /no/such", "--critic_path /no/such: no tokenizer could be loaded"),
+        ("--critic_path /no/such", "--critic_path /no/such: no such folder"),
         ("--objective penalty --dual_clip 3", "dual_clip"),
         ("--reward_model_path x --reward format", "replaces --reward"),
         ("--gae_lambda 1.5", "gae_lambda 1.5"),
