@@ -598,6 +598,9 @@ def test_a_run_with_a_reward_model(tmp_path):
     assert row["value/mean"] != 0
     assert row["reward/mean"] == row["reward_part/reward_model"] == pytest.approx(row["reward/shaped"])
     assert 0 <= row["reward/accuracy"] <= 1 and "eval/pass@1" in row  # gold answers still count for the evaluation
+    alone = "--max_steps 0 --eval_prompts 4 --eval_samples 4".split()  # no training prompts are read
+    ppo.main([*alone, "--reward_model_path", model, "--output_dir", str(tmp_path / "alone")])
+    assert metric_rows(tmp_path / "alone")[0].keys() >= {"eval/pass@1", "eval/reward"}
 
 
 def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_path):
