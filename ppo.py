@@ -567,7 +567,7 @@ def main(argv=None):
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
     if args.reward_model_path:
-        reward_functions = [learned_reward(args, train_prompts, accelerator.device)]
+        reward_functions = [learned_reward(args, train_prompts or eval_prompts, accelerator.device)]
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     critic = load_critic(args, policy)

@@ -189,7 +189,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     train_pairs, eval_pairs, data_summary = load_pairs(args, tokenizer)
     steps = len(train_pairs) * args.num_epochs // args.pairs_per_step
-    if steps == 0:
+    if steps == 0 and args.max_steps != 0:
         sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
         raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
     steps = last_step(args, train_pairs)

@@ -37,7 +37,7 @@ DIFFERS = {
     ("ppo.py", "update"): ("advantages here, the critic, target_kl", 66),
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
-    ("reward_model.py", "main"): ("steps over given pairs, no rollout, no completions to show; another model is saved", 74),
+    ("reward_model.py", "main"): ("steps over given pairs, no rollout, no completions to show; another model is saved", 84),
     ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 118),
     ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }

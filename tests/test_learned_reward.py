@@ -106,7 +106,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     for path, message in [
         (EMBEDDED, "score.weight"),
-        (tmp_path / "no", "no tokenizer could be loaded"),
+        (tmp_path / "no", "no such folder"),
         (tmp_path / "two", "2 outputs"),
     ]:
         args.reward_model_path = str(path)

@@ -182,6 +182,36 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     assert "no tokenizer could be loaded" in refused(policy_of, folder)
 
 
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("./absent", "./absent: no such folder"),
+        ("/absent/model", "/absent/model: no such folder"),
+        ("~/absent", "~/absent: no such folder"),
+        ("runs/x/model", "runs/x/model: no such folder"),
+        ("runs/model/", "runs/model/: no such folder"),
+        ("runs/model", "runs/model: no such folder, and no "),  # there is runs/, and it may be a hub id
+        ("absent/model", "absent/model: no "),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--dry_run"]])
+def test_a_folder_that_is_not_there_is_said_to_be_that(name, says, options, tmp_path, monkeypatch):
+    """In place of what the hub says about a name that is none of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(InputError) as error:
+        grpo.main(["--model_name_or_path", name, *options])
+    text = str(error.value)
+    assert text.startswith(f"--model_name_or_path {says}") and "\n" not in text
+    assert says.endswith("folder") == text.endswith("folder")
+
+
+def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    copy_of_embedded(tmp_path / "model")
+    assert load_tokenizer(grpo.Args(model_name_or_path="~/model")).eos_token_id is not None
+
+
 def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
     names = ["model.vision_tower.conv.weight", "mtp.norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]
 

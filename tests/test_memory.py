@@ -165,6 +165,22 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
         assert max(terms["all"] for terms in other.values()) == pytest.approx(float(value), abs=0.06)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
+    """There AdamW copies one matrix, on a GPU all: of short rows, the table's peak is the optimizer."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, rollout_batch_size=8, eval_prompts=1)
+    options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
+    folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])
+    lines, table = printed(capsys, "grpo", "--model_name_or_path", folder, *options)
+    assert max(table, key=lambda phase: table[phase]["all"]) == "optimizer"
+    on_cpu = dry_run.estimate(grpo.Args(**sizes), Job(gpu=False), memory.meta_sizes(memory.MODELS["0.5B"]))
+    phase, most = dry_run.peak(on_cpu)
+    assert most / 2**30 < table["optimizer"]["all"] - 0.5
+    said = [line for line in lines if "on its CPU" in line]
+    assert said == [f"This machine has no GPU: on its CPU the peak is {most / 2**30:.1f} GiB, in {phase}."] * (not gpu)
+
+
 @pytest.mark.parametrize(
     "environment, job",
     [

@@ -1,5 +1,6 @@
 """The functions of ppo.py against the worked examples, their definitions, hand-made tables and exact gradients."""
 
+import json
 import math
 import shutil
 
@@ -601,6 +602,9 @@ def test_a_run_with_a_reward_model(tmp_path):
     assert row["value/mean"] != 0
     assert row["reward/mean"] == row["reward_part/reward_model"] == pytest.approx(row["reward/shaped"])
     assert 0 <= row["reward/accuracy"] <= 1 and "eval/pass@1" in row  # gold answers still count for the evaluation
+    alone = "--max_steps 0 --eval_prompts 4 --eval_samples 4".split()  # no training prompts are read
+    ppo.main([*alone, "--reward_model_path", model, "--output_dir", str(tmp_path / "alone")])
+    assert metric_rows(tmp_path / "alone")[0].keys() >= {"eval/pass@1", "eval/reward"}
 
 
 def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_path):
@@ -620,6 +624,18 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
                 assert float(values[i, t]) == pytest.approx(float(rewards(text[None]).logits), abs=1e-5)
     assert (values[~batch["completion_mask"]] == 0).all() and float(values.std()) > 0.05
     assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
+
+
+def test_a_critic_gets_a_pad_token_where_its_tokenizer_has_none(tmp_path):
+    """Without one, a batch of two rows ends in a ValueError of transformers."""
+    _, args, tokenizer, policy = embedded("ppo")
+    rewards = save_reward_model(tmp_path, tokenizer)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    assert AutoTokenizer.from_pretrained(tmp_path).pad_token_id is None
+    args.critic_path = str(tmp_path)
+    critic = ppo.load_critic(args, policy)
+    assert torch.equal(critic.head.weight, rewards.score.weight)
 
 
 def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
@@ -658,7 +674,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
         ("--kl_target 0.1", "kl_target 0.1 steers --kl_coef, which is 0"),
         ("--critic shared --critic_warmup_steps 3", "critic_warmup_steps 3"),
         ("--critic shared --critic_path x", "critic_path x: --critic shared has no backbone of its own"),
-        ("--critic_path /no/such", "--critic_path /no/such: no tokenizer could be loaded"),
+        ("--critic_path /no/such", "--critic_path /no/such: no such folder"),
         ("--objective penalty --dual_clip 3", "dual_clip"),
         ("--reward_model_path x --reward format", "replaces --reward"),
         ("--gae_lambda 1.5", "gae_lambda 1.5"),

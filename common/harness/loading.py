@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pathlib
 import re
 
@@ -27,8 +28,19 @@ SAVED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def model_path(args, option="model_name_or_path"):
     """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
-    name = getattr(args, option)
+    name = os.path.expanduser(getattr(args, option))
     return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
+
+
+def refuse_model(args, option, problem, error):
+    """An InputError about a model that could not be loaded: that its folder is not there, or what was raised."""
+    path = pathlib.Path(name := model_path(args, option))
+    if not path.exists():
+        if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
+            refuse(args, option, "no such folder")
+        if "/" in name and path.parent.is_dir():
+            problem = f"no such folder, and {problem}"
+    refuse(args, option, f"{problem}: {in_short(error)}")
 
 
 def read_tokenizer(args, option):
@@ -40,7 +52,7 @@ def read_tokenizer(args, option):
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
-        refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
+        refuse_model(args, option, "no tokenizer could be loaded", error)
 
 
 def check_json(args, option):
@@ -165,7 +177,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
-        refuse(args, option, f"no model: {in_short(error)}")
+        refuse_model(args, option, "no model", error)
     finally:
         logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
@@ -266,8 +278,9 @@ def most_positions(lm):
 def load_classifier(args, option, tokenizer, device, new_head=False):
     """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
 
-    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer that pads with what ends
-    a completion gets a pad token of its own, else the score would be read before the end.
+    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer without a pad
+    token, or with what ends a completion as one, gets a pad token of its own, else the score would be read before the
+    end.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -276,7 +289,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     if outputs != 1:
         refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
     check_vocabulary(args, option, lm, tokenizer)
-    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
         if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
             lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -15,15 +15,14 @@ from common.harness.data import (
     EMBEDDED,
     PROMPT_COLUMNS,
     TEMPLATE_COLUMNS,
+    UNREAD,
     Row,
     Source,
     check_prompt,
     check_unicode,
     encode_text,
     end_token,
-    find_eval_source,
-    find_splits,
-    get_split,
+    find_sources,
     hold_out,
     is_message,
     join_parts,
@@ -59,10 +58,8 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
     for name in ("dataset", "eval_dataset"):
         if getattr(args, name) == "embedded":
             setattr(args, name, str(EMBEDDED_PAIRS))
-    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
-    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
-    eval_source = find_eval_source(args, splits)
-    train, note = read_pairs(source, args, tokenizer)
+    source, eval_source = find_sources(args)
+    train, note = read_pairs(source, args, tokenizer) if source else ([], UNREAD)
     trained = list(dict.fromkeys(key for key, _ in train))
     if eval_source:
         evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
@@ -89,7 +86,7 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
     rows, answers, end = [], [], end_token(tokenizer)
     written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
-    for where, row in read_rows(source):
+    for where, row in read_rows(source, args.prompt_column):
         prompt, chosen, rejected = split_pair(row, args, where)
         rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
         answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]
