@@ -169,6 +169,7 @@ def pretended():
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
+    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: None  # what is drawn there comes from the CPU's
     # AdamW as on CUDA: one operation for all parameters.
     sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)
     torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to(GPU)` puts other tensors in their place
