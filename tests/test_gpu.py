@@ -41,9 +41,7 @@ import memory
 pytestmark = pytest.mark.gpu
 EVERY = [*SCRIPTS, "dpo", "reward_model"]
 PAIRS = "--max_steps 3 --eval_every 0 --dataset".split()
-QUICK = (
-    "--prompts_per_step 8 --group_size 4 --num_minibatches 1 --eval_prompts 8 --eval_samples 4 --eval_every 0".split()
-)
+QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 8 --eval_samples 4 --eval_every 0".split()
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +109,9 @@ def test_a_step_of_every_script(name, tmp_path, capsys):
     sizes = [] if name == "reward_model" else "--eval_prompts 16 --eval_samples 4".split()
     script(name).main(["--max_steps", "1", "--eval_every", "0", *sizes, "--output_dir", str(tmp_path)])
     last = rows_of(tmp_path)[-1]
-    assert f"1 x {choose_device().type}" in capsys.readouterr().out
+    assert f"processes: 1 on {choose_device().type}" in capsys.readouterr().out
     assert last["optim/grad_norm"] > 0 and last.get("rollout/logprob_gap", 0) < 1e-4
-    assert 0 < last["memory/peak_gb"] <= torch.accelerator.max_memory_allocated() / 1e9  # a peak only grows
+    assert 0 < last["memory/peak_gb"] < 1.001e-9 * torch.accelerator.max_memory_allocated()  # a peak only grows
     saved = weights(tmp_path)
     assert {weight.device.type for weight in saved.values()} == {"cpu"}
     if name != "reward_model":  # whose first step moves the head alone
@@ -179,8 +177,9 @@ def test_lora(dtype, tmp_path):
 
 @pytest.mark.parametrize("name", ["grpo", "dcpo", "ppo", "dpo"])
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, repeatable, tmp_path):
-    sizes = "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4" if name == "dpo" else " ".join(QUICK[:6])
-    options = [*sizes.split(), *QUICK[6:], "--save_every", "2", "--output_dir"]
+    sizes = "--prompts_per_step 8 --group_size 4 --num_minibatches 2"
+    sizes = "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4" if name == "dpo" else sizes
+    options = f"{sizes} --eval_prompts 8 --eval_samples 4 --eval_every 2 --save_every 2 --output_dir".split()
     script(name).main([*options, str(tmp_path / "a"), "--max_steps", "4"])
     script(name).main([*options, str(tmp_path / "b"), "--max_steps", "2"])
     script(name).main([*options, str(tmp_path / "b"), "--max_steps", "4", "--resume"])
