@@ -161,7 +161,7 @@ def check_index(function, args):
 
 @contextlib.contextmanager
 def pretended():
-    """The switches, and Accelerate chooses that device."""
+    """The switches, and Accelerate takes that device, unless it is told to take the CPU."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
@@ -176,9 +176,9 @@ def pretended():
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=GPU)` is seen by the mode
     original = Accelerator.__init__
 
-    def on_gpu(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        for state in (PartialState, AcceleratorState):
+    def on_gpu(self, *args, cpu=False, **kwargs):
+        original(self, *args, cpu=cpu, **kwargs)
+        for state in () if cpu else (PartialState, AcceleratorState):
             state._shared_state["device"] = GPU
 
     Accelerator.__init__, Run.save_model = on_gpu, lambda *args: None
