@@ -199,12 +199,6 @@ def test_sharding_without_gpus_is_refused(kind, monkeypatch):
         launch(script("grpo").Args())
 
 
-def test_a_mac_computes_on_its_cpu_and_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-    assert launch(script("grpo").Args()).device.type == "cpu"
-    assert capsys.readouterr().out.startswith("mps is not used: it has no float64")
-
-
 @pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
 def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
     processes, weights, threads, monkeypatch

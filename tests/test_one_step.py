@@ -6,14 +6,11 @@ import re
 import sys
 
 import pytest
-import torch
 
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
 
 import one_step  # noqa: E402
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a CPU")
 
 
 def page():

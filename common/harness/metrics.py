@@ -166,9 +166,10 @@ def sample_rows(prompts, texts, rewards, parts, number):
 
 
 def peak_memory_gb(device):
-    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
+    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU; -inf where that is not known."""
+    if device.type != "cpu":
+        allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+        return allocated(device) / 1e9 if allocated else -math.inf  # which leaves the metric out
     if sys.platform == "win32":
         import psutil  # which Accelerate brings; Windows has no `resource`, and elsewhere psutil knows no peak
 
