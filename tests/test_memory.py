@@ -168,7 +168,7 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
 @pytest.mark.parametrize("gpu", [False, True])
 def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
     """There AdamW copies one matrix, on a GPU all: of short rows, the table's peak is the optimizer."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    monkeypatch.setattr(dry_run, "choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
     sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, rollout_batch_size=8, eval_prompts=1)
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])

@@ -9,6 +9,7 @@ import torch
 
 from common.errors import InputError, world_size
 from common.harness import memory
+from common.harness.distributed import choose_device
 from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
 from common.harness.memory import Job, sizes_of
@@ -184,7 +185,7 @@ def report(args, job, sizes, critic=None, scorer=None):
     yield f"peak: {most / GIB:.1f} GiB, in {phase}"
     for option, value in less_memory(args, job, sizes, critic, scorer, most):
         yield f"  {value / GIB:.1f} GiB with {option}"
-    if not torch.accelerator.is_available():
+    if choose_device().type == "cpu":
         phase, most = peak(estimate(args, job._replace(gpu=False), sizes, critic, scorer))
         yield f"This machine has no GPU: on its CPU the peak is {most / GIB:.1f} GiB, in {phase}."
     yield f"Rows are as long as allowed: {shape.prompt} + {shape.completion} tokens, {shape.rows} of them in a forward."

@@ -73,7 +73,8 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
         eval_note += f", {seen} of prompts also in training"
     summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
     train, evaluation = ([pair for _, pair in rows] for rows in (train, evaluation))
-    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, train[0].prompt, train[0].chosen)])
+    first = (train or evaluation)[0]
+    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, first.prompt, first.chosen)])
 
 
 def holds_pairs(source: Source) -> bool:
