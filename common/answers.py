@@ -68,9 +68,10 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     if "<think>" in text:
         return None
     stop = len(text)  # where the next marker begins
-    for marker in reversed(list(MARKER.finditer(text))[-MAX_EMPTY:]):
+    markers = list(MARKER.finditer(text))[-MAX_EMPTY:]
+    for marker in reversed(markers):
         if marker[0][0] == "\\":
-            return _boxed(text + closing, marker.end(), truncated)
+            return _boxed(text + closing, [box for box in markers if box[0][0] == "\\"], truncated)
         if marker[0][0] == "<":
             close = ANSWER_END.search(text + closing, marker.end())
             return _trim(text[marker.end() : close.start()]) or None if close else None
@@ -85,30 +86,31 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     return None
 
 
-def _boxed(text: str, start: int, truncated: bool) -> str | None:
-    r"""What follows `\boxed` at `start`: a group with its nested braces closed, or one word, as in `\boxed 3`."""
-    word = BOX_START.match(text, start)
-    if not word[1]:
-        return None if truncated and word.end() == len(text) else _trim(word[2]) or None
-    depth = 0
-    for brace in BRACE.finditer(text, word.start(1), word.start(1) + MAX_BOX):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0 and brace[0] == "}":
-            return _trim(text[word.end(1) : brace.start()]) or None
-    return None
+def _boxed(text: str, boxes: list[re.Match], truncated: bool) -> str | None:
+    r"""What stands in the braces of the last box, or of the one around it, or the one word after it: `\boxed 3`."""
+    words = [BOX_START.match(text, box.end()) for box in boxes]
+    if not words[-1][1]:
+        return None if truncated and words[-1].end() == len(text) else _trim(words[-1][2]) or None
+    last, opened, answer = words[-1].start(1), [], ""
+    starts = [word.start(1) for word in words if word[1] and word.start(1) > last - MAX_BOX]
+    for brace in BRACE.finditer(text, starts[0], last + MAX_BOX):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened and (start := opened.pop()) in starts and brace.start() > last:
+            answer = text[start + 1 : brace.start()]
+    return _trim(answer) or None
 
 
 def _trim(answer: str) -> str:
     """`answer` without blanks, Markdown emphasis, a final period, quotes, and what makes it a formula: `$`, `\\(`."""
-    answer = _unquote(answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`"))
-    wrapper = MATH_WRAPPER.fullmatch(answer)
-    return (wrapper[1] or wrapper[2] or wrapper[3] or "").strip() if wrapper else answer
+    answer = answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`")
+    return _inside(MATH_WRAPPER, _inside(QUOTED, answer))
 
 
-def _unquote(answer: str) -> str:
-    """`answer` without the quotes around the whole of it: `5"` and `"a" or "b"` keep theirs."""
-    quoted = QUOTED.fullmatch(answer)
-    return (quoted[2] or quoted[3] or quoted[4] or "").strip() if quoted else answer
+def _inside(wrapper: re.Pattern, answer: str) -> str:
+    """`answer` without what is around the whole of it: `5"` and `"a" or "b"` keep their quotes."""
+    match = wrapper.fullmatch(answer)
+    return match[match.lastindex].strip() if match else answer
 
 
 # --------------------------------------------------------------------------------------------------- equivalence
@@ -127,11 +129,13 @@ DIGIT_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\\,) ?(?=[0-9]{3}(?![0-9]))")
 INVISIBLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[!()\[\]]")
 LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;: ])|~")
 DEGREE = re.compile(r"\^?(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\degree(?![A-Za-z]))")
-ARGUMENT = r"\s*(?:\{((?:[^{}]|\{[^{}]*\})*+)\}|([0-9A-Za-z]|\\[a-z]+))"
-FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])" + ARGUMENT + ARGUMENT)
+GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+)\}"
+ARGUMENT = rf"\s*(?:{GROUP}|([0-9A-Za-z]|\\[a-z]+))"
+FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUMENT}(?=([0-9^!]|\.[0-9])?)")
 ATOM = re.compile(r"[+-]?[0-9.,]+|[A-Za-z]|\\[a-z]+")
-WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*\{([^{}]*)\}")
-EXPONENT = re.compile(r"\^ ?\{ ?([+-]?\w+) ?\}")
+WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*" + GROUP)
+POWER = re.compile(r"\^ ?([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
+INDEX = re.compile(r"_ ?([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
 ROOT = re.compile(r"\\sqrt ?(\w)")
 
 NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -139,21 +143,26 @@ SPACED = r"[1-9][0-9]{0,2}(?:\ [0-9]{3})+(?:\.[0-9]*)?"
 QUANTITY = re.compile(
     rf"""(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
     (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER})\ ?/\ ?(?P<bottom>[+-]?{NUMBER})
-      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^(?P<power>[+-]?[0-9]{{1,3}})
+      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{\ ?(?P<power>[+-]?[0-9]{{1,3}})\ ?\}}
       | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
-    (?P<gap>\ ?)(?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^[23])?)?""",
+    (?P<gap>\ ?)(?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?P<raised>\^\{{[23]\}})?)?""",
     re.VERBOSE,
 )
-CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan"}
-UNITS = CURRENCY | {"pct": "percent", "percentage": "percent"}  # one name for what has several
+UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound gbp:pound ¥:yuan cny:yuan pct:percent percentage:percent
+    m:meter metre:meter mm:millimeter cm:centimeter km:kilometer ft:foot feet:foot in:inch yd:yard g:gram mg:milligram
+    kg:kilogram lb:lb oz:ounce l:liter litre:liter ml:milliliter s:second sec:second min:minute h:hour hr:hour am:am pm:pm
+    mph:mph kmh:kmh"""
+UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-SHORT_UNITS = set("m g s h l mm cm km kg mg ml lb lbs oz ft in yd hr hrs mph kmh min sec am pm".split())
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
-NOT_UNITS = set(
-    "or and not but nor to if is was pi sqrt log exp sin cos tan mod base choose plus minus over squared cubed "
-    "factorial half halves third thirds quarter quarters fourth fourths fifth fifths repeating recurring".split()
-) | set(SCALES)
-NOT_CHINESE_UNITS = re.compile("[或和与及不十百千万亿]")
+NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a value
+    r"""(?xi)\b(?: (?:one|two|twen|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?
+    |hundred|thousand|\w*illion|dozen|lakh|crore|grand|gross|(?:b|m|tr)il) (?:teen|ty|tie)?(?:ths?|s|fold)?\b(?!-)
+    |zero|thirds?|quarter(?:s|ed)?|hal(?:f|ves?|ved|ving)|fold|once|twice|thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)
+    |negative|opposite|inverse|reciprocal|squared|cubed|divided|multiplied|itself|factorial|repeating|recurring|plus|minus
+    |over|under|below|mod|base|choose|or|and|but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|theta|alpha|beta|(?-i:MM?) )\b
+    |[或和与及不十百千万亿萬億半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
+)
 
 OPEN, CLOSE = "([{⦃", ")]}⦄"  # ⦃ ⦄ stand for LaTeX's escaped braces
 ITEMS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,(?!(?<=[0-9],)[0-9]{{3}}(?![0-9]))|;|\\cup|\b(?:or|and)\b|[或和与]")
@@ -167,7 +176,11 @@ STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
     re.VERBOSE,
 )
 UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
-LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # a blank between two digits holds them apart
+LOOSE_SPACE = re.compile(
+    r" (?!(?<=[0-9] )[0-9]|(?<=[A-Za-zÀ-ӿ]{2} )[A-Za-zÀ-ӿ]{2}|(?<=\b[aAI] )[A-Za-z]{3})"
+)  # 1 2, no table
+PRODUCT = r"[+-]?(?:(?:[0-9.]+|\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?![A-Za-z]))(?:\^\{\w+\})?)++"
+BRACKETED = re.compile(rf"(?<![^-+=([{{,])\(({PRODUCT})\)(?=/)|(?<=/)\((\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])")
 
 
 class Parsed(NamedTuple):
@@ -217,17 +230,20 @@ def _clean(answer: str) -> str:
         text = LATEX_SPACE.sub(" ", INVISIBLE.sub("", DIGIT_SEPARATOR.sub("", text)))
         text = DEGREE.sub(" degree ", text)
         text = text.replace(r"\%", "%").replace("{,}", ",").replace(r"\{", "⦃").replace(r"\}", "⦄")
-        text = EXPONENT.sub(r"^\1", ROOT.sub(r"\\sqrt{\1}", text))
-        for _ in range(5):  # nested wrappers open from the inside
-            text = WRAPPER.sub(r" \1 ", FRACTION.sub(_as_quotient, text))
+        text = ROOT.sub(r"\\sqrt{\1}", text)
+        for _ in range(5):  # each may hold another
+            text = FRACTION.sub(_as_quotient, WRAPPER.sub(r" \1 ", text))
     text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^")
-    return _unquote(text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
+    text = INDEX.sub(r"_{\1}", POWER.sub(r"^{\1}", text))
+    return _inside(QUOTED, text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
 
 
 def _as_quotient(fraction: re.Match) -> str:
-    top, bottom = fraction[1] or fraction[2] or "", fraction[3] or fraction[4] or ""
-    top, bottom = (part.strip() if ATOM.fullmatch(part.strip()) else f"({part})" for part in (top, bottom))
-    return f" {top}/{bottom}"
+    """`a/b`, in brackets where what stands before or behind it would take a part of it: the 3 of `\\frac123`."""
+    before, *parts, after = fraction.groups()
+    parts = [part.strip() for part in parts if part is not None]
+    quotient = "/".join(part if ATOM.fullmatch(part) else f"({part})" for part in parts)
+    return f"{before or ''}({quotient})" if before or after else f" {quotient}"
 
 
 def _parse(text: str, depth: int) -> Parsed:
@@ -294,8 +310,9 @@ def _split(text: str, separators: re.Pattern) -> list[str] | None:
 
 
 def _text(text: str) -> Parsed:
-    text = LOOSE_SPACE.sub("", text)
-    return Parsed("text", text.lower() if text.isalpha() else text)
+    text = BRACKETED.sub(r"\1\2", LOOSE_SPACE.sub("", text))
+    text = r"\infty" if text == r"+\infty" else text
+    return Parsed("text", text.lower() if text.replace(" ", "").isalpha() else text)
 
 
 def _quantity(text: str) -> Parsed | None:
@@ -315,21 +332,26 @@ def _quantity(text: str) -> Parsed | None:
         value = Fraction(part["decimal"])
     if (part["sign"] == "-") != (part["second_sign"] == "-"):
         value = -value
-    words = [UNITS.get(word, word) for word in re.split(r"[ /-]", part["unit"].lower()) if word]
-    if words and words[0] in SCALES and part["gap"]:
-        value *= SCALES[words.pop(0)]
-    if words and not _is_unit(words, glued=not part["gap"]):
+    unit = part["unit"].removesuffix(part["raised"])
+    scale = re.split("[ /-]", unit.lower())[0]
+    if part["gap"] and scale in SCALES and not part["raised"]:
+        value, unit = value * SCALES[scale], unit[len(scale) :]
+    names = _unit_names(unit, glued=not part["gap"])
+    if names is None:
         return None
-    words = [CURRENCY[part["currency"]], *words] if part["currency"] else words
-    return Parsed("number", value, unit=" ".join(word.rstrip("s").rstrip("e") for word in words))  # 3 boxes, 1 box
+    names = dict.fromkeys([UNITS[part["currency"]], *names]) if part["currency"] else names  # $5 USD
+    return Parsed("number", value, unit=" ".join(names) + part["raised"])
 
 
-def _is_unit(words: list[str], glued: bool) -> bool:
-    """Whether words after a number name what it counts; in `3x`, `3 or so` and `5 choose 2` they do not."""
-    if NOT_CHINESE_UNITS.search("".join(words)) or not NOT_UNITS.isdisjoint(words):
-        return False
-    first, *others = (word.removesuffix("^2").removesuffix("^3") for word in words)
-    if glued and first.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
-        return first in UNITS.values() or (first in SHORT_UNITS and len(first) > 1)
-    others = [word for word in others if word not in LINKING_WORDS]
-    return all(len(word) > 2 or word in SHORT_UNITS or not word.isascii() for word in (first, *others))
+def _unit_names(unit: str, glued: bool) -> list[str] | None:
+    """What the words after a number say it counts, one name a word; None for `3x`, `3 or so`, `5 fifths`, `5 doubled`."""
+    names = []
+    for word in re.findall("[^ /-]+", unit.lower()):
+        key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
+        known = key in UNITS or len(word) > 2 or not word.isascii() or (names and word in LINKING_WORDS)
+        if glued and not names and word.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
+            known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
+        if not known or NOT_UNITS.search(unit):
+            return None
+        names.append(UNITS.get(key, word).rstrip("s").rstrip("e"))  # 3 boxes, 1 box
+    return names
