@@ -38,8 +38,7 @@ ANSWER_WORD = r"(?i:nswer)\*{0,3} ?(?:is\b|[:\uff1a])"
 MARKER = re.compile(  # each begins with a letter of its own: five times faster than with a group or a lookbehind
     rf"\\boxed(?![A-Za-z])|\\fbox(?![A-Za-z])|<(?i:answer)>|a{ANSWER_WORD}|A{ANSWER_WORD}"
     r"|#(?<!##)#{0,5} {0,3}\*{0,3}(?i:(?:the )?(?:final )?answer)\*{0,3}[ \r]{0,3}\n|####(?<!#####)(?!#)"
-    r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])"
-    r"|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
+    r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
 )
 BEFORE_ANSWER = re.compile(r"(?:[\s*_`:\uff1a]|\$\$|\\\[)*")  # between the marker and its answer
 ANSWER_END = re.compile(r"(?i:</answer>)")
@@ -140,27 +139,28 @@ ROOT = re.compile(r"\\sqrt ?(\w)")
 
 NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 SPACED = r"[1-9][0-9]{0,2}(?:\ [0-9]{3})+(?:\.[0-9]*)?"
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 QUANTITY = re.compile(
-    rf"""(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
+    rf"""(?x)(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
     (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER})\ ?/\ ?(?P<bottom>[+-]?{NUMBER})
       | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{\ ?(?P<power>[+-]?[0-9]{{1,3}})\ ?\}}
       | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
-    (?P<gap>\ ?)(?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?P<raised>\^\{{[23]\}})?)?""",
-    re.VERBOSE,
+    (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
+    (?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^\{{[23]\}})?)?"""
 )
 UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound gbp:pound ¥:yuan cny:yuan pct:percent percentage:percent
-    m:meter metre:meter mm:millimeter cm:centimeter km:kilometer ft:foot feet:foot in:inch yd:yard g:gram mg:milligram
-    kg:kilogram lb:lb oz:ounce l:liter litre:liter ml:milliliter s:second sec:second min:minute h:hour hr:hour am:am pm:pm
-    mph:mph kmh:kmh"""
+    mm:millimeter cm:centimeter m:meter metre:meter km:kilometer in:inch ft:foot feet:foot yd:yard mg:milligram g:gram
+    kg:kilogram lb:lb oz:ounce ml:milliliter l:liter litre:liter s:second sec:second min:minute h:hour hr:hour mph:mph
+    kmh:kmh am:am pm:pm"""
 UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
-SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
 NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a value
-    r"""(?xi)\b(?: (?:one|two|twen|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?
-    |hundred|thousand|\w*illion|dozen|lakh|crore|grand|gross|(?:b|m|tr)il) (?:teen|ty|tie)?(?:ths?|s|fold)?\b(?!-)
-    |zero|thirds?|quarter(?:s|ed)?|hal(?:f|ves?|ved|ving)|fold|once|twice|thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)
-    |negative|opposite|inverse|reciprocal|squared|cubed|divided|multiplied|itself|factorial|repeating|recurring|plus|minus
-    |over|under|below|mod|base|choose|or|and|but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|theta|alpha|beta|(?-i:MM?) )\b
+    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)il|dozen|lakh|crore|myriad|grand|gross)(?:ths?|s|fold)?
+    |(?:one|twen|two|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)
+     (?:teen|ty|tie)?(?:ths?|s|fold)?\b(?!-) |zero|thirds?|hal(?:f|ves?|ved|ving)|quarter(?:s|ed)?|fold|once|twice
+    |thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negative|opposite|inverse|reciprocal|itself|multiplied
+    |divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and|but|not
+    |nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
     |[或和与及不十百千万亿萬億半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
 )
 
@@ -168,19 +168,19 @@ OPEN, CLOSE = "([{⦃", ")]}⦄"  # ⦃ ⦄ stand for LaTeX's escaped braces
 ITEMS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,(?!(?<=[0-9],)[0-9]{{3}}(?![0-9]))|;|\\cup|\b(?:or|and)\b|[或和与]")
 COMMAS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,")
 NAME = re.compile(
-    r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
+    r"(\\?[A-Za-z]+(?:_(?:\{\w+\})?\w*+)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
 )
 STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
-    rf"""(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
-    (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+""",
-    re.VERBOSE,
+    rf"""(?x)(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
+    (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+"""
 )
 UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
-LOOSE_SPACE = re.compile(
-    r" (?!(?<=[0-9] )[0-9]|(?<=[A-Za-zÀ-ӿ]{2} )[A-Za-zÀ-ӿ]{2}|(?<=\b[aAI] )[A-Za-z]{3})"
-)  # 1 2, no table
+# These say nothing: a blank, but not between two digits or two words; the brackets of `(3\pi)/4` and `1/(\sqrt{2})`.
+LOOSE_SPACE = re.compile(r" (?!(?<=[0-9] )[0-9]|(?<=[A-Za-zÀ-ӿ]{2} )[A-Za-zÀ-ӿ]{2}|(?<=\b[aAI] )[A-Za-z]{3})")
 PRODUCT = r"[+-]?(?:(?:[0-9.]+|\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?![A-Za-z]))(?:\^\{\w+\})?)++"
-BRACKETED = re.compile(rf"(?<![^-+=([{{,])\(({PRODUCT})\)(?=/)|(?<=/)\((\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])")
+NEEDLESS = re.compile(
+    rf"(?<![^-+=([{{])\(({PRODUCT})\)(?=/)|(?<=/)\((\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])|^\+(?=\\infty$)"
+)
 
 
 class Parsed(NamedTuple):
@@ -217,15 +217,13 @@ def _parse_answer(answer: str) -> Parsed:
 
 def _clean(answer: str) -> str:
     """One spelling for what has several: unicode signs, LaTeX spacing and wrappers, fractions (`a/b`), blanks."""
-    text = END_OF_TEXT.split(answer, maxsplit=1)[0] if "<" in answer else answer
-    text = text if text.isascii() else text.translate(CHARACTERS)
+    text = END_OF_TEXT.split(answer, maxsplit=1)[0].translate(CHARACTERS)
     if "\\\\" in text and JSON_ESCAPED.fullmatch(text):
         text = text.replace("\\\\", "\\")
-    if "$" in text:
-        text = text.replace(r"\$", "\ue000")
-        if text.count("$") % 2 == 0:  # pairs delimit formulas, a lone one is money
-            text = text.replace("$", "")
-        text = text.replace("\ue000", "$")
+    text = text.replace(r"\$", "\ue000")
+    if text.count("$") % 2 == 0:  # pairs delimit formulas, a lone one is money
+        text = text.replace("$", "")
+    text = text.replace("\ue000", "$")
     if "\\" in text or "{" in text:
         text = LATEX_SPACE.sub(" ", INVISIBLE.sub("", DIGIT_SEPARATOR.sub("", text)))
         text = DEGREE.sub(" degree ", text)
@@ -252,22 +250,23 @@ def _parse(text: str, depth: int) -> Parsed:
     items = _split(text, ITEMS)
     if quantity or not items or depth > 4:
         return quantity or _text(text)
-    if len(items) > 1:
-        return _list(items, depth)
-    side = _last_side(text, depth)
-    if side:
-        return side
-    brackets = text[0] + text[-1]
-    inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
-    if not inner:
-        return _text(text)
-    if len(inner) == 1:  # 1,234 is a number, (1,234) a pair
-        inner = _split(text[1:-1], COMMAS)
-    if brackets in ("()", "{}") and len(inner) == 1:
-        return _parse(inner[0], depth + 1)
+    brackets, inner = "⦃⦄", items
+    if len(items) == 1:
+        side = _last_side(text, depth)
+        if side:
+            return side
+        brackets = text[0] + text[-1]
+        inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
+        if not inner:
+            return _text(text)
+        if len(inner) == 1:  # 1,234 is a number, (1,234) a pair
+            inner = _split(text[1:-1], COMMAS)
+        if brackets in ("()", "{}") and len(inner) == 1:
+            return _parse(inner[0], depth + 1)
+    parsed = tuple(_parse(item, depth + 1) for item in inner)
     if brackets in ("⦃⦄", "{}"):
-        return _list(inner, depth)
-    return Parsed(brackets, tuple(_parse(item, depth + 1) for item in inner))
+        return Parsed("list", tuple(sorted(parsed, key=lambda item: (item.kind, str(item.value)))))
+    return Parsed(brackets, parsed)
 
 
 def _last_side(text: str, depth: int) -> Parsed | None:
@@ -287,22 +286,14 @@ def _last_side(text: str, depth: int) -> Parsed | None:
     return side._replace(name=name[1].replace(" ", "")) if name else side
 
 
-def _list(items: list[str], depth: int) -> Parsed:
-    parsed = [_parse(item, depth + 1) for item in items]
-    return Parsed("list", tuple(sorted(parsed, key=lambda item: (item.kind, str(item.value)))))
-
-
 def _split(text: str, separators: re.Pattern) -> list[str] | None:
     """The pieces between separators outside all brackets, empty ones left out; None if the brackets do not pair."""
     pieces, start, depth = [], 0, 0
     for token in separators.finditer(text):
-        if token[0] in OPEN:
-            depth += 1
-        elif token[0] in CLOSE:
-            depth -= 1
-            if depth < 0:
-                return None
-        elif depth == 0:
+        depth += (token[0] in OPEN) - (token[0] in CLOSE)
+        if depth < 0:
+            return None
+        if depth == 0 and token[0] not in CLOSE:
             pieces.append(text[start : token.start()])
             start = token.end()
     pieces.append(text[start:])
@@ -310,15 +301,14 @@ def _split(text: str, separators: re.Pattern) -> list[str] | None:
 
 
 def _text(text: str) -> Parsed:
-    text = BRACKETED.sub(r"\1\2", LOOSE_SPACE.sub("", text))
-    text = r"\infty" if text == r"+\infty" else text
+    text = NEEDLESS.sub(r"\1\2", LOOSE_SPACE.sub("", text))
     return Parsed("text", text.lower() if text.replace(" ", "").isalpha() else text)
 
 
 def _quantity(text: str) -> Parsed | None:
     """A number with its sign, currency and unit, or None."""
     match = QUANTITY.fullmatch(text)
-    if match is None:
+    if match is None or NOT_UNITS.search(match["unit"] or ""):
         return None
     part = {name: (value or "").replace(",", "") for name, value in match.groupdict().items()}
     part |= {name: part[name].replace(" ", "") for name in ("mantissa", "decimal")}
@@ -332,26 +322,15 @@ def _quantity(text: str) -> Parsed | None:
         value = Fraction(part["decimal"])
     if (part["sign"] == "-") != (part["second_sign"] == "-"):
         value = -value
-    unit = part["unit"].removesuffix(part["raised"])
-    scale = re.split("[ /-]", unit.lower())[0]
-    if part["gap"] and scale in SCALES and not part["raised"]:
-        value, unit = value * SCALES[scale], unit[len(scale) :]
-    names = _unit_names(unit, glued=not part["gap"])
-    if names is None:
-        return None
-    names = dict.fromkeys([UNITS[part["currency"]], *names]) if part["currency"] else names  # $5 USD
-    return Parsed("number", value, unit=" ".join(names) + part["raised"])
-
-
-def _unit_names(unit: str, glued: bool) -> list[str] | None:
-    """What the words after a number say it counts, one name a word; None for `3x`, `3 or so`, `5 fifths`, `5 doubled`."""
-    names = []
-    for word in re.findall("[^ /-]+", unit.lower()):
+    value *= SCALES.get(part["scale"].lower(), 1)
+    names = [UNITS[part["currency"]]] if part["currency"] else []
+    for index, word in enumerate(re.findall("[^ /-]+", part["unit"].lower())):
+        word, _, power = word.partition("^")
         key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
-        known = key in UNITS or len(word) > 2 or not word.isascii() or (names and word in LINKING_WORDS)
-        if glued and not names and word.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
+        known = key in UNITS or len(word) > 2 or not word.isascii() or (index > 0 and word in LINKING_WORDS)
+        if index == 0 and not part["gap"] and word.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
             known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
-        if not known or NOT_UNITS.search(unit):
+        if not known:
             return None
-        names.append(UNITS.get(key, word).rstrip("s").rstrip("e"))  # 3 boxes, 1 box
-    return names
+        names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box
+    return Parsed("number", value, unit=" ".join(dict.fromkeys(names)))  # $5 USD
