@@ -78,8 +78,7 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
         end = (LINE_END if marker[0] == "####" else SENTENCE_END).search(text, start, stop)
         if truncated and end is None and stop == len(text):
             return None
-        answer = _trim(text[start : end.start() if end else stop])
-        if answer:
+        if answer := _trim(text[start : end.start() if end else stop]):
             return answer
         stop = marker.start()
     return None
@@ -116,12 +115,11 @@ def _inside(wrapper: re.Pattern, answer: str) -> str:
 
 CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # fullwidth forms of ASCII
 CHARACTERS |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63"), "-")
-CHARACTERS |= dict.fromkeys(map(ord, "\u2009\u202f"), r"\,")  # thin spaces
 CHARACTERS |= {ord(c): " " + unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 CHARACTERS |= str.maketrans({
-    "\u3000": " ", "\u00a0": " ", "\u2044": "/", "\uffe5": "¥", "\u3001": ",", "\u3002": ".", "²": "^2", "³": "^3",
+    "\u3000": " ", "\u00a0": " ", "\u2044": "/", "\uffe5": "¥", "\u3001": ",", "\u3002": ".", "²": "^{2}", "³": "^{3}",
     "°": r"\degree ", "\u00d7": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "π": r"\pi ",
-    "√": r"\sqrt ", "∞": r"\infty ", "\u222a": r"\cup ",
+    "√": r"\sqrt ", "∞": r"\infty ", "\u222a": r"\cup ", "\u2009": r"\,", "\u202f": r"\,",
 })  # fmt: skip
 JSON_ESCAPED = re.compile(r"[^\\]*(?:\\\\(?:\\\\|(?=[^\\\s]))[^\\]*)+")  # `\\ ` is a line break, not a doubled `\ `
 DIGIT_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\\,) ?(?=[0-9]{3}(?![0-9]))")
@@ -130,8 +128,8 @@ LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;: ])|~")
 DEGREE = re.compile(r"\^?(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\degree(?![A-Za-z]))")
 GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+)\}"
 ARGUMENT = rf"\s*(?:{GROUP}|([0-9A-Za-z]|\\[a-z]+))"
-FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUMENT}(?=([0-9^!]|\.[0-9])?)")
-ATOM = re.compile(r"[+-]?[0-9.,]+|[A-Za-z]|\\[a-z]+")
+FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUMENT}(?=\s*([0-9^!]|\.[0-9])?)")
+ATOM = re.compile(r"[0-9.,]+|[A-Za-z]|\\[a-z]+")
 WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*" + GROUP)
 POWER = re.compile(r"\^ ?([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
 INDEX = re.compile(r"_ ?([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
@@ -142,7 +140,7 @@ SPACED = r"[1-9][0-9]{0,2}(?:\ [0-9]{3})+(?:\.[0-9]*)?"
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 QUANTITY = re.compile(
     rf"""(?x)(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
-    (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER})\ ?/\ ?(?P<bottom>[+-]?{NUMBER})
+    (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER}|\([+-]?{NUMBER}\))\ ?/\ ?(?P<bottom>[+-]?{NUMBER}|\([+-]?{NUMBER}\))
       | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{\ ?(?P<power>[+-]?[0-9]{{1,3}})\ ?\}}
       | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
     (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
@@ -161,7 +159,7 @@ NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths,
     |thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negative|opposite|inverse|reciprocal|itself|multiplied
     |divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and|but|not
     |nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
-    |[或和与及不十百千万亿萬億半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
+    |[或和与及不十百千万亿萬億兆半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
 )
 
 OPEN, CLOSE = "([{⦃", ")]}⦄"  # ⦃ ⦄ stand for LaTeX's escaped braces
@@ -176,10 +174,11 @@ STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
 )
 UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
 # These say nothing: a blank, but not between two digits or two words; the brackets of `(3\pi)/4` and `1/(\sqrt{2})`.
-LOOSE_SPACE = re.compile(r" (?!(?<=[0-9] )[0-9]|(?<=[A-Za-zÀ-ӿ]{2} )[A-Za-zÀ-ӿ]{2}|(?<=\b[aAI] )[A-Za-z]{3})")
+WORD = "[A-Za-zÀ-ӿ]{2}"
+LOOSE_SPACE = re.compile(rf"(\\[A-Za-z]++) | (?!(?<=[0-9] )[0-9]|(?<={WORD} ){WORD}|(?<=\b[aAI] ){WORD}\w)")
 PRODUCT = r"[+-]?(?:(?:[0-9.]+|\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?![A-Za-z]))(?:\^\{\w+\})?)++"
 NEEDLESS = re.compile(
-    rf"(?<![^-+=([{{])\(({PRODUCT})\)(?=/)|(?<=/)\((\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])|^\+(?=\\infty$)"
+    rf"(?<![^-+=([{{])\(({PRODUCT})\)(?=/)|(?<=/)\((-?[0-9.]+|\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])|^\+(?=\\infty$)"
 )
 
 
@@ -231,7 +230,7 @@ def _clean(answer: str) -> str:
         text = ROOT.sub(r"\\sqrt{\1}", text)
         for _ in range(5):  # each may hold another
             text = FRACTION.sub(_as_quotient, WRAPPER.sub(r" \1 ", text))
-    text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^")
+    text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^").replace("( ", "(").replace(" )", ")")
     text = INDEX.sub(r"_{\1}", POWER.sub(r"^{\1}", text))
     return _inside(QUOTED, text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
 
@@ -239,7 +238,7 @@ def _clean(answer: str) -> str:
 def _as_quotient(fraction: re.Match) -> str:
     """`a/b`, in brackets where what stands before or behind it would take a part of it: the 3 of `\\frac123`."""
     before, *parts, after = fraction.groups()
-    parts = [part.strip() for part in parts if part is not None]
+    parts = (part.strip() for part in parts if part is not None)
     quotient = "/".join(part if ATOM.fullmatch(part) else f"({part})" for part in parts)
     return f"{before or ''}({quotient})" if before or after else f" {quotient}"
 
@@ -252,8 +251,7 @@ def _parse(text: str, depth: int) -> Parsed:
         return quantity or _text(text)
     brackets, inner = "⦃⦄", items
     if len(items) == 1:
-        side = _last_side(text, depth)
-        if side:
+        if side := _last_side(text, depth):
             return side
         brackets = text[0] + text[-1]
         inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
@@ -301,7 +299,7 @@ def _split(text: str, separators: re.Pattern) -> list[str] | None:
 
 
 def _text(text: str) -> Parsed:
-    text = NEEDLESS.sub(r"\1\2", LOOSE_SPACE.sub("", text))
+    text = NEEDLESS.sub(r"\1\2", LOOSE_SPACE.sub(r"\1", text))
     return Parsed("text", text.lower() if text.replace(" ", "").isalpha() else text)
 
 
@@ -313,9 +311,10 @@ def _quantity(text: str) -> Parsed | None:
     part = {name: (value or "").replace(",", "") for name, value in match.groupdict().items()}
     part |= {name: part[name].replace(" ", "") for name in ("mantissa", "decimal")}
     if part["bottom"]:
-        if Fraction(part["bottom"]) == 0 or (part["whole"] and not part["top"].isdigit()):
+        top, bottom = (Fraction(part[name].strip("()")) for name in ("top", "bottom"))
+        if bottom == 0 or (part["whole"] and not part["top"].isdigit()):
             return None
-        value = int(part["whole"] or 0) + Fraction(part["top"]) / Fraction(part["bottom"])
+        value = int(part["whole"] or 0) + top / bottom
     elif part["power"]:
         value = Fraction(part["mantissa"] or 1) * Fraction(10) ** int(part["power"])
     else:
@@ -327,10 +326,10 @@ def _quantity(text: str) -> Parsed | None:
     for index, word in enumerate(re.findall("[^ /-]+", part["unit"].lower())):
         word, _, power = word.partition("^")
         key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
-        known = key in UNITS or len(word) > 2 or not word.isascii() or (index > 0 and word in LINKING_WORDS)
-        if index == 0 and not part["gap"] and word.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
+        known = len(word) > 2 or key in UNITS or not word.isascii() or (index > 0 and word in LINKING_WORDS)
+        if index == 0 and not part["gap"] and word < "\u0400":  # 5cm, 5pct and 5$, but 5m may be five times m, as 5θ is
             known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
-        if not known:
+        if not known or not (word.isalpha() or word in UNITS):  # 5 x⁴
             return None
         names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box
     return Parsed("number", value, unit=" ".join(dict.fromkeys(names)))  # $5 USD
