@@ -131,8 +131,8 @@ ARGUMENT = rf"\s*(?:{GROUP}|([0-9A-Za-z]|\\[a-z]+))"
 FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUMENT}(?=\s*([0-9^!]|\.[0-9])?)")
 ATOM = re.compile(r"[0-9.,]+|[A-Za-z]|\\[a-z]+")
 WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*" + GROUP)
-POWER = re.compile(r"\^ ?([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
-INDEX = re.compile(r"_ ?([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
+POWER = re.compile(r"\^([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
+INDEX = re.compile(r"_([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
 ROOT = re.compile(r"\\sqrt ?(\w)")
 
 NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -141,7 +141,7 @@ SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**
 QUANTITY = re.compile(
     rf"""(?x)(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
     (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER}|\([+-]?{NUMBER}\))\ ?/\ ?(?P<bottom>[+-]?{NUMBER}|\([+-]?{NUMBER}\))
-      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{\ ?(?P<power>[+-]?[0-9]{{1,3}})\ ?\}}
+      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{(?P<power>[+-]?[0-9]{{1,3}})\}}
       | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
     (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
     (?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^\{{[23]\}})?)?"""
@@ -230,7 +230,7 @@ def _clean(answer: str) -> str:
         text = ROOT.sub(r"\\sqrt{\1}", text)
         for _ in range(5):  # each may hold another
             text = FRACTION.sub(_as_quotient, WRAPPER.sub(r" \1 ", text))
-    text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^").replace("( ", "(").replace(" )", ")")
+    text = re.sub(r"(?<=[({^_]) | (?=[)}^])", "", " ".join(text.replace("%", " percent ").split()))
     text = INDEX.sub(r"_{\1}", POWER.sub(r"^{\1}", text))
     return _inside(QUOTED, text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
 
@@ -332,4 +332,4 @@ def _quantity(text: str) -> Parsed | None:
         if not known or not (word.isalpha() or word in UNITS):  # 5 x⁴
             return None
         names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box
-    return Parsed("number", value, unit=" ".join(dict.fromkeys(names)))  # $5 USD
+    return Parsed("number", value, unit=" ".join(names))
