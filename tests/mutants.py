@@ -56,7 +56,7 @@ WHOLE_PAIRS = "test_whole_updates.py::test_dpo_with_pairs_of_its_own"
 
 class Mutant(NamedTuple):
     name: str
-    files: str  # scripts without .py, each of which gets the same edit, or `common`: the one file below common/
+    files: str  # paths without .py, each of which gets the same edit, or `common`: the one file below common/
     old: str
     new: str
     tests: tuple[str, ...]
@@ -1537,6 +1537,59 @@ MUTANTS = [
         'self.kl, self.penalty = state["kl"], state["penalty"]',
         'state["kl"], state["penalty"]',
         "test_ppo.py::test_controllers_follow_what_was_logged_and_survive_a_resume"),
+    # --- what passed the suite once: the tests came after the mutants ---
+    mutant("the tokens of a group count those out of the loss", "common",
+        'group_tokens = batch["loss_mask"].view(-1, args.group_size',
+        'group_tokens = batch["completion_mask"].view(-1, args.group_size',
+        "test_batches.py::test_the_totals_count_rows_by_their_reward_and_tokens_by_the_loss_mask"),
+    mutant("a prompt counts only where a token of it is in the loss", "common",
+        "prompts = scored.view(-1, args.group_size).any(dim=1)",
+        "prompts = group_tokens > 0",
+        "test_batches.py::test_the_totals_count_rows_by_their_reward_and_tokens_by_the_loss_mask"),
+    mutant("a row counts only where a token of it is in the loss", "common",
+        'for mask in (batch["loss_mask"], scored, prompts)]',
+        'for mask in (batch["loss_mask"], batch["loss_mask"].any(dim=1), prompts)]',
+        "test_batches.py::test_the_totals_count_rows_by_their_reward_and_tokens_by_the_loss_mask"),
+    mutant("dcpo: a group without any reward advances its visits", "dcpo",
+        "history = torch.where(mean.isnan(), history, ",
+        "history = torch.where(mean.isnan(), history + torch.eye(5)[0], ",
+        "test_dcpo.py::test_a_group_without_any_reward_is_no_visit"),
+    mutant("dcpo: a group without any reward spoils its history", "dcpo",
+        "history = torch.where(mean.isnan(), history, torch.cat([i, mean, variance, low, high], dim=1))",
+        "history = torch.cat([i, mean, variance, low, high], dim=1)",
+        "test_dcpo.py::test_a_group_without_any_reward_is_no_visit"),
+    mutant("dpo: a run that was stopped samples the pairs of another round", "dpo",
+        "if run.step == args.max_steps or run.interrupted:",
+        "if run.step == args.max_steps:",
+        "test_errors.py::test_the_first_signal_finishes_the_step_and_saves[dpo]"),
+    mutant("a signal in the first step after a resume ends at once", "common",
+        "Process.training, Process.signal = self.first_eval is not None, 0",
+        "Process.training, Process.signal = False, 0",
+        "test_checkpoints.py::test_what_is_kept_returns_bit_by_bit"),
+    mutant("claims: all groups, without the punishment", "docs/claims/patches/all_groups",
+        "(rewards + overlong_penalty(lengths, args))",
+        "rewards",
+        "test_patches.py::test_a_step_of_all_groups_has_one_round_and_those_that_agree"),
+    mutant("claims: a line of results has the median of its steps", "docs/claims/run",
+        "statistics.mean(values)",
+        "statistics.median(values)",
+        "test_report.py::test_a_file_of_results_has_the_means_of_five_steps"),
+    mutant("gspo: rows are counted as clamped beyond 10", "gspo",
+        '"clamped": log_s[:, :1].abs() > 20,',
+        '"clamped": log_s[:, :1].abs() > 10,',
+        "test_gspo.py::test_the_mean_is_clamped_and_not_its_tokens"),
+    mutant("weights that a checkpoint lacks are those of a new model", "common",
+        'options = {"strict": False} if self.args.lora_rank else {}',
+        'options = {"strict": False}',
+        "test_checkpoints.py::test_a_checkpoint_that_lacks_weights_is_not_loaded"),
+    mutant("a full disk at a resume takes the rows of the run", "common",
+        'temporary.write_text(text, encoding="utf-8", newline="\\n")',
+        'temporary = path\n        temporary.write_text(text, encoding="utf-8", newline="\\n")',
+        "test_checkpoints.py::test_a_full_disk_while_a_file_is_rewritten_leaves_the_old_one"),
+    mutant("the folder is not looked at again under the lock", "common",
+        "        self.check_folder(folder)  # again:",
+        "        # again:",
+        "test_run.py::test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten"),
 ]
 # fmt: on
 

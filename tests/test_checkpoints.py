@@ -10,9 +10,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
-from common.errors import InputError
-from common.harness.checkpoints import put_in_place
+from common.errors import InputError, Process
+from common.harness.checkpoints import put_in_place, write_text
 from small_run import QUICK, advance, no_room, refusal, start, train
 from tools import ROOT, metric_rows, script
 
@@ -77,6 +78,7 @@ def test_what_is_kept_returns_bit_by_bit(tmp_path):
     again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
+    assert Process.training and Process.step == 1  # a signal in the next step waits for its end
 
 
 # --- Windows ---
@@ -121,6 +123,15 @@ def test_a_damaged_piece_of_a_checkpoint_is_named(name, how, checkpoint):
         content[len(content) // 2] ^= 1
         piece.write_bytes(content)
     assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint}: missing or damaged: {name}"
+
+
+def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
+    # Only with LoRA, where the frozen weights come from elsewhere: else they would be those of a new model.
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights["bias"]
+    replace(checkpoint / "model.safetensors", save(weights))
+    said = refusal(checkpoint.parents[1], resume=True)
+    assert said.startswith(f"{checkpoint} cannot be loaded: ") and '"bias"' in said
 
 
 @pytest.mark.parametrize(
@@ -217,3 +228,17 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
         advance(run, optimizer)
     monkeypatch.undo()
     assert start(tmp_path, resume=True)[0].step == 1
+
+
+def test_a_full_disk_while_a_file_is_rewritten_leaves_the_old_one(tmp_path, monkeypatch):
+    # A resume rewrites args.json and all rows of the run.
+    def half(path, text, **options):
+        with open(path, "w") as file:
+            file.write(text[: len(text) // 2])
+        no_room()
+
+    (tmp_path / "metrics.jsonl").write_text("all rows")
+    monkeypatch.setattr("pathlib.Path.write_text", half)
+    with pytest.raises(InputError, match="metrics.jsonl cannot be written: .*No space left"):
+        write_text(tmp_path / "metrics.jsonl", "new rows")
+    assert (tmp_path / "metrics.jsonl").read_text() == "all rows"

@@ -267,6 +267,14 @@ def test_a_group_that_agrees_learns_from_earlier_visits():
     assert advantages[0] > 0.2
 
 
+def test_a_group_without_any_reward_is_no_visit():
+    # A visit that never was would count in every later mean of this prompt, and NaN for ever.
+    history = tensor([[3, 0.5, 0.2, -1, 1], [0, 0, 0, 0, 0]])
+    advantages, after = dcpo.compute_advantages(tensor([math.nan] * 4 + [1.0, 0, math.nan, 0]), args_of(), history)
+    assert torch.equal(after[0], history[0]) and after[1].tolist() == pytest.approx([1, 1 / 3, 2 / 9, 0, 1])
+    assert advantages[:4].tolist() == [[0.0]] * 4 and advantages[6] == 0 and (advantages[[4, 5, 7]] != 0).all()
+
+
 def test_both_deviations_zero_is_zero_and_one_of_them_is_finite():
     history = tensor([[3, 0.5, 0, 0.5, 0.5], [3, 0.5, 0, 0.5, 0.5]])
     advantages, after = dcpo.compute_advantages(tensor([0.5] * 4 + [1.0] * 4), args_of(), history)

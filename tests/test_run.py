@@ -46,6 +46,19 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
     start(folder, resume=resume)
 
 
+def test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten(tmp_path, monkeypatch):
+    acquire = filelock.FileLock.acquire
+
+    def late(lock):
+        (tmp_path / "args.json").write_text("{}")
+        return acquire(lock)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", late)
+    with pytest.raises(InputError, match="already holds a run"):
+        start(tmp_path)
+    assert (tmp_path / "args.json").read_text() == "{}"
+
+
 def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
     # Not the launcher: it can be killed while its processes train on.
     def is_free():
