@@ -255,6 +255,15 @@ def test_by_reward_only_what_is_dropped_counts_as_dropped(monkeypatch):
     assert metrics["sampling/dropped_right"] == metrics["sampling/dropped_wrong"] == 0
 
 
+def test_by_reward_a_group_without_any_reward_is_dropped(monkeypatch):
+    def every_other_prompt(completions, index, **columns):
+        return [None if i % 2 else float(row) for row, i in enumerate(index)]
+
+    functions = [Reward("own", 1.0, every_other_prompt)]
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, functions=functions, answer=None, filter_by="reward")
+    assert groups_of(ranks) == list(range(0, 16, 2)) and ranks[0][0][4]["sampling/keep_rate"] == 0.5
+
+
 @pytest.mark.parametrize("rollout", ["shared", "stock"])
 def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     # All columns of a batch of real completions, some of them truncated, came padded, with ids of eight bytes.
