@@ -100,7 +100,14 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 @pytest.mark.parametrize("max_steps", [-1, 50])
-def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
+def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, monkeypatch):
+    update_pairs, set_rates = script(name).update_pairs, []
+
+    def spy(accelerator, model, optimizer, *rest):
+        set_rates.append(optimizer.param_groups[0]["lr"])
+        return update_pairs(accelerator, model, optimizer, *rest)
+
+    monkeypatch.setattr(script(name), "update_pairs", spy)
     lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text().splitlines()[:10]
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
@@ -108,7 +115,7 @@ def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
     options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
-    assert rates == pytest.approx([1e-4, 0.5e-4])
+    assert rates == set_rates == pytest.approx([1e-4, 0.5e-4])
 
 
 def test_own_pairs_with_a_schedule_need_max_steps(tmp_path):

@@ -580,7 +580,8 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
     monkeypatch.setattr(dapo, "dynamic_batch", nothing_at_step_2)
     dapo.main([*QUICK, "--max_steps", "5", "--output_dir", str(tmp_path)])
     assert "step 2: " in capsys.readouterr().out
-    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1, 2] and (tmp_path / "model").exists()
+    rows = metric_rows(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2] and "eval/pass@1" in rows[-1] and (tmp_path / "model").exists()
 
 
 def test_two_processes_sample_and_train(tmp_path):
