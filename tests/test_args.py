@@ -84,6 +84,20 @@ def test_a_seed_that_numpy_does_not_take_is_refused(name):
     check_args(script(name).Args(seed=2**32 - 1))
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(InputError, match=f"--learning_rate {value}: must be a finite number"):
+        parse_args(script("grpo").Args, [f"--learning_rate={value}"])
+
+
+@pytest.mark.parametrize("name, option", [("grpo", "prompts_per_step"), ("dpo", "pairs_per_step")])
+def test_sizes_divide_over_the_processes(name, option, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    check_args(script(name).Args(**{option: 33}))
+    with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes"):
+        check_args(script(name).Args(**{option: 32}))
+
+
 def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
     args = script("reward_model").Args(pairs_per_step=8, num_epochs=2, lr_scheduler="linear", learning_rate=1.0)
     pairs = [None] * 20

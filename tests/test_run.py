@@ -277,6 +277,14 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
 # --- the end of a step ---
 
 
+def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys):
+    run, *_ = start(tmp_path)
+    for value in (0.25, 0.5, 0.75):
+        run.log_evaluation({"eval/pass@1": value})
+    run.finish(None, None, None)
+    assert "eval/pass@1 before 0.250, after 0.750" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_an_evaluation_is_due_at_the_end():
     run = types.SimpleNamespace(args=types.SimpleNamespace(max_steps=5), step=0)
     due = {every: [] for every in (0, 2)}
