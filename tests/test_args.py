@@ -178,6 +178,20 @@ def test_a_seed_that_numpy_does_not_take_is_refused(name):
     check_args(script(name).Args(seed=2**32 - 1))
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(InputError, match=f"--learning_rate {value}: must be a finite number"):
+        parse_args(script("grpo").Args, [f"--learning_rate={value}"])
+
+
+@pytest.mark.parametrize("name, option", [("grpo", "prompts_per_step"), ("dpo", "pairs_per_step")])
+def test_sizes_divide_over_the_processes(name, option, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    check_args(script(name).Args(**{option: 33}))
+    with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes"):
+        check_args(script(name).Args(**{option: 32}))
+
+
 def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
     args = script("reward_model").Args(pairs_per_step=8, num_epochs=2, lr_scheduler="linear", learning_rate=1.0)
     pairs = [None] * 20
@@ -194,7 +208,14 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 @pytest.mark.parametrize("max_steps", [-1, 50])
-def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
+def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, monkeypatch):
+    update_pairs, set_rates = script(name).update_pairs, []
+
+    def spy(accelerator, model, optimizer, *rest):
+        set_rates.append(optimizer.param_groups[0]["lr"])
+        return update_pairs(accelerator, model, optimizer, *rest)
+
+    monkeypatch.setattr(script(name), "update_pairs", spy)
     lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text().splitlines()[:10]
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
@@ -202,7 +223,7 @@ def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
     options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
-    assert rates == pytest.approx([1e-4, 0.5e-4])
+    assert rates == set_rates == pytest.approx([1e-4, 0.5e-4])
 
 
 def test_own_pairs_with_a_schedule_need_max_steps(tmp_path):

@@ -139,6 +139,7 @@ def test_the_first_signal_finishes_the_step_and_saves(name, tmp_path, monkeypatc
     assert "SIGINT: stops after this step; a second one ends at once\n" in err and "Traceback" not in err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]  # --save_every is 0
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2
+    assert not (tmp_path / "pairs-round-2.jsonl").exists()  # dpo.py samples no further round
 
 
 @pytest.mark.parametrize("name", ["grpo", "dpo"])

@@ -164,6 +164,7 @@ def test_the_mean_is_clamped_and_not_its_tokens(level):
     losses.sum().backward()
     assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
+    assert stats["clamped"][:, 0].tolist() == [False, True, True]
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
 

@@ -20,9 +20,17 @@ from transformers import (
 )
 
 import grpo
+import ppo
 from common.errors import InputError
 from common.harness.data import EMBEDDED, end_token
-from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer, save_pretrained
+from common.harness.loading import (
+    check_vocabulary,
+    find_stop_tokens,
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    save_pretrained,
+)
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,
@@ -291,16 +299,21 @@ def test_a_placeholder_for_images_needs_no_embedding():
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
 
 
+def critic_of(folder):
+    return load_scorer(ppo.Args(critic_path=str(folder)), "critic_path", "cpu")
+
+
 @pytest.mark.parametrize(
     "load, sizes",
     [
         (policy_of, "--max_prompt_tokens 512 + --max_new_tokens 64"),
+        (critic_of, "--max_prompt_tokens 512 + --max_new_tokens 64"),
         (reward_model_of, "--max_length 1024"),
         (learned, "a prompt of 4 + --max_new_tokens 64"),
     ],
 )
 def test_rows_longer_than_a_table_of_positions_are_refused(load, sizes, tmp_path):
-    auto_class = AutoModelForSequenceClassification if load is learned else AutoModelForCausalLM
+    auto_class = AutoModelForSequenceClassification if load in (learned, critic_of) else AutoModelForCausalLM
     folder = small_model(
         tmp_path / "model", auto_class, "gpt2", n_embd=16, n_positions=60, pad_token_id=0, num_labels=1
     )

@@ -109,12 +109,12 @@ def test_the_interval_is_that_of_the_mean():
 
 def test_a_file_of_results_has_the_means_of_five_steps():
     rows = [{"step": 0, "eval/pass@1": 0.5}]
-    rows += [{"step": i, "completion/length": float(i), "time/rollout_s": 1.0} for i in range(1, 8)]
+    rows += [{"step": i, "completion/length": float(i * i), "time/rollout_s": 1.0} for i in range(1, 8)]
     rows[7] |= {"eval/pass@1": 0.75, "sampling/rounds": 3.0}
     assert condense(rows) == [
         {"step": 0, "completions": 0, "eval/pass@1": 0.5},
-        {"step": 5, "completions": 1280, "completion/length": 3.0},
-        {"step": 7, "completions": 2304, "completion/length": 6.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
+        {"step": 5, "completions": 1280, "completion/length": 11.0},
+        {"step": 7, "completions": 2304, "completion/length": 42.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
     ]
 
 

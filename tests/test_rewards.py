@@ -273,7 +273,14 @@ def test_a_reward_for_messages_says_why_it_got_text(user_file, conversational):
 
 @pytest.mark.parametrize(
     ("value", "weight", "fits"),
-    [("1e15", 1.0, True), ("-1e15", 0.5, True), ("1e200", 1.0, False), ("-1.1e15", 1.0, False), ("1e9", 1e7, False)],
+    [
+        ("1e15", 1.0, True),
+        ("-1e15", 0.5, True),
+        ("1e200", 1.0, False),
+        ("-1.1e15", 1.0, False),
+        ("1e9", 1e7, False),
+        ("1.1e15", 0.5, False),
+    ],
 )
 def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
     """1e200 ended as a loss that is not finite, with no word on where it came from."""

@@ -47,6 +47,19 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
     start(folder, resume=resume)
 
 
+def test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten(tmp_path, monkeypatch):
+    acquire = filelock.FileLock.acquire
+
+    def late(lock):
+        (tmp_path / "args.json").write_text("{}")
+        return acquire(lock)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", late)
+    with pytest.raises(InputError, match="already holds a run"):
+        start(tmp_path)
+    assert (tmp_path / "args.json").read_text() == "{}"
+
+
 def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
     # Not the launcher: it can be killed while its processes train on.
     def is_free():
@@ -376,6 +389,14 @@ def test_dcpo_without_anything_to_learn_is_called_dead(tmp_path, capsys):
 
 
 # --- the end of a step ---
+
+
+def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys):
+    run, *_ = start(tmp_path)
+    for value in (0.25, 0.5, 0.75):
+        run.log_evaluation({"eval/pass@1": value})
+    run.finish(None, None, None)
+    assert "eval/pass@1 before 0.250, after 0.750" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_an_evaluation_is_due_at_the_end():

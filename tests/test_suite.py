@@ -354,7 +354,8 @@ def test_the_rate_of_each_step_reaches_the_optimizer(name, tmp_path, monkeypatch
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
-    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
+    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 3)
+    assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000003", "step-00000004"}
     run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
     (tmp_path / "b" / "model-step-2").rename(tmp_path / "b" / "first")  # as if it had been killed before it wrote that
     run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
