@@ -170,7 +170,7 @@ def memory(peak=False):
     if torch.accelerator.is_available():
         return torch.accelerator.max_memory_allocated() if peak else torch.accelerator.memory_allocated()
     try:
-        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+        lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise SystemExit("the memory of a process on CPU is read from /proc, which only Linux has") from None
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:" if peak else "VmRSS:"))
@@ -196,7 +196,7 @@ class Turns:
         if torch.accelerator.is_available():
             torch.accelerator.reset_peak_memory_stats()
         else:
-            pathlib.Path("/proc/self/clear_refs").write_text("5")  # the same
+            pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the same
         self.base = memory()
         self.pipe.send("ready")
 
@@ -526,7 +526,9 @@ def main():
         everything[name] = {"workload": dataclasses.asdict(workload), "threads": options.threads, **results}
         print(table(name, workload, results, options) + "\n", flush=True)
         if options.output:
-            pathlib.Path(options.output).write_text(json.dumps(everything, indent=2) + "\n")
+            pathlib.Path(options.output).write_text(
+                json.dumps(everything, indent=2) + "\n", encoding="utf-8", newline="\n"
+            )
 
 
 if __name__ == "__main__":

@@ -429,7 +429,7 @@ def build(sources, papers=PAPERS, sentences=SENTENCES):
 def main(arguments):
     page, found = build(same_text.load())
     if arguments == ["--write"] and not found:
-        PAGE.write_text(page, encoding="utf-8")
+        PAGE.write_text(page, encoding="utf-8", newline="\n")
     elif arguments not in ([], ["--write"]):
         raise SystemExit(__doc__)
     if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:

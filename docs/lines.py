@@ -92,7 +92,7 @@ def main(arguments):
         text = page.read_text(encoding="utf-8")
         fresh, unknown = refresh(page, text)
         if arguments and fresh != text:
-            page.write_text(fresh, encoding="utf-8")
+            page.write_text(fresh, encoding="utf-8", newline="\n")
             print(f"written: {page.relative_to(ROOT)}")
         elif fresh != text:
             found.append(f"{page.name}: line numbers have changed: python docs/lines.py --write")

@@ -201,7 +201,7 @@ def measure():
             )
             if abs(ratio - 1) > 0.15:
                 off.append(f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured")
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8", newline="\n")
     return off
 
 
@@ -266,7 +266,7 @@ def main(arguments):
     text = PAGE.read_text(encoding="utf-8")
     fresh = written(text)
     if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
+        PAGE.write_text(fresh, encoding="utf-8", newline="\n")
     elif fresh != text:
         print("docs/memory.md is not what the formula gives: python docs/memory.py --write")
         return 1

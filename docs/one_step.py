@@ -479,7 +479,7 @@ def main(arguments):
     os.environ["ACCELERATE_USE_CPU"] = "true"  # the page is that of a CPU
     fresh = written(Step())
     if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
+        PAGE.write_text(fresh, encoding="utf-8", newline="\n")
     elif found := differences(PAGE.read_text(encoding="utf-8"), fresh):
         print("docs/one_step.md is not what the step gives: python docs/one_step.py --write", *found, sep="\n")
         return 1

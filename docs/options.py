@@ -118,7 +118,7 @@ def main(arguments):
         raise SystemExit(__doc__)
     fresh = written()
     if arguments:
-        PAGE.write_text(fresh, encoding="utf-8")
+        PAGE.write_text(fresh, encoding="utf-8", newline="\n")
     elif fresh != PAGE.read_text(encoding="utf-8"):
         print("docs/options.md is not what the classes say: python docs/options.py --write")
         return 1

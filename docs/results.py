@@ -79,11 +79,13 @@ def run_seed(page, seed, cores):
             pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
             command = [*pin, sys.executable, *command.split()]
             ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-            rows = [json.loads(line) for line in (ROOT / folder / "metrics.jsonl").read_text().splitlines()]
+            rows = [
+                json.loads(line) for line in (ROOT / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            ]
             rows[-1]["time/total_s"] = float(re.findall(r" steps, ([0-9.]+) s, in ", ended)[-1])
             kept = [{key: row[key] for key in row if key.startswith(KEPT)} for row in rows]
             lines = "".join(json.dumps(row) + "\n" for row in kept)
-            (RESULTS / f"{name}-seed{seed}.jsonl").write_text(lines, encoding="utf-8")
+            (RESULTS / f"{name}-seed{seed}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
     cores.put(core)
 
 
@@ -91,7 +93,8 @@ def load(name):
     """{seed: rows} of the files of this name."""
     files = sorted(RESULTS.glob(f"{name}-seed*.jsonl"))
     return {
-        int(file.stem.split("-seed")[1]): [json.loads(line) for line in file.read_text().splitlines()] for file in files
+        int(file.stem.split("-seed")[1]): [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for file in files
     }
 
 

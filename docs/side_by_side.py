@@ -357,5 +357,5 @@ def stored():
 if __name__ == "__main__":
     if sys.argv[1:]:
         raise SystemExit(__doc__)
-    PAGE.write_text(build(collect()), encoding="utf-8")
+    PAGE.write_text(build(collect()), encoding="utf-8", newline="\n")
     print(f"written: {PAGE.relative_to(ROOT)}, {PAGE.stat().st_size / 1e6:.2f} MB")

@@ -88,8 +88,8 @@ def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):
-        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text().splitlines()[:rows]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return ["--dataset", str(folder)]
 
 

@@ -2180,9 +2180,9 @@ class Task:
 
     def start(self, tree):
         self.tree, self.started = tree, time.perf_counter()
-        self.originals = {path: (tree / path).read_text() for path in self.texts}
+        self.originals = {path: (tree / path).read_text(encoding="utf-8") for path in self.texts}
         for path, text in self.texts.items():
-            (tree / path).write_text(text)
+            (tree / path).write_text(text, encoding="utf-8")
         self.result, sender = FORK.Pipe(duplex=False)
         self.process = FORK.Process(target=run_tests, args=(tree, self.tests, self.options, sender))
         self.process.start()
@@ -2199,7 +2199,7 @@ class Task:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         for path, text in self.originals.items():
-            (self.tree / path).write_text(text)
+            (self.tree / path).write_text(text, encoding="utf-8")
         return code, failures, seconds
 
 

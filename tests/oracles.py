@@ -468,4 +468,4 @@ def examples():
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(examples(), indent=1))
+    FILE.write_text(json.dumps(examples(), indent=1), encoding="utf-8", newline="\n")

@@ -37,7 +37,10 @@ DIFFERS = {
     ("ppo.py", "update"): ("advantages here, the critic, target_kl", 66),
     ("ppo.py", "main"): ("its name, checks, the critic and the controllers", 44),
     ("dcpo.py", "main"): ("its name, checks of its options, and the history", 22),
-    ("reward_model.py", "main"): ("steps over given pairs, no rollout, no completions to show; another model is saved", 84),
+    ("reward_model.py", "main"): (
+        "steps over given pairs, no rollout, no completions to show; another model is saved",
+        84,
+    ),
     ("dpo.py", "main"): ("rounds of pairs in place of rollouts", 118),
     ("dpo.py", "pair_losses"): ("log-probs against the reference in place of scores", 18),
 }
@@ -144,7 +147,9 @@ def problems(sources, differs=DIFFERS, budgets=BUDGETS):
             f"{two}: {n} is imported otherwise than in {one}" for n in names if names[n] != others.get(n, names[n])
         ]
     options = arguments(sources["grpo.py"])[1]
-    inherited = re.findall(r"^    (\w+): .*? = option\(", (ROOT / "common/harness/args.py").read_text(), re.MULTILINE)
+    inherited = re.findall(
+        r"^    (\w+): .*? = option\(", (ROOT / "common/harness/args.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for script, source in sources.items():
         own = arguments(source)[1]
         kept = {name: kind for name, kind in own.items() if name in options}
@@ -174,7 +179,7 @@ def main(arguments):
     if arguments[:1] == ["--fix"] and arguments[1:] and arguments[1] in sources:
         for script, source in fix(arguments[1], sources).items():
             if source != sources[script]:
-                (ROOT / script).write_text(source, encoding="utf-8")
+                (ROOT / script).write_text(source, encoding="utf-8", newline="\n")
                 print(f"rewritten: {script}")
         sources = load()
     elif arguments:

@@ -17,7 +17,7 @@ from tools import ROOT, SCRIPTS, metric_rows, script
 
 
 def from_file(tmp_path, text):
-    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     return parse_args(script("grpo").Args, ["--config", str(tmp_path / "run.yaml")])
 
 
@@ -216,9 +216,9 @@ def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, m
         return update_pairs(accelerator, model, optimizer, *rest)
 
     monkeypatch.setattr(script(name), "update_pairs", spy)
-    lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text().splitlines()[:10]
+    lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:10]
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     options = "--pairs_per_step 4 --num_epochs 1 --lr_scheduler linear --learning_rate 1e-4 --eval_every 0".split()
     options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])

@@ -36,9 +36,9 @@ def replace(path, content):
     path.write_bytes(content)
     meta_path = path.parent / "meta.json"
     if path != meta_path:
-        meta = json.loads(meta_path.read_text())
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
         meta["files"][path.name] = hashlib.sha256(content).hexdigest()
-        meta_path.write_text(json.dumps(meta))
+        meta_path.write_text(json.dumps(meta), encoding="utf-8")
 
 
 PICKLES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json", "meta.json"]
@@ -58,9 +58,9 @@ def test_no_file_of_a_checkpoint_runs_code(name, how, checkpoint):
         torch.load(poison, weights_only=False)
         ran.rmdir()  # it works where it is let
     if name == "pytorch_model.bin":
-        meta = json.loads((checkpoint / "meta.json").read_text())
+        meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
         del meta["files"]["model.safetensors"]
-        (checkpoint / "meta.json").write_text(json.dumps(meta))
+        (checkpoint / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         (checkpoint / "model.safetensors").unlink()
     replace(checkpoint / name, poison.read_bytes())
     said = refusal(checkpoint.parents[1], resume=True)
@@ -89,9 +89,9 @@ def test_the_files_that_reach_the_disk_are_open_for_writing(tmp_path, monkeypatc
     fcntl, modes = pytest.importorskip("fcntl"), []
     monkeypatch.setattr(os, "fsync", lambda handle: modes.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE))
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "file").write_text("text")
+    (tmp_path / "a" / "file").write_text("text", encoding="utf-8")
     put_in_place(tmp_path / "a", tmp_path / "b")
-    assert modes == [os.O_RDWR] and (tmp_path / "b" / "file").read_text() == "text"
+    assert modes == [os.O_RDWR] and (tmp_path / "b" / "file").read_text(encoding="utf-8") == "text"
 
 
 def test_rows_end_with_one_newline_where_lines_end_with_two_characters(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_a_damaged_meta_file_is_one_line(content, checkpoint):
     if content is None:
         (checkpoint / "meta.json").unlink()
     else:
-        (checkpoint / "meta.json").write_text(content)
+        (checkpoint / "meta.json").write_text(content, encoding="utf-8")
     assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint}: missing or damaged: meta.json"
 
 
@@ -159,15 +159,15 @@ def test_a_bad_row_is_named(name, bad, checkpoint):
 
 def test_a_last_line_that_is_cut_is_not_damage(checkpoint):
     folder = checkpoint.parents[1]
-    whole = (folder / "metrics.jsonl").read_text()
-    (folder / "metrics.jsonl").write_text(whole + '{"step": 2, "rew')  # killed while writing
+    whole = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(whole + '{"step": 2, "rew', encoding="utf-8")  # killed while writing
     start(folder, resume=True)
-    assert (folder / "metrics.jsonl").read_text() == whole
+    assert (folder / "metrics.jsonl").read_text(encoding="utf-8") == whole
 
 
 def test_what_was_logged_after_the_checkpoint_is_cut(tmp_path):
     train(tmp_path, "--max_steps", 2, "--save_every", 2)
-    with open(tmp_path / "metrics.jsonl", "a") as file:
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 3, "reward/mean": 9}) + '\n{"step": 4, "rew')  # killed while writing
     train(tmp_path, "--max_steps", 3, "--save_every", 2, "--resume")
     rows = metric_rows(tmp_path)
@@ -180,7 +180,7 @@ def test_samples_of_later_steps_are_cut_as_the_rows_are(tmp_path):
     advance(run, optimizer, save=False)
     start(tmp_path, resume=True)
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [1]
+        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()] == [1]
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -206,8 +206,8 @@ def test_a_step_is_saved_once(tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_and_other_threads_are_said(name, value, says, checkpoint, capsys):
-    meta = json.loads((checkpoint / "meta.json").read_text())
-    (checkpoint / "meta.json").write_text(json.dumps(meta | {name: value}))
+    meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+    (checkpoint / "meta.json").write_text(json.dumps(meta | {name: value}), encoding="utf-8")
     if says:
         assert says in refusal(checkpoint.parents[1], resume=True)
     else:
@@ -234,13 +234,13 @@ def test_resume_with_other_options_names_them(tmp_path):
 @pytest.mark.parametrize("name", ["grpo", "dpo", "reward_model"])
 def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
     source = ROOT / "common" / "tiny" / ("" if name == "grpo" else "pairs")
-    rows = (source / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(rows[:8]))
-    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]))
+    rows = (source / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:8]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]), encoding="utf-8")
     options = QUICK if name == "grpo" else ["--pairs_per_step", "4"]
     options = [*options, "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--save_every", "1"]
     script(name).main([*options, "--max_steps", "1"])
-    (tmp_path / "train.jsonl").write_text("".join(rows[12:20]))
+    (tmp_path / "train.jsonl").write_text("".join(rows[12:20]), encoding="utf-8")
     with pytest.raises(InputError, match=r"other data, with as many rows \(8\)"):
         script(name).main([*options, "--max_steps", "2", "--resume"])
 
@@ -261,7 +261,7 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
     for name in others[:-1]:
         shutil.copytree(folder / "step-00000001", folder / name)
     (folder / others[-1]).mkdir()  # without meta.json
-    (folder / "step-00000008").write_text("a file")
+    (folder / "step-00000008").write_text("a file", encoding="utf-8")
     advance(run, optimizer)
     advance(run, optimizer)
     assert {path.name for path in folder.iterdir()} == {*others, "step-00000008", "step-00000003"}
@@ -288,7 +288,7 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
     monkeypatch.undo()
     run, optimizer, _ = start(tmp_path, resume=True)
     assert run.step == 1
-    (tmp_path / "checkpoints" / "tmp" / "half").write_text("of a file")
+    (tmp_path / "checkpoints" / "tmp" / "half").write_text("of a file", encoding="utf-8")
     advance(run, optimizer)
     assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
 
@@ -296,12 +296,12 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
 def test_a_full_disk_while_a_file_is_rewritten_leaves_the_old_one(tmp_path, monkeypatch):
     # A resume rewrites args.json and all rows of the run.
     def half(path, text, **options):
-        with open(path, "w") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(text[: len(text) // 2])
         no_room()
 
-    (tmp_path / "metrics.jsonl").write_text("all rows")
+    (tmp_path / "metrics.jsonl").write_text("all rows", encoding="utf-8")
     monkeypatch.setattr("pathlib.Path.write_text", half)
     with pytest.raises(InputError, match="metrics.jsonl cannot be written: .*No space left"):
         write_text(tmp_path / "metrics.jsonl", "new rows")
-    assert (tmp_path / "metrics.jsonl").read_text() == "all rows"
+    assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == "all rows"

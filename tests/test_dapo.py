@@ -630,13 +630,15 @@ def test_bad_input(arguments, message, tmp_path, monkeypatch):
 
 def test_answers_are_needed_whatever_the_reward(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}+1?"}}\n' for i in range(30)))
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}+1?"}}\n' for i in range(30)), encoding="utf-8")
     with pytest.raises(InputError, match=r"--filter_by accuracy: train\.jsonl has prompts without an answer"):
         dapo.main("--reward format --dataset train.jsonl".split())
 
 
 def test_by_reward_no_answers_are_needed(tmp_path, capsys):
-    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}+1+{i}?"}}\n' for i in range(1, 41)))
+    (tmp_path / "train.jsonl").write_text(
+        "".join(f'{{"prompt": "{i}+1+{i}?"}}\n' for i in range(1, 41)), encoding="utf-8"
+    )
     options = f"--dataset {tmp_path}/train.jsonl --filter_by reward --reward format --max_new_tokens 24".split()
     dapo.main([*QUICK, *options, "--max_steps", "1", "--output_dir", str(tmp_path / "run")])
     row = metric_rows(tmp_path / "run")[1]

@@ -118,7 +118,9 @@ def test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers(tmp_path, 
     lines = ['"answer": 0.1234567890123456789, "level": 2', '"answer": 2.50, "level": 0.5']
     lines += ['"reward_model": {"ground_truth": 1e5}', '"answer": 12345678901234567, "level": NaN']
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"prompt": "p{i}", {line}}}\n' for i, line in enumerate(lines[:2] + lines[3:])))
+    path.write_text(
+        "".join(f'{{"prompt": "p{i}", {line}}}\n' for i, line in enumerate(lines[:2] + lines[3:])), encoding="utf-8"
+    )
     loaded, _, _ = load(path, eval_dataset=str(path))
     assert [p.answer for p in loaded] == ["0.1234567890123456789", "2.50", "12345678901234567"]
     levels, answers = [p.columns["level"] for p in loaded], [p.columns["answer"] for p in loaded]
@@ -126,7 +128,7 @@ def test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers(tmp_path, 
     assert answers == [0.1234567890123456789, 2.5, 12345678901234567] and isinstance(answers[0], float)
     assert json.dumps(answers[:2]) == "[0.12345678901234568, 2.5]"  # a digest of the rows is as it was
     assert all(answers_match(p.answer, str(x)) for p, x in zip(loaded[1:], answers[1:], strict=True))
-    path.write_text(f'{{"prompt": "p", {lines[2]}}}\n')
+    path.write_text(f'{{"prompt": "p", {lines[2]}}}\n', encoding="utf-8")
     assert load(path, eval_dataset=str(path))[0][0].answer == "1e5" and answers_match("1e5", "100,000")
 
 
@@ -134,18 +136,18 @@ def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, 
     """pandas would make floats of all these golds, and nothing of `None`."""
     golds = ["12345678901234567", "0.5", "007", "None", "1e400", "3"]
     rows = "".join(f"{i},{gold},{i},{gold}\n" for i, gold in enumerate(golds))
-    (tmp_path / "rows.csv").write_text(f"prompt,answer,level,target\n{rows}")
+    (tmp_path / "rows.csv").write_text(f"prompt,answer,level,target\n{rows}", encoding="utf-8")
     loaded = load(tmp_path / "rows.csv", needs_answers=True, eval_dataset=str(tmp_path / "rows.csv"))[0]
     assert [p.prompt for p in loaded] == list("012345") and [p.answer for p in loaded] == golds
     assert [p.columns["answer"] for p in loaded] == golds and [p.columns["level"] for p in loaded] == list(range(6))
-    (tmp_path / "pairs.csv").write_text("text,chosen,rejected\n7,007,None\n")
+    (tmp_path / "pairs.csv").write_text("text,chosen,rejected\n7,007,None\n", encoding="utf-8")
     named = dict(prompt_column="text", eval_dataset=str(tmp_path / "pairs.csv"))
     (pair,), _, _ = load_pairs(make_args(tmp_path / "pairs.csv", **named), PLAIN)
     texts = ["".join(PLAIN.convert_ids_to_tokens(ids)) for ids in pair[:3]]
     assert texts == ["7", "007</s>", "None</s>"]
     named = dict(answer_column="target", eval_dataset=str(tmp_path / "rows.csv"))
     assert [p.answer for p in load(tmp_path / "rows.csv", **named)[0]] == golds
-    (tmp_path / "rows.csv").write_text("prompt,answer\n1,2\n3,\n")
+    (tmp_path / "rows.csv").write_text("prompt,answer\n1,2\n3,\n", encoding="utf-8")
     assert "row 2: no answer (text or number) in 'answer'" in error_of(tmp_path / "rows.csv", needs_answers=True)
 
 
@@ -153,7 +155,7 @@ def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, 
 def test_a_gold_that_is_not_finite_is_refused(tmp_path, number):
     path = tmp_path / "rows.jsonl"
     for gold in (number, f"[{number}]", f'{{"ground_truth": {number}}}'):
-        path.write_text(f'{{"prompt": "a", "answer": 1}}\n{{"prompt": "b", "answer": {gold}}}\n')
+        path.write_text(f'{{"prompt": "a", "answer": 1}}\n{{"prompt": "b", "answer": {gold}}}\n', encoding="utf-8")
         message = error_of(path)
         assert message.startswith(f"{path}, line 2: the answer ") and "not a finite number: write it as text" in message
 
@@ -171,7 +173,7 @@ def test_golds_of_parquet_keep_the_type_that_they_have(tmp_path, datasets):
 def test_json_array_and_json_lines_with_either_suffix(tmp_path):
     rows = numbered(4)
     array = tmp_path / "array.json"
-    array.write_text("\n " + json.dumps(rows, indent=1))
+    array.write_text("\n " + json.dumps(rows, indent=1), encoding="utf-8")
     for path in (array, write(tmp_path / "lines.json", rows)):
         train, evaluation, _ = load(path)
         assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
@@ -192,7 +194,7 @@ def test_parquet_csv_and_saved_datasets(tmp_path, datasets):
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(tmp_path / "rows.parquet")
     dataset.save_to_disk(tmp_path / "saved")
-    with open(tmp_path / "rows.csv", "w", newline="") as file:
+    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
@@ -390,7 +392,7 @@ def test_order_of_evaluation_data(tmp_path):
 def test_an_evaluation_alone_reads_training_data_only_to_hold_some_of_it_out(tmp_path, no_datasets):
     """Of a large data set nothing is used. A resumed run compares its data, and dpo.py makes pairs at step 0 too."""
     path = tmp_path / "train.jsonl"
-    path.write_text("no JSON")
+    path.write_text("no JSON", encoding="utf-8")
     other = write(tmp_path / "other.jsonl", numbered(3))
     for options in (dict(dataset=path), dict(dataset="/no/such.jsonl", eval_dataset=str(other))):
         write(tmp_path / "test.jsonl", numbered(3))
@@ -625,11 +627,11 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
     table = tmp_path / "rows.parquet"
     datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}]).to_parquet(table)
     assert error_of(table) == f"{table}, row 2: the prompt is empty"
-    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n")
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n", encoding="utf-8")
     assert "line 3" in error_of(tmp_path / "rows.csv")
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     assert f"{tmp_path / 'broken.parquet'}: cannot be read: " in error_of(tmp_path / "broken.parquet")
-    (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]')
+    (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]', encoding="utf-8")
     assert error_of(tmp_path / "array.json") == f"{tmp_path / 'array.json'}, row 2: not a JSON object but int"
 
 

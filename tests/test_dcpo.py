@@ -399,9 +399,9 @@ def test_a_prompt_drawn_twice_in_a_step_is_one_visit_of_which_the_last_group_cou
 
 def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch):
     """It says that it is the second of two, and is alone: the first prompt of a draw, of all four, is not visited."""
-    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(rows[:4]))
-    (tmp_path / "test.jsonl").write_text("".join(rows[4:6]))
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:4]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[4:6]), encoding="utf-8")
     rollout, advantages, seen = dcpo.rollout, dcpo.compute_advantages, []
 
     def prompts_of(model, prompts, *rest):
@@ -442,9 +442,9 @@ def test_the_history_survives_a_checkpoint():
 
 def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     """Eight problems that are drawn in every step, so that the advantages of steps 3 and 4 need the first two."""
-    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(rows[:8]))
-    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]))
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:8]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]), encoding="utf-8")
     original, seen = dcpo.smoothed_advantages, []
     monkeypatch.setattr(dcpo, "smoothed_advantages", lambda *arguments: seen.append(original(*arguments)) or seen[-1])
 

@@ -19,7 +19,7 @@ from tools import script
 def edit_json(name, **values):
     def edit(folder):
         path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
 
     return edit
 
@@ -35,7 +35,7 @@ def adapter_of(folder, base):
     """The folder of an adapter, as far as a look from outside goes."""
     folder.mkdir()
     config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({"lora_A.weight": torch.zeros(4)}, folder / "adapter_model.safetensors")
     return folder
 
@@ -88,7 +88,11 @@ def resumed(tmp_path, monkeypatch):
         ("model_name_or_path", edit_json("config.json", **ROPE), "config.json"),
         ("model_name_or_path", edit_json("generation_config.json", eos_token_id=[1, 2]), "generation_config.json"),
         ("model_name_or_path", edit_json("tokenizer.json", version="2"), "tokenizer.json"),
-        ("model_name_or_path", lambda folder: (folder / "chat_template.jinja").write_text("x"), "chat_template.jinja"),
+        (
+            "model_name_or_path",
+            lambda folder: (folder / "chat_template.jinja").write_text("x", encoding="utf-8"),
+            "chat_template.jinja",
+        ),
         ("reward_model_path", edit_weights, "model.safetensors"),
         ("critic_path", edit_weights, "model.safetensors"),
     ],
@@ -119,7 +123,7 @@ def test_a_resume_with_another_reward_file_is_refused_unless_that_is_said(how, r
     for folder in ("here", "there", "nowhere"):
         (tmp_path / folder).mkdir()
     for folder, value in (("here", 1.0), ("there", 2.0)):
-        (tmp_path / folder / f"{name}.py").write_text(REWARD.format(value))
+        (tmp_path / folder / f"{name}.py").write_text(REWARD.format(value), encoding="utf-8")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(tmp_path / "here")
     source = name if how == "module" else f"{name}.py"
@@ -129,7 +133,7 @@ def test_a_resume_with_another_reward_file_is_refused_unless_that_is_said(how, r
         if how in ("elsewhere", "gone"):  # a relative path names another file, or none
             monkeypatch.chdir(tmp_path / ("there" if how == "elsewhere" else "nowhere"))
         else:
-            (tmp_path / "here" / f"{name}.py").write_text(REWARD.format(3.0))
+            (tmp_path / "here" / f"{name}.py").write_text(REWARD.format(3.0), encoding="utf-8")
 
     options = {"reward": ["format", f"{source}:short"]}
     said = resumed("grpo", options, change, *(["--reward_changed"] if how == "accepted" else []))
@@ -146,11 +150,11 @@ def test_what_a_checkpoint_accepts_the_next_one_holds(tmp_path, capsys):
     folder = tmp_path / "run"
     advance(*start(folder, model_name_or_path=str(model))[:2])
     meta = folder / "checkpoints" / "step-00000001" / "meta.json"
-    values = json.loads(meta.read_text())
+    values = json.loads(meta.read_text(encoding="utf-8"))
     names = {name.removeprefix(f"--model_name_or_path {model}/") for name in values.pop("digests")}
     configs = {"config.json", "generation_config.json", "tokenizer_config.json"}
     assert names == configs | {"model.safetensors", "tokenizer.json"}
-    meta.write_text(json.dumps(values))  # as it was before there were digests
+    meta.write_text(json.dumps(values), encoding="utf-8")  # as it was before there were digests
     edit_weights(model)
     capsys.readouterr()
     run, optimizer, _ = start(folder, model_name_or_path=str(model), resume=True)
@@ -171,7 +175,7 @@ def test_of_a_hub_id_the_snapshot_is_digested_once_it_is_there(tmp_path, monkeyp
     snapshot.parent.mkdir(parents=True)
     copy_of_embedded(snapshot)
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name)
+    (repository / "refs" / "main").write_text(snapshot.name, encoding="utf-8")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (snapshot / "model.safetensors").rename(tmp_path / "later")
     args, found = grpo.Args(model_name_or_path="some/model"), {}
@@ -213,10 +217,10 @@ def test_a_digest_reads_the_pieces_of_each_tensor_and_no_more(end, tmp_path):
 def test_the_weights_that_are_digested_are_those_that_are_loaded(tmp_path):
     names = ["model-00001-of-00001.safetensors", "pytorch_model.bin", "optimizer.bin"]
     for name in names:
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("", encoding="utf-8")
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[0]}}))
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[0]}}), encoding="utf-8")
     assert weight_files(tmp_path, WEIGHTS) == [index, tmp_path / names[0]]
-    (tmp_path / "model.safetensors").write_text("")
+    (tmp_path / "model.safetensors").write_text("", encoding="utf-8")
     assert weight_files(tmp_path, WEIGHTS) == [tmp_path / "model.safetensors"]
     assert weight_files(tmp_path, ADAPTER) == []

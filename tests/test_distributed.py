@@ -239,7 +239,7 @@ def test_accelerate_reads_the_file(path):
     assert str(config.distributed_type.value) == kinds[path.stem] and config.mixed_precision == "bf16"
     assert config.num_processes == 8 * config.num_machines == (16 if path.stem == "two_nodes" else 8)
     sharded = config.fsdp_config if kinds[path.stem] == "FSDP" else config.deepspeed_config
-    assert sharded == yaml.safe_load(path.read_text()).get(f"{kinds[path.stem].lower()}_config", {})
+    assert sharded == yaml.safe_load(path.read_text(encoding="utf-8")).get(f"{kinds[path.stem].lower()}_config", {})
 
 
 def test_every_script_has_the_settings_of_its_paper():
@@ -255,6 +255,6 @@ def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
     monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
     with pytest.raises(SystemExit):
         module.main(["--config", str(path)])
-    for name, value in yaml.safe_load(path.read_text()).items():
+    for name, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         own = getattr(reached[0], name)
         assert own == type(own)(value), name

@@ -74,7 +74,7 @@ def test_a_table_from_made_up_runs(monkeypatch, tmp_path):
         return {"step": step, "eval/pass@1": value, "eval/pass@4": value / 2, "eval/length": 10 + step}
 
     rows = [scores(0, 0.25), {"step": 1, "reward/mean": 0.5}, scores(2, 0.5), scores(4, 0.75) | {"time/total_s": 3.14}]
-    (tmp_path / "gspo-seed3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "gspo-seed3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert results.tables("gspo") == [
         [
             "| seed | pass@1 before | after 2 steps | after 4 | pass@4 after | tokens before | after | seconds |",
@@ -100,7 +100,7 @@ def test_a_run_is_kept_trimmed_and_is_not_made_again(pin, monkeypatch, tmp_path)
         folder = tmp_path / command[-1]
         (folder / "model").mkdir(parents=True)
         rows = [{"step": 0, "eval/pass@1": 0.5}, {"step": 1, "reward/mean": 1.0, "time/update_s": 2.0, "optim/lr": 0.1}]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return subprocess.CompletedProcess(command, 0, f"1 steps, 12.5 s, in {folder}\n")
 
     monkeypatch.setattr(results, "ROOT", tmp_path)
@@ -113,7 +113,7 @@ def test_a_run_is_kept_trimmed_and_is_not_made_again(pin, monkeypatch, tmp_path)
         results.run_seed("gspo", 3, cores)
     command = f"{pin}{sys.executable} gspo.py --seed 3 --output_dir runs/results/gspo-seed3"
     assert started == [command.split()] and cores.get() == 5
-    kept = [json.loads(line) for line in (tmp_path / "gspo-seed3.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "gspo-seed3.jsonl").read_text(encoding="utf-8").splitlines()]
     assert kept == [{"step": 0, "eval/pass@1": 0.5}, {"step": 1, "reward/mean": 1.0, "time/total_s": 12.5}]
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("sys.argv", ["results.py", "gspo", "--seeds", "0"])

@@ -207,7 +207,7 @@ def run(folder, *arguments):
 
 
 def rows_of(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,9 @@ def test_each_pair_is_one_right_and_one_wrong_completion_of_a_prompt(two_rounds)
 def test_the_written_pairs_are_the_trained_pairs(two_rounds, tmp_path):
     # Read again by --dataset they give the same tokens, so the same run (here without the second round).
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text((two_rounds / "pairs-round-1.jsonl").read_text())
+        (tmp_path / f"{name}.jsonl").write_text(
+            (two_rounds / "pairs-round-1.jsonl").read_text(encoding="utf-8"), encoding="utf-8"
+        )
     run(tmp_path / "own", "--rounds", 1)
     run(tmp_path / "given", "--rounds", 1, "--dataset", tmp_path, "--eval_dataset", "embedded")
     own, given = (metric_rows(tmp_path / name) for name in ("own", "given"))
@@ -272,7 +274,7 @@ def test_rewards_that_differ_by_rounding_make_no_pair_nor_do_those_that_are_miss
 def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, monkeypatch):
     _, _, tokenizer, policy = model
     (tmp_path / "short.py").write_text(
-        "def short(prompts, completions, **kwargs): return [-len(c) for c in completions]"
+        "def short(prompts, completions, **kwargs): return [-len(c) for c in completions]", encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
     args = dpo.Args(reward=["short.py:short"], pair_samples=6, max_new_tokens=12)
@@ -308,7 +310,9 @@ def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
 def test_the_temperature_is_that_of_sampling_alone(few_pairs, tmp_path):
     run(tmp_path / "a", "--max_steps", 0)
     run(tmp_path / "b", "--max_steps", 0, "--temperature", 0.5)
-    assert (tmp_path / "a/pairs-round-1.jsonl").read_text() != (tmp_path / "b/pairs-round-1.jsonl").read_text()
+    assert (tmp_path / "a/pairs-round-1.jsonl").read_text(encoding="utf-8") != (
+        tmp_path / "b/pairs-round-1.jsonl"
+    ).read_text(encoding="utf-8")
     # The log-probs of given pairs do not change with it.
     given = ["--rounds", 1, *few_pairs, "--max_steps", 1]
     run(tmp_path / "c", *given)

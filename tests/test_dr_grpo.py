@@ -95,7 +95,8 @@ def test_with_lengths_of_the_constant_it_is_grpo_without_std():
 def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     # The sum, not the accuracy part alone: a format reward would still pay for a completion that never ends.
     (tmp_path / "part.py").write_text(
-        "def part(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n"
+        "def part(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n",
+        encoding="utf-8",
     )
     args = args_of(reward=[f"{tmp_path}/part.py:part"], group_size=2)
 

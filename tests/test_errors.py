@@ -51,7 +51,8 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, t
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
-        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n"
+        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n",
+        encoding="utf-8",
     )
     options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
     with pytest.raises(SystemExit) as end, clean_exit():

@@ -36,7 +36,7 @@ def run(module, arguments, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "evaluate", lambda *arguments: ({}, None))
         module.main([*arguments, "--output_dir", str(folder)])
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
+    return json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1])
 
 
 def commands(number):

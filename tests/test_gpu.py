@@ -65,7 +65,7 @@ def repeatable():
 
 def rows_of(folder):
     """metrics.jsonl, which holds no number that is not finite."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     return rows
 
@@ -185,7 +185,9 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, repeatable, tmp_pat
     script(name).main([*options, str(tmp_path / "b"), "--max_steps", "2"])
     script(name).main([*options, str(tmp_path / "b"), "--max_steps", "4", "--resume"])
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
-    assert (tmp_path / "a" / "samples.jsonl").read_text() == (tmp_path / "b" / "samples.jsonl").read_text()
+    assert (tmp_path / "a" / "samples.jsonl").read_text(encoding="utf-8") == (
+        tmp_path / "b" / "samples.jsonl"
+    ).read_text(encoding="utf-8")
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(a[key], b[key]) for key in a)
 

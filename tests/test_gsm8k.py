@@ -20,7 +20,11 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen2")
-    texts = [row[column] for row in map(json.loads, open(GSM8K / "train.jsonl")) for column in ("question", "answer")]
+    texts = [
+        row[column]
+        for row in map(json.loads, open(GSM8K / "train.jsonl", encoding="utf-8"))
+        for column in ("question", "answer")
+    ]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -52,7 +56,7 @@ def test_a_local_model_trains_on_gsm8k_and_is_evaluated_on_its_test_file(model_f
     assert "<|endoftext|>" in printed and "<|im_end|>" in printed  # the EOS and the end of a turn both stop
     rows = metric_rows(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["rollout/logprob_gap"] < 1e-5
-    (sample, *_) = map(json.loads, open(tmp_path / "run" / "samples.jsonl"))
+    (sample, *_) = map(json.loads, open(tmp_path / "run" / "samples.jsonl", encoding="utf-8"))
     assert sample["prompt"] and sample["answer"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").chat_template == TEMPLATE

@@ -41,7 +41,7 @@ def run(command, folder, steps):
         if steps:
             patch.setattr(script(name), "evaluate", lambda *arguments: ({}, None))
         script(name).main([*arguments, *SMALL, "--max_steps", str(steps), "--output_dir", str(folder)])
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 # --- what the pages name exists ---
@@ -62,7 +62,9 @@ def test_every_option_exists():
 
 def test_every_metric_exists():
     """In sentences, and in the rows that the commands gave."""
-    documented = set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     groups = "|".join({name.split("/")[0] for name in documented})
     named = set(re.findall(rf"`((?:{groups})/[\w@]+)`", TEXT))
     rows = [json.loads(line) for page in PAGES for block in blocks(page, "json") for line in block.splitlines()]
@@ -114,7 +116,7 @@ def test_what_is_not_finite_ends_with_the_printed_line(command, tmp_path):
 
 
 def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monkeypatch):
-    (tmp_path / "longer.py").write_text(blocks("troubleshooting", "python")[0])
+    (tmp_path / "longer.py").write_text(blocks("troubleshooting", "python")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     rows = run("grpo.py --reward longer.py:longer", tmp_path / "run", 2)
     assert rows[2]["completion/length"] > rows[1]["completion/length"] + 3
@@ -152,9 +154,14 @@ def test_the_json_task_runs_without_gold_answers(tmp_path):
     reward = f"{ROOT / 'docs' / 'json_task.py'}:json_object"
     arguments[arguments.index("--reward") + 1] = reward
     script(name).main([*arguments, *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
-    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert row["eval/reward"] == 0 and "eval/pass@1" not in row  # without gold answers
-    tokenizer, (line, *_) = task.make_tokenizer(), (tmp_path / "json" / "train.jsonl").read_text().splitlines()
+    tokenizer, (line, *_) = (
+        task.make_tokenizer(),
+        (tmp_path / "json" / "train.jsonl").read_text(encoding="utf-8").splitlines(),
+    )
     answer = json.dumps(json.loads(line)["wanted"])
     assert tokenizer.decode(tokenizer.encode(answer)) == answer
 
@@ -166,7 +173,7 @@ def test_a_column_with_another_name_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     lines = []
     exec(program, {"print": lines.append})
-    (tmp_path / "my.jsonl").write_text("\n".join(lines))
+    (tmp_path / "my.jsonl").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     rows = run("grpo.py --dataset my.jsonl", tmp_path / "run", 0)
     assert len(lines) == 1024 and rows[0]["eval/pass@1"] > 0
@@ -203,7 +210,7 @@ def own(request, tmp_path):
 def test_a_script_of_the_page_runs_and_keeps_the_shared_texts(own, tmp_path):
     module, source = own
     module.main([*SMALL, "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["step"] == 2 and rows[-1]["optim/grad_norm"] > 0
     name = f"{module.__name__}.py"
     reasons = {}
@@ -246,7 +253,7 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token(own):
 def test_the_line_for_the_suites_is_theirs_with_one_name_more():
     """The page's line of tests/helpers/tools.py."""
     line = next(block for block in blocks("your_own", "python") if block.startswith("FAMILY")).split("  #")[0]
-    assert line.replace(', "rloo"', "") + "  #" in (ROOT / "tests" / "helpers" / "tools.py").read_text()
+    assert line.replace(', "rloo"', "") + "  #" in (ROOT / "tests" / "helpers" / "tools.py").read_text(encoding="utf-8")
 
 
 # --- functions elsewhere ---

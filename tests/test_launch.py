@@ -20,7 +20,7 @@ QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 -
 
 def same_run(a, b):
     assert metric_rows(a) == metric_rows(b)
-    assert (a / "samples.jsonl").read_text() == (b / "samples.jsonl").read_text()
+    assert (a / "samples.jsonl").read_text(encoding="utf-8") == (b / "samples.jsonl").read_text(encoding="utf-8")
     a, b = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -87,7 +87,8 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_pa
         "def spy(prompts, completions, **kwargs):\n"
         "    rank = os.environ['RANK']\n"
         "    with open(f'seen-{rank}.jsonl', 'a') as f: f.write(json.dumps([prompts, completions]) + '\\n')\n"
-        "    return [float(len(c)) for c in completions]\n"
+        "    return [float(len(c)) for c in completions]\n",
+        encoding="utf-8",
     )
     options = (
         "--max_steps 1 --prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 0".split()
@@ -96,7 +97,8 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_pa
     result = run_processes(*command, "--output_dir", "run", processes=2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     seen = [
-        [json.loads(line) for line in (tmp_path / f"seen-{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)
+        [json.loads(line) for line in (tmp_path / f"seen-{rank}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for rank in (0, 1)
     ]
     evaluations, steps, _ = zip(*seen, strict=True)
     assert [len(prompts) for prompts, _ in evaluations] == [8, 8]  # three prompts on two processes: one filler
@@ -117,7 +119,8 @@ def test_one_failing_process_ends_all_within_seconds(how, tmp_path):
         "def reward(prompts, completions, **kwargs):\n"
         "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"
         f"        {failure}\n"
-        "    return [1.0] * len(completions)\n"
+        "    return [1.0] * len(completions)\n",
+        encoding="utf-8",
     )
     command = [ROOT / "grpo.py", *QUICK, "--reward", "bad.py:reward", "--max_steps", "2", "--output_dir", "run"]
     start = time.time()
@@ -147,7 +150,8 @@ def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
         "def spy(prompts, completions, **kwargs):\n"
         "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"  # of a step; an evaluation has 8
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return [float(len(c)) for c in completions]\n"
+        "    return [float(len(c)) for c in completions]\n",
+        encoding="utf-8",
     )
     options = "--prompts_per_step 8 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3"
     command = ["grpo.py", *options.split(), "--reward", "spy.py:spy", "--output_dir", "run"]

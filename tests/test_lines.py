@@ -31,7 +31,7 @@ class Args:
 @pytest.fixture
 def page(tmp_path):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "script.py").write_text(CODE)
+    (tmp_path / "script.py").write_text(CODE, encoding="utf-8")
     return tmp_path / "docs" / "page.md"
 
 
@@ -84,7 +84,7 @@ def test_a_detail_without_a_link_is_reported(page):
 
 def test_a_test_or_file_that_does_not_exist_is_reported(page):
     (page.parent.parent / "tests").mkdir()
-    (page.parent.parent / "tests" / "test_a.py").write_text("def test_one():\n    pass\n")
+    (page.parent.parent / "tests" / "test_a.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
     text = "`test_one`, `tests/test_a.py`, [script](../script.py) and [site](https://example.org/page)"
     assert lines.problems(page, text, page.parent.parent) == []
     text = "`test_two`, `tests/test_b.py` and [script](../other.py)"
@@ -93,10 +93,12 @@ def test_a_test_or_file_that_does_not_exist_is_reported(page):
 
 
 def test_write_corrects_every_page_and_a_second_run_finds_nothing(page, monkeypatch, capsys):
-    page.write_text("1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n")
+    page.write_text("1. [`ratio`](../script.py#L1) and [`return min(x`](../script.py)\n", encoding="utf-8")
     monkeypatch.setattr(lines, "ROOT", page.parent.parent)
     monkeypatch.setattr(lines, "pages", lambda: [page])
     assert lines.main([]) == 1 and "python docs/lines.py --write" in capsys.readouterr().out
     assert lines.main(["--write"]) == 0
-    assert page.read_text() == "1. [`ratio`](../script.py#L6-L8) and [`return min(x`](../script.py#L8)\n"
+    assert (
+        page.read_text(encoding="utf-8") == "1. [`ratio`](../script.py#L6-L8) and [`return min(x`](../script.py#L8)\n"
+    )
     assert lines.main([]) == 0 and capsys.readouterr().out.endswith("all links are fresh\n")

@@ -124,7 +124,7 @@ def test_a_dtype_of_floats_is_what_the_model_is_saved_in(dtype, tmp_path):
 def test_a_generation_config_that_is_damaged_or_has_other_eos_ids_is_one_line(text, says, tmp_path):
     # transformers left a damaged one out, with its list of EOS ids: completions then ended at one of them alone.
     folder = copy_of_embedded(tmp_path / "model")
-    (folder / "generation_config.json").write_text(text)
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
     assert f"generation_config.json {says}" in refused(policy_of, folder)
 
 
@@ -133,7 +133,7 @@ def test_a_generation_config_gives_its_eos_ids_or_none(text, ids, tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
     (folder / "generation_config.json").unlink()
     if text:
-        (folder / "generation_config.json").write_text(text)
+        (folder / "generation_config.json").write_text(text, encoding="utf-8")
     assert policy_of(folder).stop_tokens == ids
 
 
@@ -186,7 +186,7 @@ def test_a_truncated_file_of_weights_is_one_line(load, tmp_path):
 
 def test_a_damaged_tokenizer_is_one_line(tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
-    (folder / "tokenizer.json").write_text('{"model": 3}')
+    (folder / "tokenizer.json").write_text('{"model": 3}', encoding="utf-8")
     assert "no tokenizer could be loaded" in refused(policy_of, folder)
 
 

@@ -195,7 +195,9 @@ def test_model_is_an_adapter_folder_that_peft_and_this_project_load(tmp_path):
         "adapter_model.safetensors",
         "tokenizer.json",
     } <= names and "config.json" not in names
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(EMBEDDED)
+    assert json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"] == str(
+        EMBEDDED
+    )
     ids = torch.arange(9)[None]
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path)
     transformers = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -239,7 +241,7 @@ def test_an_adapter_is_trained_on_from_where_it_was(dtype, tmp_path):
 def test_the_dropout_of_an_adapter_is_off(tmp_path):
     saved(tmp_path)
     path = tmp_path / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_dropout": 0.5}))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"lora_dropout": 0.5}), encoding="utf-8")
     args = grpo.Args(model_name_or_path=str(tmp_path), lora_rank=4)
     policy = load_policy(args, load_tokenizer(args))
     batch = random_batch(vocabulary=16)
@@ -268,8 +270,8 @@ def test_the_dropout_of_an_adapter_is_off(tmp_path):
 )
 def test_an_adapter_that_does_not_fit_is_refused(edit, option, says, tmp_path):
     saved(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text()) | edit
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    config = json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8")) | edit
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     args = grpo.Args(model_name_or_path=str(tmp_path), **{"lora_rank": 4} | option)
     with pytest.raises(InputError) as error:
         load_policy(args, load_tokenizer(args))

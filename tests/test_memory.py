@@ -214,12 +214,12 @@ def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(t
     base = checkpoint(tmp_path / "base", **TINY)
     (tmp_path / "adapter").mkdir()
     adapter = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4}
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
     lines, _ = printed(capsys, "grpo", "--model_name_or_path", tmp_path / "adapter", "--lora_rank", 4)
     assert f"{memory.meta_sizes(TINY).weights:,} weights" in lines[0]
-    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    config = json.loads((tmp_path / "base" / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": "fp8"}
-    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match="quantised"):
         grpo.main(["--dry_run", "--model_name_or_path", base])
 

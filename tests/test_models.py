@@ -115,8 +115,10 @@ def test_a_model_for_images_is_trained_and_saved_whole(kind, tmp_path, capsys):
     optimizer.step()
     accelerator, tokenizer = Accelerator(cpu=True), embedded()[2]
     save_pretrained(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
-    config = json.loads((tmp_path / "b" / "config.json").read_text())
-    own = getattr(transformers, json.loads((tmp_path / "a" / "config.json").read_text())["architectures"][0])
+    config = json.loads((tmp_path / "b" / "config.json").read_text(encoding="utf-8"))
+    own = getattr(
+        transformers, json.loads((tmp_path / "a" / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    )
     assert config["architectures"] == [own.__name__]
     assert {config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]} == {"bfloat16"}
     (before, _), (after, info) = (own.from_pretrained(tmp_path / x, output_loading_info=True) for x in "ab")
@@ -129,14 +131,17 @@ def test_a_model_for_images_is_trained_and_saved_whole(kind, tmp_path, capsys):
 def test_dropout_of_the_text_model_inside_another_is_off_and_saved_again(tmp_path):
     docs_models.build("gemma3", tmp_path / "a")
     path = tmp_path / "a" / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     config["text_config"]["attention_dropout"] = 0.5
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(config), encoding="utf-8")
     policy, batch = policy_of(tmp_path / "a"), random_batch(vocabulary=20)
     assert torch.equal(policy(batch)[0], policy(batch)[0])
     accelerator = Accelerator(cpu=True)
     save_pretrained(accelerator, accelerator.prepare(policy), policy, embedded()[2], tmp_path / "b")
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["text_config"]["attention_dropout"] == 0.5
+    assert (
+        json.loads((tmp_path / "b" / "config.json").read_text(encoding="utf-8"))["text_config"]["attention_dropout"]
+        == 0.5
+    )
 
 
 def test_two_processes_train_a_model_for_images(tmp_path):

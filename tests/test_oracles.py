@@ -6,4 +6,4 @@ import oracles
 
 
 def test_the_file_is_what_the_formulas_give():
-    assert json.loads(oracles.FILE.read_text()) == json.loads(json.dumps(oracles.examples()))
+    assert json.loads(oracles.FILE.read_text(encoding="utf-8")) == json.loads(json.dumps(oracles.examples()))

@@ -147,7 +147,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
         assert metric_rows(tmp_path / "b") == rows
         for file in tmp_path.glob("a/pairs-round-*.jsonl"):
-            assert file.read_text() == (tmp_path / "b" / file.name).read_text()
+            assert file.read_text(encoding="utf-8") == (tmp_path / "b" / file.name).read_text(encoding="utf-8")
         a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
         written = {path.name for path in tmp_path.glob("b/model-step-*")}
@@ -188,7 +188,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     (row,) = metric_rows(tmp_path)
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
-    assert "eval/accuracy before" in printed and (tmp_path / "samples.jsonl").read_text() == ""
+    assert "eval/accuracy before" in printed and (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
     steps = r"5+5=10\n10-4=6\n6-5=1\n1+7=8\n8+8=16\n#### 16<eos>"  # the first pair as the model sees it
     assert f"the model gets it: '5+5-4-5+7+8?'\nits completion with its stop token: '{steps}'\n" in printed
 
@@ -318,7 +318,7 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
         run(name, tmp_path / "b", *quick)
         logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
         logged |= {"time/pairs_s"}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
     documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
     assert documented[1] <= logged <= documented[0] | documented[1]

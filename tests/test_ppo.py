@@ -634,8 +634,8 @@ def test_a_critic_gets_a_pad_token_where_its_tokenizer_has_none(tmp_path):
     """Without one, a batch of two rows ends in a ValueError of transformers."""
     _, args, tokenizer, policy = embedded("ppo")
     rewards = save_reward_model(tmp_path, tokenizer)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}), encoding="utf-8")
     assert AutoTokenizer.from_pretrained(tmp_path).pad_token_id is None
     args.critic_path = str(tmp_path)
     critic = ppo.load_critic(args, policy)
@@ -660,9 +660,9 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     _, args, tokenizer, policy = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
     path = tmp_path / "tokenizer.json"
-    text = path.read_text()
-    path.write_text(text.replace('"7": 10', '"7": 11').replace('"8": 11', '"8": 10'))
-    assert path.read_text() != text
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"7": 10', '"7": 11').replace('"8": 11', '"8": 10'), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
     assert AutoTokenizer.from_pretrained(tmp_path)("7").input_ids == [11]
     args.critic_path = str(tmp_path)
     with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its tokenizer has other ids .* for '7', '8'"):

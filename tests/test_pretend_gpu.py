@@ -19,7 +19,7 @@ def counted(tmp_path_factory):
     file = tmp_path_factory.mktemp("pretended") / "counted.json"
     result = run_processes("tests/helpers/pretend_worker.py", file)
     assert result.returncode == 0, result.stderr
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def test_the_device_refuses_mixes_and_counts_each_wait(counted):

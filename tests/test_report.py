@@ -28,7 +28,9 @@ def results(tmp_path, monkeypatch):
     def write(name, *seeds):
         for seed, rows in enumerate(seeds):
             lines = [{"command": "", "cpu_seconds": 1.0}, *rows]
-            (tmp_path / f"{name}-seed{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (tmp_path / f"{name}-seed{seed}.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+            )
 
     return write
 
@@ -158,10 +160,11 @@ def test_patches_are_put_on_a_script_one_after_the_other(tmp_path, monkeypatch):
     script, one, two = tmp_path / "script.py", tmp_path / "patches" / "one.py", tmp_path / "patches" / "two.py"
     script.write_text(
         "import contextlib\nclean_exit, seen = contextlib.nullcontext, []\ndef f():\n    return 'f'\n"
-        "def g():\n    return 'g'\ndef main(options):\n    seen.extend([f(), g(), *options])\n"
+        "def g():\n    return 'g'\ndef main(options):\n    seen.extend([f(), g(), *options])\n",
+        encoding="utf-8",
     )
-    one.write_text("def f():\n    return 'first'\ndef g():\n    return 'first'\n")
-    two.write_text("old = g\ndef g():\n    return old() + 'second'\n")
+    one.write_text("def f():\n    return 'first'\ndef g():\n    return 'first'\n", encoding="utf-8")
+    two.write_text("old = g\ndef g():\n    return old() + 'second'\n", encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["patched.py", str(one), str(two), str(script), "--option"])
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))

@@ -465,7 +465,7 @@ def mine(prompts, completions, completion_ids, trainer_state, log_metric, log_ex
     assert one["logged/tokens"] == (sums[1] + 1) / 2 and "eval/logged/tokens" not in one
     assert (two["logged/tokens"], two["eval/logged/tokens"]) == ((sums[2] + 1) / 2, (sums[3] + 1) / 2)
     assert one["reward/mean"] == one["completion/length"]  # the stop token counts, as in TRL
-    samples = list(map(json.loads, open(tmp_path / "run" / "samples.jsonl")))
+    samples = list(map(json.loads, open(tmp_path / "run" / "samples.jsonl", encoding="utf-8")))
     assert [sample["extra"] for sample in samples] == [{"length": len(sample["completion"])} for sample in samples]
 
 

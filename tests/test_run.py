@@ -51,13 +51,13 @@ def test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten(tmp_p
     acquire = filelock.FileLock.acquire
 
     def late(lock):
-        (tmp_path / "args.json").write_text("{}")
+        (tmp_path / "args.json").write_text("{}", encoding="utf-8")
         return acquire(lock)
 
     monkeypatch.setattr(filelock.FileLock, "acquire", late)
     with pytest.raises(InputError, match="already holds a run"):
         start(tmp_path)
-    assert (tmp_path / "args.json").read_text() == "{}"
+    assert (tmp_path / "args.json").read_text(encoding="utf-8") == "{}"
 
 
 def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
@@ -93,10 +93,10 @@ def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
 )
 def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     if "." in name:
-        (tmp_path / name).write_text("mine")
+        (tmp_path / name).write_text("mine", encoding="utf-8")
     else:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("mine")
+        (tmp_path / name / "file").write_text("mine", encoding="utf-8")
     assert f"is not the folder of a run and holds {name}" in refusal(tmp_path, resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == [name]  # not even a lock
 
@@ -153,7 +153,7 @@ def ends_with(error):
 
     def save_pretrained(self, folder, **options):
         os.makedirs(folder, exist_ok=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text("{}", encoding="utf-8")
         raise error
 
     return save_pretrained
@@ -364,7 +364,7 @@ def test_a_dead_run_says_so_once_after_five_steps_in_a_row(name, dead, alive, tm
     steps = [{name: value, "optim/lr": 1e-4} for value in [dead] * 4 + [alive] + [dead] * 4]
     steps += [{}] + [{name: dead}] * 5 + [{name: alive}] + [{name: dead}] * 6  # without it in a row: not five
     ((step, line),) = said_after(tmp_path, steps, capsys)
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     assert step == 15 and line.startswith(f"{name} has been {dead} for 5 steps in a row")
     (section,) = re.findall('docs/troubleshooting.md, "(.*)"', line)
     assert f"\n## {section}\n" in page and name in page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]

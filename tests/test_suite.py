@@ -102,7 +102,7 @@ def mine(prompts, completions, trainer_state, **_):
 
 def run_with_none(name, folder, condition):
     """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
-    (folder / "mine.py").write_text(NONE.format(condition=condition))
+    (folder / "mine.py").write_text(NONE.format(condition=condition), encoding="utf-8")
     sizes = {"dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4 --num_epochs 1 --rounds 3"}
     sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear")
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
@@ -124,7 +124,7 @@ def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
     first, second, third = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3))
     (first_model, *rest), (second_model, *_) = (sorted(path.glob("model*.safetensors")) for path in (first, second))
     assert not rest and first_model.read_bytes() == second_model.read_bytes()
-    states = [json.loads((path / "state.json").read_text()) for path in (first, second, third)]
+    states = [json.loads((path / "state.json").read_text(encoding="utf-8")) for path in (first, second, third)]
     for kept in {"dcpo": ["history"], "ppo": ["coefficients"]}.get(name, []):
         assert states[0][kept] == states[1][kept]
         assert states[1][kept] != states[2][kept]
@@ -362,7 +362,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
-    samples = [(tmp_path / x / "samples.jsonl").read_text() for x in "ab"]
+    samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
     lines = [json.loads(line) for line in samples[0].splitlines()]
     steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
     assert samples[0] == samples[1]
@@ -385,7 +385,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
     assert "pass@1 before" in printed
-    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
     assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
     tokenizer = script(name).load_tokenizer(script(name).Args())
@@ -459,7 +459,9 @@ def test_a_group_of_one_is_refused(name):
 def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
 
     file = tmp_path / "run.yaml"
-    file.write_text("learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n")
+    file.write_text(
+        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n", encoding="utf-8"
+    )
     args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
     assert (args.learning_rate, args.max_steps, args.reward, args.normalize_std) == (
         1e-5,
@@ -468,7 +470,7 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
         False,
     )
     for content, message in [("learning_rat: 1", "learning_rat"), ("kl_estimator: k9", "k9"), ("- 1", "option: value")]:
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             parse_args(script(name).Args, ["--config", str(file)])
 
@@ -487,11 +489,15 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     a, b = ("--objective penalty", "--kl_coef 0.04 --kl_in loss") if name == "ppo" else ("", "")
     run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04, *a.split())
     run(name, tmp_path / "b", "--max_steps", 1, "--reward", "accuracy", "format", "--num_minibatches", 2, *b.split())
-    rows = [json.loads(line) for x in "ab" for line in (tmp_path / x / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for x in "ab"
+        for line in (tmp_path / x / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     logged = {key for row in rows for key in row} - {"step"}
     logged = {key.replace("pass@4", "pass@k") for key in logged}
     logged = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in logged}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     own = [section for section in own if section.startswith(f"{name}.py\n")]  # `## X.py`: what only X.py logs
     documented = set(re.findall(r"^\| `(\S+)` \|", every + "".join(own), re.MULTILINE))
     assert logged == documented

@@ -17,7 +17,7 @@ TERMS = {"easy": {2}, "medium": {3, 4}, "hard": {6, 7, 8}}
 
 
 def rows_of(split):
-    return [json.loads(line) for line in (build.FOLDER / f"{split}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (build.FOLDER / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def terms_of(question):

@@ -156,7 +156,7 @@ def run_script(module, folder, start, options):
         else:
             argv += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     module.main(argv)
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {row["step"]: row for row in rows}
 
 
@@ -180,7 +180,7 @@ def write_problems(folder):
 
 
 def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 

@@ -143,7 +143,9 @@ def main():
     rng = random.Random(SEED)
     train_rows, test_rows = make_lists(rng)
     for name, rows in ("train", train_rows), ("test", test_rows):
-        (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (FOLDER / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n"
+        )
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} weights")

@@ -125,7 +125,9 @@ def main(argv=None):
     folder = pathlib.Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"step": 0}, {"step": 1} | row]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n"
+    )
     for name, value in row.items():
         print(f"{name:30} {value:.4f}")
 

@@ -94,7 +94,7 @@ def table():
 
 def main():
     if "--write" in sys.argv[1:]:
-        TABLE.write_text(table(), encoding="utf-8")
+        TABLE.write_text(table(), encoding="utf-8", newline="\n")
     print(table(), end="")
 
 

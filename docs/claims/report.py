@@ -220,7 +220,7 @@ def main():
     parser.add_argument("--write", action="store_true", help="write docs/claims.md and its figures")
     if parser.parse_args().write:
         write_figures()
-        PAGE.write_text(build(), encoding="utf-8")
+        PAGE.write_text(build(), encoding="utf-8", newline="\n")
     print("\n".join(verdict_list()))
 
 

@@ -68,7 +68,7 @@ def run(name, seed):
     command = f"{RUNS[name].format(seed=seed)} --seed {seed} --output_dir {folder}"
     shutil.rmtree(ROOT / folder, ignore_errors=True)  # of a run that was stopped
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         arguments = [sys.executable, *command.split()]
         process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
@@ -80,7 +80,7 @@ def run(name, seed):
     lines = [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))]
     RESULTS.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    result(name, seed).write_text(text, encoding="utf-8")
+    result(name, seed).write_text(text, encoding="utf-8", newline="\n")
     return header["cpu_seconds"]
 
 

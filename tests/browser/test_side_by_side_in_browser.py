@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
 pytestmark = pytest.mark.skipif(not chromium.BROWSER, reason="no Chromium")
 URL = (ROOT / "docs" / "side_by_side.html").as_uri()
-HELPERS = (pathlib.Path(__file__).parent / "states.js").read_text()
+HELPERS = (pathlib.Path(__file__).parent / "states.js").read_text(encoding="utf-8")
 SIZES = [(390, 844), (820, 1180), (1440, 900)]
 LOOK_AT = ["map", "grpo-dapo", "grpo-dapo/token_weights", "grpo-ppo/policy_loss", "dapo-dcpo/main", "all/token_weights"]
 LOOK_AT += ["all/policy_loss", "batch", "common", "common/decode", "help"]

@@ -158,8 +158,8 @@ def main(file, layers=4, last=10):
     with pretended(), tempfile.TemporaryDirectory() as folder:
         result = {"kinds": kinds(), "steps": {}, "tokens": {}}
         for split, rows in (("train", 32), ("test", 4)):
-            lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text().splitlines()[:rows]
-            (pathlib.Path(folder) / f"{split}.jsonl").write_text("\n".join(lines))
+            lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
+            (pathlib.Path(folder) / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
         for name in OPTIONS:
             result["steps"][name] = steps(name, folder)
         for name in ("qwen2", "mistral"):  # full attention, and sliding windows shorter than the rows
@@ -167,7 +167,7 @@ def main(file, layers=4, last=10):
                 result["tokens"][name] = tokens(name, 2, int(last), num_hidden_layers=int(layers))
             except RuntimeError as error:
                 result["tokens"][name] = str(error)
-    pathlib.Path(file).write_text(json.dumps(result))
+    pathlib.Path(file).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

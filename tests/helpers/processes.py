@@ -98,7 +98,9 @@ def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300, pati
                 process.kill()
             process.join()
         codes = [process.exitcode for process in running]
-        texts = ["".join(output.with_suffix(x).read_text() for output in outputs) for x in (".out", ".err")]
+        texts = [
+            "".join(output.with_suffix(x).read_text(encoding="utf-8") for output in outputs) for x in (".out", ".err")
+        ]
     if late:
         raise subprocess.TimeoutExpired(arguments, timeout, *texts)
     code = next((code for code in codes if code), 0)

@@ -50,7 +50,7 @@ def make_args(dataset, **options):
 
 
 def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -75,7 +75,8 @@ def pairs_from(folder, tokenizer, *rows):
     """The pairs that `load_pairs` makes of rows (prompt, chosen, rejected)."""
     path = folder / "pairs.jsonl"
     path.write_text(
-        "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows)
+        "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows),
+        encoding="utf-8",
     )
     args = reward_model.Args(dataset=str(path), eval_dataset=str(path))
     return load_pairs(args, tokenizer)[0]

@@ -88,8 +88,8 @@ def copy_of_embedded(folder, edit=lambda weights: None, **config):
     weights = load_file(EMBEDDED / "model.safetensors")
     edit(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(values))
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8")) | config
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return folder
 
 

@@ -19,7 +19,7 @@ from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text())
+ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text(encoding="utf-8"))
 FAMILY = ["grpo", "dr_grpo", "dapo", "gspo", "dcpo"]  # advantages by groups
 SCRIPTS = [*FAMILY, "ppo"]  # the suites run over all of them
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -201,7 +201,9 @@ def launcher(processes):
 
 def metric_rows(folder):
     """metrics.jsonl without what depends on the machine's mood."""
-    rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
