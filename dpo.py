@@ -328,7 +328,10 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+
+    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
@@ -338,7 +341,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -346,16 +349,17 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator)
+    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
-    """Evaluate on held-out pairs and by sampling on prompts, each where there are any."""
-    result = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}
+    """Evaluate on held-out pairs and by sampling on prompts, each where there are any; returns what `evaluate` does."""
+    result, sampled = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}, None
     if prompts:
         with gathered(accelerator, model):
-            result |= evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args)
-    return result
+            metrics, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args)
+        result |= metrics
+    return result, sampled
 
 
 def load_data(args, tokenizer):
@@ -375,7 +379,7 @@ def load_data(args, tokenizer):
     own = dataclasses.replace(args, eval_dataset=None, eval_split=None)
     pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts)
     eval_prompts, note = load_eval_prompts(args, tokenizer, args.needs_answers)
-    return [], pairs, eval_prompts, eval_pairs, f"{summary}; {note}"
+    return [], pairs, eval_prompts, eval_pairs, f"{summary}\n{note}"
 
 
 def check_loss(args):
@@ -407,6 +411,7 @@ def main(argv=None):
     current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
     run.keep(round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     for number in range(max(1, current.number), args.rounds + 1):
@@ -426,8 +431,14 @@ def main(argv=None):
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
             metrics.add("time/pairs_s", time.perf_counter() - start)
-            round_metrics = run.check_scored(metrics.reduce(accelerator))
+            round_metrics = metrics.reduce(accelerator)
+            if train_prompts:
+                round_metrics["reward/skipped"] = float(round_metrics["pairs/unscored"] == 1)
+            run.check_scored(round_metrics)
             run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
+            if round_metrics.get("reward/skipped"):
+                run.log(round_metrics)
+                continue
             if train_prompts and rows:
                 run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
             if current.steps_left() == 0 and args.max_steps != 0:
@@ -437,10 +448,10 @@ def main(argv=None):
                 run.print(f"round {number}: {sizes}: the run ends")
                 break
         if run.first_eval is None:
-            result = evaluate_both(
+            result, sampled = evaluate_both(
                 accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
             )
-            run.log_evaluation(result)
+            run.log_evaluation(result, sampled, tokenizer)
             run.log(round_metrics | result)
             round_metrics = {}
         # Update the model, and log the metrics.
@@ -457,16 +468,15 @@ def main(argv=None):
             run.progress(result)
             last = current.steps_left() == 0 or run.step == args.max_steps  # of the round
             if last or run.due(args.eval_every, at_end=False):
-                evaluation = evaluate_both(
+                evaluation, sampled = evaluate_both(
                     accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
                 )
-                run.log_evaluation(evaluation)
+                run.log_evaluation(evaluation, sampled)
                 result |= evaluation
             run.log(result)
             if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
-            if run.due(args.save_model_every, at_end=False):
-                run.save_model(model, policy, tokenizer, f"model-step-{step}")
+            run.save_step_model(model, policy, tokenizer)
         if run.step == args.max_steps or run.interrupted:
             break
 

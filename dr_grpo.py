@@ -171,6 +171,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
+        "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
         "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
     }
@@ -194,7 +195,8 @@ def token_weights(loss_mask, totals, args):
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
-    minibatches = split_rollout(accelerator, batch, args)
+    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    metrics.add("reward/skipped", float(not minibatches))
     several = args.num_epochs * args.num_minibatches > 1
     for micro_batches in minibatches:
         for micro in micro_batches:
@@ -209,7 +211,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             step_loss = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy = model(micro)
+                    logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask = micro["loss_mask"]
                     old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
                     losses, stats = policy_loss(
@@ -234,7 +236,10 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+
+    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
@@ -244,7 +249,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -252,7 +257,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator)
+    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def main(argv=None):
@@ -274,12 +279,13 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
         with gathered(accelerator, model):
-            result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-        run.log_evaluation(result)
+            result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
@@ -308,14 +314,13 @@ def main(argv=None):
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):
-                evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-            run.log_evaluation(evaluation)
+                evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation, sampled)
             result |= evaluation
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, policy, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
     del policy, model, reference, optimizer

@@ -177,13 +177,13 @@ class ActorCritic(nn.Module):
         if critic.backbone is not None:
             self._no_split_modules |= set(critic.backbone.lm._no_split_modules or ())
 
-    def forward(self, batch, with_entropy=True):
+    def forward(self, batch, with_entropy=True, entropy_grad=False):
         """What `Policy` returns, and float32 values (R, T), 0 outside the mask.
 
         The value of a token is read where its log-prob is, one position before it: that state has not seen the token.
         """
         states = self.policy.states(batch)
-        logprobs, entropy = self.policy(batch, with_entropy, states)
+        logprobs, entropy = self.policy(batch, with_entropy, entropy_grad, states)
         if self.critic.backbone is not None:
             states = self.critic.backbone.states(batch)
         return logprobs, entropy, self.critic(batch, *states)
@@ -329,6 +329,7 @@ def policy_loss(
             objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
         stats["clip_low"] = (advantages < 0) & (ratio < 1 - args.clip_low)
         stats["clip_high"] = (advantages > 0) & (ratio > 1 + args.clip_high)
+        stats["dual_clip"] = (advantages < 0) & (ratio > (args.dual_clip or torch.inf))
     else:  # k1 of KL(old || new): under samples of old its gradient is that of the KL
         objective = objective + (args.penalty_coef if penalty_coef is None else penalty_coef) * log_ratios
     losses = -objective
@@ -438,7 +439,10 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
-    minibatches = split_rollout(accelerator, batch, args)
+    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    metrics.add("reward/skipped", float(not minibatches))
+    if not minibatches:
+        return
     everything = [micro for micro_batches in minibatches for micro in micro_batches]
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
     policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
@@ -451,7 +455,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
             step_loss = step_kl = 0.0
             for i, micro in enumerate(micro_batches):
                 with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy, values = model(micro)
+                    logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
                     ref_logprobs = micro.get("ref_logprobs") if in_loss else None
                     losses, stats = policy_loss(
@@ -510,7 +514,10 @@ def add_policy_change(accelerator, model, micro_batches, metrics):
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes."""
+    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+
+    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes
     indices = range(rank, -(-len(prompts) // processes) * processes, processes)
@@ -520,7 +527,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -528,7 +535,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator)
+    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def check_own_args(args):
@@ -560,7 +567,7 @@ def main(argv=None):
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
     if args.reward_model_path:
-        reward_functions = [learned_reward(args, train_prompts, accelerator.device)]
+        reward_functions = [learned_reward(args, train_prompts or eval_prompts, accelerator.device)]
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     critic = load_critic(args, policy)
@@ -572,12 +579,13 @@ def main(argv=None):
     sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
     run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
+    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
         with gathered(accelerator, model):
-            result = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-        run.log_evaluation(result)
+            result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+        run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
@@ -606,19 +614,18 @@ def main(argv=None):
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if run.step > args.critic_warmup_steps:  # before that, the policy does not move
+        if run.step > args.critic_warmup_steps and not result["reward/skipped"]:  # otherwise the policy has not moved
             coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):
-                evaluation = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-            run.log_evaluation(evaluation)
+                evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
+            run.log_evaluation(evaluation, sampled)
             result |= evaluation
         run.log(result, shown=(prompts, texts, rewards, parts))
         if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, policy, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
     del policy, critic, model, reference, optimizer, groups

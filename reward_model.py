@@ -189,7 +189,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     train_pairs, eval_pairs, data_summary = load_pairs(args, tokenizer)
     steps = len(train_pairs) * args.num_epochs // args.pairs_per_step
-    if steps == 0:
+    if steps == 0 and args.max_steps != 0:
         sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
         raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
     steps = last_step(args, train_pairs)
@@ -200,6 +200,7 @@ def main(argv=None):
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, f"steps: {steps}")
+    run.save_step_model(model, reward_model, tokenizer)  # of the resumed step, where a crash came before it
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
@@ -224,8 +225,7 @@ def main(argv=None):
         run.log(result)
         if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
             run.save()
-        if run.due(args.save_model_every, at_end=False):
-            run.save_model(model, reward_model, tokenizer, f"model-step-{step}")
+        run.save_step_model(model, reward_model, tokenizer)
 
     run.finish(model, reward_model, tokenizer)
     del reward_model, model, optimizer

@@ -15,7 +15,7 @@ time is that of sampling alone. The learning rate is 1e-6, so that the lengths s
 
 Each contestant lives in a process of its own and they take turns, a step each, while the others sleep: so they see the
 same state of the machine, none inherits another's memory, and the peak of a process is its own. Peak memory is what the
-steps add to the loaded model: resident set on CPU, allocated by torch on CUDA. Ratios are taken turn by turn.
+steps add to the loaded model: resident set on CPU, allocated by torch on a GPU. Ratios are taken turn by turn.
 
 Before anything is timed all train on one rollout (ours), each in its own loop, and must arrive at the same gradient.
 
@@ -160,15 +160,15 @@ def make_embedded(number):
 
 
 def clock():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def memory(peak=False):
     """Bytes in use now, or at most so far."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+    if torch.accelerator.is_available():
+        return torch.accelerator.max_memory_allocated() if peak else torch.accelerator.memory_allocated()
     try:
         lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -193,8 +193,8 @@ class Turns:
             hook.remove()
 
         hook = optimizer.register_step_pre_hook(save_gradient)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        if torch.accelerator.is_available():
+            torch.accelerator.reset_peak_memory_stats()
         else:
             pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the same
         self.base = memory()
@@ -203,8 +203,8 @@ class Turns:
     def wait(self):
         """Block until it is this contestant's turn; returns given completions to train on instead of own ones."""
         given = self.pipe.recv()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
         self.start = clock()
         return given
 
@@ -213,8 +213,8 @@ class Turns:
         end = clock()
         result = dict(rollout_s=sampled, update_s=end - scored, step_s=end - self.start, completions=completions)
         result |= dict(tokens=sum(map(len, completions)), peak_gb=(memory(peak=True) - self.base) / 1e9)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the others use the same device
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()  # the others use the same device
         self.pipe.send(result)
 
 
@@ -339,8 +339,8 @@ def run_trl(turns, task):
         shuffle_dataset=False,
         bf16=False,
         gradient_checkpointing=task.gradient_checkpointing,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.accelerator.is_available(),
+        dataloader_pin_memory=torch.accelerator.is_available(),
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -471,7 +471,8 @@ def spread(values, digits=2):
 def table(name, workload, results, options):
     """The results of one workload as lines of Markdown."""
     check, results = results["check"], {who: turns for who, turns in results.items() if who != "check"}
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{options.threads} CPU threads"
+    on_gpu = torch.accelerator.is_available()
+    device = torch.get_device_module().get_device_name() if on_gpu else f"{options.threads} CPU threads"
     differences = ", ".join(f"{who} {check[who]:.0e}" for who in results if who != "ours")
     shape = f"{workload.prompts} prompts x {workload.group}, cap {workload.cap}, {workload.rows} rows a forward"
     lines = [
@@ -511,8 +512,8 @@ def main():
     parser.add_argument("--gradient_checkpointing", action="store_true", help="for all contestants")
     parser.add_argument("-o", "--output", help="JSON file for the results of every turn")
     options = parser.parse_args()
-    if "gpu" in options.workload and not torch.cuda.is_available():
-        parser.error("--workload gpu needs CUDA")
+    if "gpu" in options.workload and not torch.accelerator.is_available():
+        parser.error("--workload gpu needs a GPU")
     if "trl" in options.against and "trl" not in installed:
         parser.error("TRL is not installed: pip install -r benchmarks/requirements.txt")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when a contestant's process starts

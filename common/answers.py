@@ -38,8 +38,7 @@ ANSWER_WORD = r"(?i:nswer)\*{0,3} ?(?:is\b|[:\uff1a])"
 MARKER = re.compile(  # each begins with a letter of its own: five times faster than with a group or a lookbehind
     rf"\\boxed(?![A-Za-z])|\\fbox(?![A-Za-z])|<(?i:answer)>|a{ANSWER_WORD}|A{ANSWER_WORD}"
     r"|#(?<!##)#{0,5} {0,3}\*{0,3}(?i:(?:the )?(?:final )?answer)\*{0,3}[ \r]{0,3}\n|####(?<!#####)(?!#)"
-    r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])"
-    r"|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
+    r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
 )
 BEFORE_ANSWER = re.compile(r"(?:[\s*_`:\uff1a]|\$\$|\\\[)*")  # between the marker and its answer
 ANSWER_END = re.compile(r"(?i:</answer>)")
@@ -68,9 +67,10 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     if "<think>" in text:
         return None
     stop = len(text)  # where the next marker begins
-    for marker in reversed(list(MARKER.finditer(text))[-MAX_EMPTY:]):
+    markers = list(MARKER.finditer(text))[-MAX_EMPTY:]
+    for marker in reversed(markers):
         if marker[0][0] == "\\":
-            return _boxed(text + closing, marker.end(), truncated)
+            return _boxed(text + closing, [box for box in markers if box[0][0] == "\\"], truncated)
         if marker[0][0] == "<":
             close = ANSWER_END.search(text + closing, marker.end())
             return _trim(text[marker.end() : close.start()]) or None if close else None
@@ -78,96 +78,108 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
         end = (LINE_END if marker[0] == "####" else SENTENCE_END).search(text, start, stop)
         if truncated and end is None and stop == len(text):
             return None
-        answer = _trim(text[start : end.start() if end else stop])
-        if answer:
+        if answer := _trim(text[start : end.start() if end else stop]):
             return answer
         stop = marker.start()
     return None
 
 
-def _boxed(text: str, start: int, truncated: bool) -> str | None:
-    r"""What follows `\boxed` at `start`: a group with its nested braces closed, or one word, as in `\boxed 3`."""
-    word = BOX_START.match(text, start)
-    if not word[1]:
-        return None if truncated and word.end() == len(text) else _trim(word[2]) or None
-    depth = 0
-    for brace in BRACE.finditer(text, word.start(1), word.start(1) + MAX_BOX):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0 and brace[0] == "}":
-            return _trim(text[word.end(1) : brace.start()]) or None
-    return None
+def _boxed(text: str, boxes: list[re.Match], truncated: bool) -> str | None:
+    r"""What stands in the braces of the last box, or of the one around it, or the one word after it: `\boxed 3`."""
+    words = [BOX_START.match(text, box.end()) for box in boxes]
+    if not words[-1][1]:
+        return None if truncated and words[-1].end() == len(text) else _trim(words[-1][2]) or None
+    last, opened, answer = words[-1].start(1), [], ""
+    starts = [word.start(1) for word in words if word[1] and word.start(1) > last - MAX_BOX]
+    for brace in BRACE.finditer(text, starts[0], last + MAX_BOX):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened and (start := opened.pop()) in starts and brace.start() > last:
+            answer = text[start + 1 : brace.start()]
+    return _trim(answer) or None
 
 
 def _trim(answer: str) -> str:
     """`answer` without blanks, Markdown emphasis, a final period, quotes, and what makes it a formula: `$`, `\\(`."""
-    answer = _unquote(answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`"))
-    wrapper = MATH_WRAPPER.fullmatch(answer)
-    return (wrapper[1] or wrapper[2] or wrapper[3] or "").strip() if wrapper else answer
+    answer = answer.strip(" \t\r\n*`").rstrip(".\u3002").rstrip(" *`")
+    return _inside(MATH_WRAPPER, _inside(QUOTED, answer))
 
 
-def _unquote(answer: str) -> str:
-    """`answer` without the quotes around the whole of it: `5"` and `"a" or "b"` keep theirs."""
-    quoted = QUOTED.fullmatch(answer)
-    return (quoted[2] or quoted[3] or quoted[4] or "").strip() if quoted else answer
+def _inside(wrapper: re.Pattern, answer: str) -> str:
+    """`answer` without what is around the whole of it: `5"` and `"a" or "b"` keep their quotes."""
+    match = wrapper.fullmatch(answer)
+    return match[match.lastindex].strip() if match else answer
 
 
 # --------------------------------------------------------------------------------------------------- equivalence
 
 CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # fullwidth forms of ASCII
 CHARACTERS |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63"), "-")
-CHARACTERS |= dict.fromkeys(map(ord, "\u2009\u202f"), r"\,")  # thin spaces
 CHARACTERS |= {ord(c): " " + unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 CHARACTERS |= str.maketrans({
-    "\u3000": " ", "\u00a0": " ", "\u2044": "/", "\uffe5": "¥", "\u3001": ",", "\u3002": ".", "²": "^2", "³": "^3",
+    "\u3000": " ", "\u00a0": " ", "\u2044": "/", "\uffe5": "¥", "\u3001": ",", "\u3002": ".", "²": "^{2}", "³": "^{3}",
     "°": r"\degree ", "\u00d7": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "π": r"\pi ",
-    "√": r"\sqrt ", "∞": r"\infty ", "\u222a": r"\cup ",
+    "√": r"\sqrt ", "∞": r"\infty ", "\u222a": r"\cup ", "\u2009": r"\,", "\u202f": r"\,",
 })  # fmt: skip
 JSON_ESCAPED = re.compile(r"[^\\]*(?:\\\\(?:\\\\|(?=[^\\\s]))[^\\]*)+")  # `\\ ` is a line break, not a doubled `\ `
 DIGIT_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\\,) ?(?=[0-9]{3}(?![0-9]))")
 INVISIBLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[!()\[\]]")
 LATEX_SPACE = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;: ])|~")
 DEGREE = re.compile(r"\^?(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\degree(?![A-Za-z]))")
-ARGUMENT = r"\s*(?:\{((?:[^{}]|\{[^{}]*\})*+)\}|([0-9A-Za-z]|\\[a-z]+))"
-FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])" + ARGUMENT + ARGUMENT)
-ATOM = re.compile(r"[+-]?[0-9.,]+|[A-Za-z]|\\[a-z]+")
-WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*\{([^{}]*)\}")
-EXPONENT = re.compile(r"\^ ?\{ ?([+-]?\w+) ?\}")
+GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+)\}"
+ARGUMENT = rf"\s*(?:{GROUP}|([0-9A-Za-z]|\\[a-z]+))"
+FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUMENT}(?=\s*([0-9^!]|\.[0-9])?)")
+ATOM = re.compile(r"[0-9.,]+|[A-Za-z]|\\[a-z]+")
+WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*" + GROUP)
+POWER = re.compile(r"\^([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
+INDEX = re.compile(r"_([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
 ROOT = re.compile(r"\\sqrt ?(\w)")
 
 NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 SPACED = r"[1-9][0-9]{0,2}(?:\ [0-9]{3})+(?:\.[0-9]*)?"
-QUANTITY = re.compile(
-    rf"""(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
-    (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER})\ ?/\ ?(?P<bottom>[+-]?{NUMBER})
-      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^(?P<power>[+-]?[0-9]{{1,3}})
-      | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
-    (?P<gap>\ ?)(?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^[23])?)?""",
-    re.VERBOSE,
-)
-CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan"}
-UNITS = CURRENCY | {"pct": "percent", "percentage": "percent"}  # one name for what has several
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-SHORT_UNITS = set("m g s h l mm cm km kg mg ml lb lbs oz ft in yd hr hrs mph kmh min sec am pm".split())
+QUANTITY = re.compile(
+    rf"""(?x)(?P<sign>[+-]?)\ ?(?P<currency>[$€£¥]?)\ ?(?P<second_sign>[+-]?)
+    (?: (?:(?P<whole>[0-9]+)\ )? (?P<top>{NUMBER}|\([+-]?{NUMBER}\))\ ?/\ ?(?P<bottom>[+-]?{NUMBER}|\([+-]?{NUMBER}\))
+      | (?:(?P<mantissa>{SPACED}|{NUMBER})\ ?(?:\\times|\\cdot|\*|x)\ ?)? 10\^\{{(?P<power>[+-]?[0-9]{{1,3}})\}}
+      | (?P<decimal>{SPACED}|{NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) )
+    (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
+    (?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^\{{[23]\}})?)?"""
+)
+UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound gbp:pound ¥:yuan cny:yuan pct:percent percentage:percent
+    mm:millimeter cm:centimeter m:meter metre:meter km:kilometer in:inch ft:foot feet:foot yd:yard mg:milligram g:gram
+    kg:kilogram lb:lb oz:ounce ml:milliliter l:liter litre:liter s:second sec:second min:minute h:hour hr:hour mph:mph
+    kmh:kmh am:am pm:pm"""
+UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
-NOT_UNITS = set(
-    "or and not but nor to if is was pi sqrt log exp sin cos tan mod base choose plus minus over squared cubed "
-    "factorial half halves third thirds quarter quarters fourth fourths fifth fifths repeating recurring".split()
-) | set(SCALES)
-NOT_CHINESE_UNITS = re.compile("[或和与及不十百千万亿]")
+NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a value
+    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)il|dozen|lakh|crore|myriad|grand|gross)(?:ths?|s|fold)?
+    |(?:one|twen|two|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)
+     (?:teen|ty|tie)?(?:ths?|s|fold)?\b(?!-) |zero|thirds?|hal(?:f|ves?|ved|ving)|quarter(?:s|ed)?|fold|once|twice
+    |thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negative|opposite|inverse|reciprocal|itself|multiplied
+    |divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and|but|not
+    |nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
+    |[或和与及不十百千万亿萬億兆半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
+)
 
 OPEN, CLOSE = "([{⦃", ")]}⦄"  # ⦃ ⦄ stand for LaTeX's escaped braces
 ITEMS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,(?!(?<=[0-9],)[0-9]{{3}}(?![0-9]))|;|\\cup|\b(?:or|and)\b|[或和与]")
 COMMAS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,")
 NAME = re.compile(
-    r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
+    r"(\\?[A-Za-z]+(?:_(?:\{\w+\})?\w*+)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
 )
 STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
-    rf"""(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
-    (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+""",
-    re.VERBOSE,
+    rf"""(?x)(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
+    (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+"""
 )
 UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
-LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # a blank between two digits holds them apart
+# These say nothing: a blank, but not between two digits or two words; the brackets of `(3\pi)/4` and `1/(\sqrt{2})`.
+WORD = "[A-Za-zÀ-ӿ]{2}"
+LOOSE_SPACE = re.compile(rf"(\\[A-Za-z]++) | (?!(?<=[0-9] )[0-9]|(?<={WORD} ){WORD}|(?<=\b[aAI] ){WORD}\w)")
+PRODUCT = r"[+-]?(?:(?:[0-9.]+|\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?![A-Za-z]))(?:\^\{\w+\})?)++"
+NEEDLESS = re.compile(
+    rf"(?<![^-+=([{{])\(({PRODUCT})\)(?=/)|(?<=/)\((-?[0-9.]+|\\sqrt\{{[^{{}}]*\}})\)(?![\w\\(^!{{])|^\+(?=\\infty$)"
+)
 
 
 class Parsed(NamedTuple):
@@ -204,30 +216,31 @@ def _parse_answer(answer: str) -> Parsed:
 
 def _clean(answer: str) -> str:
     """One spelling for what has several: unicode signs, LaTeX spacing and wrappers, fractions (`a/b`), blanks."""
-    text = END_OF_TEXT.split(answer, maxsplit=1)[0] if "<" in answer else answer
-    text = text if text.isascii() else text.translate(CHARACTERS)
+    text = END_OF_TEXT.split(answer, maxsplit=1)[0].translate(CHARACTERS)
     if "\\\\" in text and JSON_ESCAPED.fullmatch(text):
         text = text.replace("\\\\", "\\")
-    if "$" in text:
-        text = text.replace(r"\$", "\ue000")
-        if text.count("$") % 2 == 0:  # pairs delimit formulas, a lone one is money
-            text = text.replace("$", "")
-        text = text.replace("\ue000", "$")
+    text = text.replace(r"\$", "\ue000")
+    if text.count("$") % 2 == 0:  # pairs delimit formulas, a lone one is money
+        text = text.replace("$", "")
+    text = text.replace("\ue000", "$")
     if "\\" in text or "{" in text:
         text = LATEX_SPACE.sub(" ", INVISIBLE.sub("", DIGIT_SEPARATOR.sub("", text)))
         text = DEGREE.sub(" degree ", text)
         text = text.replace(r"\%", "%").replace("{,}", ",").replace(r"\{", "⦃").replace(r"\}", "⦄")
-        text = EXPONENT.sub(r"^\1", ROOT.sub(r"\\sqrt{\1}", text))
-        for _ in range(5):  # nested wrappers open from the inside
-            text = WRAPPER.sub(r" \1 ", FRACTION.sub(_as_quotient, text))
-    text = " ".join(text.replace("%", " percent ").split()).replace(" ^", "^")
-    return _unquote(text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
+        text = ROOT.sub(r"\\sqrt{\1}", text)
+        for _ in range(5):  # each may hold another
+            text = FRACTION.sub(_as_quotient, WRAPPER.sub(r" \1 ", text))
+    text = re.sub(r"(?<=[({^_]) | (?=[)}^])", "", " ".join(text.replace("%", " percent ").split()))
+    text = INDEX.sub(r"_{\1}", POWER.sub(r"^{\1}", text))
+    return _inside(QUOTED, text.lstrip(" *`:,;").rstrip(" *`:,;.")).rstrip(".")
 
 
 def _as_quotient(fraction: re.Match) -> str:
-    top, bottom = fraction[1] or fraction[2] or "", fraction[3] or fraction[4] or ""
-    top, bottom = (part.strip() if ATOM.fullmatch(part.strip()) else f"({part})" for part in (top, bottom))
-    return f" {top}/{bottom}"
+    """`a/b`, in brackets where what stands before or behind it would take a part of it: the 3 of `\\frac123`."""
+    before, *parts, after = fraction.groups()
+    parts = (part.strip() for part in parts if part is not None)
+    quotient = "/".join(part if ATOM.fullmatch(part) else f"({part})" for part in parts)
+    return f"{before or ''}({quotient})" if before or after else f" {quotient}"
 
 
 def _parse(text: str, depth: int) -> Parsed:
@@ -236,22 +249,22 @@ def _parse(text: str, depth: int) -> Parsed:
     items = _split(text, ITEMS)
     if quantity or not items or depth > 4:
         return quantity or _text(text)
-    if len(items) > 1:
-        return _list(items, depth)
-    side = _last_side(text, depth)
-    if side:
-        return side
-    brackets = text[0] + text[-1]
-    inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
-    if not inner:
-        return _text(text)
-    if len(inner) == 1:  # 1,234 is a number, (1,234) a pair
-        inner = _split(text[1:-1], COMMAS)
-    if brackets in ("()", "{}") and len(inner) == 1:
-        return _parse(inner[0], depth + 1)
+    brackets, inner = "⦃⦄", items
+    if len(items) == 1:
+        if side := _last_side(text, depth):
+            return side
+        brackets = text[0] + text[-1]
+        inner = _split(text[1:-1], ITEMS) if text[0] in OPEN and text[-1] in CLOSE else None
+        if not inner:
+            return _text(text)
+        if len(inner) == 1:  # 1,234 is a number, (1,234) a pair
+            inner = _split(text[1:-1], COMMAS)
+        if brackets in ("()", "{}") and len(inner) == 1:
+            return _parse(inner[0], depth + 1)
+    parsed = tuple(_parse(item, depth + 1) for item in inner)
     if brackets in ("⦃⦄", "{}"):
-        return _list(inner, depth)
-    return Parsed(brackets, tuple(_parse(item, depth + 1) for item in inner))
+        return Parsed("list", tuple(sorted(parsed, key=lambda item: (item.kind, str(item.value)))))
+    return Parsed(brackets, parsed)
 
 
 def _last_side(text: str, depth: int) -> Parsed | None:
@@ -271,22 +284,14 @@ def _last_side(text: str, depth: int) -> Parsed | None:
     return side._replace(name=name[1].replace(" ", "")) if name else side
 
 
-def _list(items: list[str], depth: int) -> Parsed:
-    parsed = [_parse(item, depth + 1) for item in items]
-    return Parsed("list", tuple(sorted(parsed, key=lambda item: (item.kind, str(item.value)))))
-
-
 def _split(text: str, separators: re.Pattern) -> list[str] | None:
     """The pieces between separators outside all brackets, empty ones left out; None if the brackets do not pair."""
     pieces, start, depth = [], 0, 0
     for token in separators.finditer(text):
-        if token[0] in OPEN:
-            depth += 1
-        elif token[0] in CLOSE:
-            depth -= 1
-            if depth < 0:
-                return None
-        elif depth == 0:
+        depth += (token[0] in OPEN) - (token[0] in CLOSE)
+        if depth < 0:
+            return None
+        if depth == 0 and token[0] not in CLOSE:
             pieces.append(text[start : token.start()])
             start = token.end()
     pieces.append(text[start:])
@@ -294,42 +299,37 @@ def _split(text: str, separators: re.Pattern) -> list[str] | None:
 
 
 def _text(text: str) -> Parsed:
-    text = LOOSE_SPACE.sub("", text)
-    return Parsed("text", text.lower() if text.isalpha() else text)
+    text = NEEDLESS.sub(r"\1\2", LOOSE_SPACE.sub(r"\1", text))
+    return Parsed("text", text.lower() if text.replace(" ", "").isalpha() else text)
 
 
 def _quantity(text: str) -> Parsed | None:
     """A number with its sign, currency and unit, or None."""
     match = QUANTITY.fullmatch(text)
-    if match is None:
+    if match is None or NOT_UNITS.search(match["unit"] or ""):
         return None
     part = {name: (value or "").replace(",", "") for name, value in match.groupdict().items()}
     part |= {name: part[name].replace(" ", "") for name in ("mantissa", "decimal")}
     if part["bottom"]:
-        if Fraction(part["bottom"]) == 0 or (part["whole"] and not part["top"].isdigit()):
+        top, bottom = (Fraction(part[name].strip("()")) for name in ("top", "bottom"))
+        if bottom == 0 or (part["whole"] and not part["top"].isdigit()):
             return None
-        value = int(part["whole"] or 0) + Fraction(part["top"]) / Fraction(part["bottom"])
+        value = int(part["whole"] or 0) + top / bottom
     elif part["power"]:
         value = Fraction(part["mantissa"] or 1) * Fraction(10) ** int(part["power"])
     else:
         value = Fraction(part["decimal"])
     if (part["sign"] == "-") != (part["second_sign"] == "-"):
         value = -value
-    words = [UNITS.get(word, word) for word in re.split(r"[ /-]", part["unit"].lower()) if word]
-    if words and words[0] in SCALES and part["gap"]:
-        value *= SCALES[words.pop(0)]
-    if words and not _is_unit(words, glued=not part["gap"]):
-        return None
-    words = [CURRENCY[part["currency"]], *words] if part["currency"] else words
-    return Parsed("number", value, unit=" ".join(word.rstrip("s").rstrip("e") for word in words))  # 3 boxes, 1 box
-
-
-def _is_unit(words: list[str], glued: bool) -> bool:
-    """Whether words after a number name what it counts; in `3x`, `3 or so` and `5 choose 2` they do not."""
-    if NOT_CHINESE_UNITS.search("".join(words)) or not NOT_UNITS.isdisjoint(words):
-        return False
-    first, *others = (word.removesuffix("^2").removesuffix("^3") for word in words)
-    if glued and first.isascii():  # 5cm, 5pct and 5$, but 5m may be five times m
-        return first in UNITS.values() or (first in SHORT_UNITS and len(first) > 1)
-    others = [word for word in others if word not in LINKING_WORDS]
-    return all(len(word) > 2 or word in SHORT_UNITS or not word.isascii() for word in (first, *others))
+    value *= SCALES.get(part["scale"].lower(), 1)
+    names = [UNITS[part["currency"]]] if part["currency"] else []
+    for index, word in enumerate(re.findall("[^ /-]+", part["unit"].lower())):
+        word, _, power = word.partition("^")
+        key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
+        known = len(word) > 2 or key in UNITS or not word.isascii() or (index > 0 and word in LINKING_WORDS)
+        if index == 0 and not part["gap"] and word < "\u0400":  # 5cm, 5pct and 5$, but 5m may be five times m, as 5θ is
+            known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
+        if not known or not (word.isalpha() or word in UNITS):  # 5 x⁴
+            return None
+        names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box
+    return Parsed("number", value, unit=" ".join(names))

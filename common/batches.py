@@ -84,8 +84,9 @@ def split_rollout(accelerator, batch, args):
     columns of some rows; `totals`, which token weights are made of: tokens, rows and prompts of the whole optimizer
     step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so that no
     forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). A row without a
-    reward (NaN) has an empty loss mask, and no total counts it. All processes get equally many, since each pass of
-    FSDP2 is a collective; a filler is a real row without a loss mask.
+    reward (NaN) has an empty loss mask, and no total counts it; if there is no other row on any process, the list is
+    empty. All processes get equally many, since each pass of FSDP2 is a collective; a filler is a real row without a
+    loss mask.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
     scored = ~batch["rewards"].isnan()  # (R,)
@@ -105,6 +106,8 @@ def split_rollout(accelerator, batch, args):
     prompts = scored.view(-1, args.group_size).any(dim=1)  # with a row in the loss
     counts = [mask.view(args.num_minibatches, -1).sum(dim=1) for mask in (batch["loss_mask"], scored, prompts)]
     counts = accelerator.reduce(torch.stack(counts, dim=1), "sum").tolist()  # (minibatches, 3)
+    if not any(step_rows for _, step_rows, _ in counts):
+        return []
     minibatches = []
     for start, cut, number, (tokens, step_rows, step_prompts) in zip(starts, cuts, most, counts, strict=True):
         parts = [take_rows(batch, part) for part in cut]
@@ -120,6 +123,7 @@ class Completion(str):
     """The text of a completion, with its token ids up to the stop token, and what reward functions log of it."""
 
     ids: list[int]
+    truncated: bool
     extra: dict
 
 
@@ -129,6 +133,16 @@ def completion_texts(tokenizer, batch):
     ids = [ids[:length] for ids, length in rows]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     texts = list(map(Completion, texts))
-    for text, row in zip(texts, ids, strict=True):
-        text.ids, text.extra = row, {}
+    for text, row, truncated in zip(texts, ids, batch["truncated"].tolist(), strict=True):
+        text.ids, text.truncated, text.extra = row, truncated, {}
     return texts
+
+
+def raw_lines(tokenizer, prompt, completion):
+    """Two lines that show the ids of a prompt and its completion as text, with all special tokens, at most 2,000
+    characters each: of a longer one the middle is left out."""
+    lines = []
+    for name, ids in (("a prompt as the model gets it", prompt), ("its completion with its stop token", completion)):
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        lines.append(f"{name}: {text if len(text) <= 2000 else f'{text[:1000]} [...] {text[-1000:]}'!r}")
+    return lines

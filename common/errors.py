@@ -52,6 +52,27 @@ def set_handlers(action):
     return {}
 
 
+def in_fork():
+    """Take `on_signal` from a fork, such as a worker of a reward's `multiprocessing.Pool`, which SIGTERM is to end.
+
+    The first Ctrl-C of a terminal reaches forks too, and the step of this process may need what they compute.
+    """
+    for number, action in ((signal.SIGINT, outlive_first), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is on_signal:
+            signal.signal(number, action)
+
+
+def outlive_first(number, frame):
+    """Ignore a signal and its echo; the next one has its default action."""
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(Process.ECHO)
+    signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=in_fork)
+
+
 @contextlib.contextmanager
 def clean_exit():
     """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.

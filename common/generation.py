@@ -46,7 +46,7 @@ def seeded(key, device):
     `key` is one or several numbers, such as (seed, rank, step, round); streams of unequal keys are independent.
     """
     seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         torch.manual_seed(int(seed))
         yield
 

@@ -61,11 +61,10 @@ class Policy(Backbone):
     pass, so that no (R, T, V) tensor exists.
     """
 
-    def __init__(self, lm, pad_token, stop_tokens, temperature, entropy_grad):
+    def __init__(self, lm, pad_token, stop_tokens, temperature):
         super().__init__(lm)
         self.pad_token, self.stop_tokens = pad_token, stop_tokens
         self.temperature = temperature
-        self.entropy_grad = entropy_grad
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
         self.chunked = passes(head_is_last, lm)
         self.plain_cache = passes(has_plain_cache, lm)  # else stock `generate` samples
@@ -81,7 +80,7 @@ class Policy(Backbone):
         elif not self.shares_prompts:
             yield "updates compute a prompt again for each completion (due to checkpointing, sharding, or the model)"
 
-    def forward(self, batch, with_entropy=True, states=None):
+    def forward(self, batch, with_entropy=True, entropy_grad=False, states=None):
         """Float32 log-probs and entropies (R, T) of the completions at the sampling temperature, 0 outside the mask.
 
         It equals, without the (R, T, V) logits (tests/test_policy.py::test_forward_equals_full_logits_without_padding):
@@ -91,25 +90,26 @@ class Policy(Backbone):
             entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
         `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
-        prompt_index (R, 1) rows of one index have one prompt, which is computed once. `states`: those of `self.states`,
-        if they have been computed already.
+        prompt_index (R, 1) rows of one index have one prompt, which is computed once. The entropy has a gradient only
+        with `entropy_grad`, which keeps every chunk of logits. `states`: those of `self.states`, if they are known.
         """
         rows, columns, hidden = self.states(batch) if states is None else states
         tokens = batch["completions"][rows, columns]
         size = max(1, CHUNK_ELEMENTS // self.lm.get_output_embeddings().weight.shape[0])
         if len(tokens) <= size:
-            results = self.head(hidden, tokens, with_entropy)
+            results = self.head(hidden, tokens, with_entropy, entropy_grad)
         else:
             chunks = zip(hidden.split(size), tokens.split(size), strict=True)
-            parts = [checkpoint(self.head, h, t, with_entropy, use_reentrant=False) for h, t in chunks]
+            how = with_entropy, entropy_grad
+            parts = [checkpoint(self.head, h, t, *how, use_reentrant=False) for h, t in chunks]
             results = [torch.cat(part) if part[0] is not None else None for part in zip(*parts, strict=True)]
         empty = torch.zeros(batch["completions"].shape, device=hidden.device)
         return [None if x is None else empty.index_put((rows, columns), x) for x in results]
 
-    def head(self, hidden, tokens, with_entropy):
+    def head(self, hidden, tokens, with_entropy, entropy_grad):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
-        return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, self.entropy_grad)
+        return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, entropy_grad)
 
 
 def passes(check, *inputs):

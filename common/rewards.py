@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -10,7 +9,6 @@ import inspect
 import logging
 import math
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
 from common.errors import InputError, one_line
-from common.user_rewards import trl_keywords
+from common.user_rewards import trl_keywords, undone
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
@@ -164,10 +162,12 @@ def _load_function(spec: str) -> Callable:
     if source.endswith(".py") and not Path(source).is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
     try:
-        with contextlib.chdir(os.curdir):  # as in `_call`
+        with undone():
             module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
         function = getattr(module, name, None)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, and what libraries in Rust raise
         message = f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {one_line(error)}"
         raise InputError(message) from error
     if not callable(function):
@@ -202,9 +202,9 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
 
     `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. The
-    user's function gets copies of messages and columns, and may change the working directory for itself alone. An
-    exception or `sys.exit` in it, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and too few
-    or too many values raise InputError with function and row.
+    user's function gets copies of messages and columns, and what it sets for the process ends with the call (`undone`).
+    Whatever is raised in it but Ctrl-C, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and
+    too few or too many values raise InputError with function and row.
     """
     try:
         values = _call(reward, "all rows together", rows, texts, truncated)
@@ -225,7 +225,6 @@ def _find_failing_row(reward: Reward, rows: list, texts: list[str], truncated: l
 
 def _check_values(reward: Reward, values, rows: int) -> list:
     """What a user's function returned, as a list of floats and None, one for each row."""
-    values = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
     if not isinstance(values, (list, tuple)) or len(values) != rows:
         found = f"{len(values)} values" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
         rows_text = f"rows 0 to {rows - 1}"
@@ -238,28 +237,39 @@ def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: l
         if reward.function in BUILT_IN.values():
             return reward.function(texts, [row.answer for row in rows], truncated)
         keywords = trl_keywords(reward.function, rows, texts, truncated)
-        with contextlib.chdir(os.curdir):  # comes back to where it was: paths of the run are relative
-            result = reward.function(**keywords)
-            return asyncio.run(result) if inspect.iscoroutine(result) else result  # TRL takes async functions too
-    except (Exception, SystemExit) as error:
+        with undone():
+            values = reward.function(**keywords)
+            values = asyncio.run(values) if inspect.iscoroutine(values) else values  # TRL takes async functions too
+            return values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
-        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        problem, plain = str(error) if isinstance(error, TypeError) else "", isinstance(rows[0].prompt, str)
+        if "unexpected keyword argument" in problem:
             message += "; let it take **kwargs, as in TRL"
+        if "string indices must be integers" in problem and plain:
+            message += "; completions are text here, since the prompts of the data are text: write completion for "
+            message += 'completion[0]["content"], or give data whose prompts are messages'
         raise InputError(message) from error
 
 
 def _number(reward: Reward, row: int, value) -> float:
     """A value of another type as a float; InputError where it is no number, or too large."""
+    number, shown, cause = math.nan, f"a value of type {type(value).__name__}", None
     try:
-        number = float("nan" if isinstance(value, (str, bytes)) else value)
-    except Exception:
-        number = math.nan
-    if abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
-        return number
-    message = f"reward '{reward.name}' returned {one_line(repr(value)):.80} for row {row}"
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        if abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
+            return number
+        shown = f"{one_line(repr(value)):.80}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        cause = error
+    message = f"reward '{reward.name}' returned {shown} for row {row}"
     if math.isfinite(number):
         raise InputError(f"{message}, weight {reward.weight:g}; beyond {MAX_REWARD:g} the loss would overflow")
-    raise InputError(f"{message}; return a finite number, or None where it does not apply")
+    raise InputError(f"{message}; return a finite number, or None where it does not apply") from cause
 
 
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:

@@ -1,10 +1,14 @@
 """What the user's reward functions are called with: what TRL's GRPOTrainer passes, by the same names."""
 
+import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable
 from itertools import chain
 from typing import ClassVar
+
+import torch
 
 from common.batches import Completion
 from common.errors import Process
@@ -15,6 +19,40 @@ class Logged:
 
     used = False  # a function of the user has been called, on all processes alike
     values: ClassVar[dict[str, list[float]]] = {}
+
+
+def _matmul_precision():
+    with contextlib.suppress(RuntimeError):  # torch's older and newer switches were mixed
+        return torch.get_float32_matmul_precision()
+
+
+def _set_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+TORCH = (  # how torch computes in the whole process: what reads it, and what sets it
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, _set_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (_matmul_precision, torch.set_float32_matmul_precision),
+)
+
+
+@contextlib.contextmanager
+def undone():
+    """Undo what code of the user sets for the whole process: the working directory, since paths of the run are
+    relative, and `TORCH`. Not the states of random generators: the run has its own, and a reward may go on with these.
+    """
+    before = [get() for get, _ in TORCH]
+    with contextlib.chdir(os.curdir):
+        try:
+            yield
+        finally:
+            for (get, put), value in zip(TORCH, before, strict=True):
+                if value is not None and get() != value:
+                    put(value)
 
 
 def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: list[bool]) -> dict:
@@ -71,7 +109,7 @@ def log_metric(name: str, value: float) -> None:
     """What TRL passes under this name: the value counts towards the mean `logged/<name>` in the metrics."""
     if not math.isfinite(value):
         raise ValueError(f"log_metric({name!r}, {value!r}): give a finite number")
-    Logged.values.setdefault(name, []).append(float(value))
+    Logged.values.setdefault(str(name), []).append(float(value))
 
 
 def take_logged(accelerator, beside: dict[str, float]) -> dict[str, float]:
@@ -91,12 +129,16 @@ def take_logged(accelerator, beside: dict[str, float]) -> dict[str, float]:
 
 
 def _log_extra(texts: list, column: str, values: list) -> None:
-    """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl."""
+    """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl.
+
+    JSON has no NaN and no infinity: they become null.
+    """
     if len(values) != len(texts):
         raise ValueError(f"log_extra({column!r}): {len(values)} values for {len(texts)} completions")
     for text, value in zip(texts, values, strict=True):
         if isinstance(text, Completion):
-            text.extra[column] = value if isinstance(value, str | int | float | None) else str(value)
+            value = None if isinstance(value, float) and not math.isfinite(value) else value
+            text.extra[str(column)] = value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _copy(value):

@@ -107,7 +107,7 @@ def main(folder, steps=STEPS):
     while len(lines) < TRAIN_ROWS + TEST_ROWS:
         lines[json.dumps(make_row(rng)) + "\n"] = None  # a row that is drawn again is not a new one
     for split, part in ("train", slice(TRAIN_ROWS)), ("test", slice(TRAIN_ROWS, None)):
-        (folder / f"{split}.jsonl").write_text("".join(list(lines)[part]), encoding="utf-8")
+        (folder / f"{split}.jsonl").write_text("".join(list(lines)[part]), encoding="utf-8", newline="\n")
     tokenizer = make_tokenizer()
     make_model(tokenizer, rng, steps).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")

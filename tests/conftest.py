@@ -1,6 +1,8 @@
 import os
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+from devices import ON_GPU, VARIABLES
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | VARIABLES  # before torch, and for all processes below
 
 import gc
 import importlib.util
@@ -13,12 +15,19 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 
 from common.errors import Process
+from common.harness.distributed import choose_device
 from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import close
 from small_run import advance, start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 PROCESS = {name: getattr(Process, name) for name in ("step", "max_steps", "new_folder", "bar", "training", "signal")}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """`-n logical` of pyproject.toml is `-n 0` on a GPU: workers would share its memory, which a test measures."""
+    return 0 if ON_GPU else None
 
 
 def pytest_collection_finish():
@@ -28,7 +37,16 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    """`@pytest.mark.needs("peft")`: skipped without the package; `pytest -m needs` runs those that have theirs."""
+    """Skip a test that lacks what it is marked with.
+
+    `@pytest.mark.needs("peft")`: the package; `pytest -m needs` runs those that have theirs. `@pytest.mark.gpu`: a GPU,
+    which only `pytest -m gpu` looks for.
+    """
+    if item.get_closest_marker("gpu"):
+        if not ON_GPU:
+            pytest.skip("`pytest -m gpu` runs it, on a GPU")
+        if choose_device().type == "cpu":
+            pytest.skip("needs a GPU with float64, and torch sees none here")
     missing = {name for mark in item.iter_markers("needs") for name in mark.args if not importlib.util.find_spec(name)}
     if missing:
         pytest.skip(f"needs {', '.join(sorted(missing))}")

@@ -2,13 +2,18 @@
 
 import json
 import math
+import pathlib
+import re
+from dataclasses import fields
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import InputError
 from common.harness.args import check_args, last_step, learning_rate, parse_args
-from testbed import ALL, ROOT, metric_rows, script
+from common.harness.names import NAMES
+from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
 
 def from_file(tmp_path, text):
@@ -34,6 +39,12 @@ def from_file(tmp_path, text):
         ("eval_split:", "eval_split", None),
         ("reward: [accuracy, format]", "reward", ["accuracy", "format"]),
         ("reward_weights: [0.5, 1e-1]", "reward_weights", [0.5, 0.1]),
+        ("reward_weights: [-0.5, -1, -.5]", "reward_weights", [-0.5, -1.0, -0.5]),
+        (
+            "chat_template_kwargs: {date_string: 2024-07-26, thinking: no}",
+            "chat_template_kwargs",
+            '{"date_string": "2024-07-26", "thinking": false}',
+        ),
     ],
 )
 def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, value, tmp_path):
@@ -54,6 +65,13 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
         ("? [a]\n: b", "unhashable key"),
         ("seed: !!python/name:os.system", "python/name:os.system"),
         ("seed: 1\n---\nseed: 2", "a single document"),
+        ("reward: [accuracy, --seed, 3]", "reward: --seed would be an option, not a value"),
+        ("reward: [accuracy, -h]", "reward: -h would be an option, not a value"),
+        ("num_generations: 8", "unknown option --num_generations=8: here it is --group_size (--help"),
+        ("chat_template_kwargs: {a: !!set {b, c}}", "type set is not JSON serializable"),
+        ("chat_template_kwargs: &a {b: *a}", "Circular reference"),
+        ("chat_template_kwargs: {a: !!timestamp b}", "groupdict"),
+        ("seed: !!int a", "invalid literal"),
     ],
 )
 def test_what_yaml_can_say_and_a_command_line_cannot_is_refused_in_one_line(text, message, tmp_path):
@@ -74,7 +92,83 @@ def test_a_mapping_in_yaml_and_one_or_more_datasets(tmp_path):
     assert (args.dataset, args.eval_dataset, args.chat_template_kwargs) == ("a.jsonl", ["b", "c"], '{"a": 1}')
 
 
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    "name, option, here",
+    [
+        ("grpo", "--num_generations 8", ": here it is --group_size ("),
+        ("grpo", "--num-generations=8", ": here it is --group_size ("),
+        ("grpo", "--beta 0.04", ": here it is --kl_coef; 0: no reference is loaded ("),
+        ("reward_model", "--beta 0.04", ": here it is --kl_coef, which this script does not have; 0: "),
+        ("dpo", "--loss_type ipo", ": here it is --loss; sigmoid, ipo or robust ("),
+        ("grpo", "--loss_type ipo", ": the choice of the script, as dapo.py ("),
+        ("grpo", "--bf16", ": accelerate launch --mixed_precision bf16; "),
+        ("grpo", "actor_rollout_ref.actor.clip_ratio_low=0.2", ": here it is --clip_low; "),
+        ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", ": here it is --kl_coef; of ppo.py with --kl_in reward ("),
+        ("grpo", "--frobnicate", " (--help lists the options)"),
+    ],
+)
+def test_a_name_of_trl_or_verl_is_answered_with_the_one_here(name, option, here):
+    with pytest.raises(InputError) as error:
+        parse_args(script(name).Args, option.split())
+    assert str(error.value).startswith(f"unknown option {option.split()[0]}{here}") and "\n" not in str(error.value)
+
+
+def test_the_table_of_names_has_options_here_and_no_name_that_an_option_already_has():
+    """dpo.py's own --beta aside: a known option is never looked up."""
+    options = {field.name for name in [*SCRIPTS, "dpo", "reward_model"] for field in fields(script(name).Args)}
+    assert {row.here for row in NAMES} <= options | {""}
+    others = " ".join(f"{row.trl} {row.verl}" for row in NAMES).split()
+    assert {name for name in others if name in options} == {"beta"}
+    assert {row.here for row in NAMES if len([r for r in NAMES if r.here == row.here]) > 1} == {"kl_coef", ""}
+
+
+@pytest.mark.needs("trl")
+def test_the_names_of_trl_are_those_of_its_configurations():
+    """By the text of their classes: importing them takes seconds."""
+    trl, transformers = (pathlib.Path(find_spec(name).origin).parent for name in ("trl", "transformers"))
+    files = [*trl.glob("trainer/*_config.py"), trl / "scripts/utils.py", trl / "scripts/grpo.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, transformers / "training_args.py"])
+    known = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))
+    gone = {"max_prompt_length", "warmup_ratio"}  # of versions before
+    assert set(" ".join(row.trl for row in NAMES).split()) - known == gone
+
+
 # --- bounds ---
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("grpo", "--learning_rate 1e300", "--learning_rate 1e+300: must be at most 1e+30"),
+        ("grpo", "--clip_high 1e300", "--clip_high 1e+300: must be at most 1e+30"),
+        ("ppo", "--critic_learning_rate 1e300", "--critic_learning_rate 1e+300: must be at most 1e+30"),
+        ("dcpo", "--max_ratio 1e300", "--max_ratio 1e+300: must be at most 1e+30"),
+        ("dpo", "--learning_rate 1e31", "--learning_rate 1e+31: must be at most 1e+30"),
+        ("grpo", "--reward_weights 1e300", "--reward_weights 1e+300: must be at most 1e+30"),
+        ("grpo", "--group_size 10000000000000000000000000", "must be at most 2147483647"),
+        ("grpo", "--group_size 1" + "0" * 400, "must be at most 2147483647"),
+        ("grpo", "--learning_rate nan", "--learning_rate nan: must be a finite number"),
+        (
+            "grpo",
+            "--prompt_template \udcff{prompt}",
+            r"--prompt_template '\udcff{prompt}': has bytes that are not UTF-8",
+        ),
+        ("grpo", "--reward accuracy \udcff.py:f", r"--reward '\udcff.py:f': has bytes that are not UTF-8"),
+        ("grpo", "--config=", "--config : [Errno 2] No such file"),
+        ("grpo", "--config= --seed 3", "--config : [Errno 2] No such file"),
+    ],
+)
+def test_a_value_that_would_fail_later_is_one_line(name, options, message):
+    with pytest.raises(InputError) as error:
+        script(name).main(options.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_largest_values_are_taken():
+    check_args(script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1))  # docs/troubleshooting.md has such a rate
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -82,6 +176,20 @@ def test_a_seed_that_numpy_does_not_take_is_refused(name):
     with pytest.raises(InputError, match=r"--seed 4294967296: must lie in \[0, 4294967296\)"):
         script(name).main(["--seed", "4294967296"])
     check_args(script(name).Args(seed=2**32 - 1))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(InputError, match=f"--learning_rate {value}: must be a finite number"):
+        parse_args(script("grpo").Args, [f"--learning_rate={value}"])
+
+
+@pytest.mark.parametrize("name, option", [("grpo", "prompts_per_step"), ("dpo", "pairs_per_step")])
+def test_sizes_divide_over_the_processes(name, option, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    check_args(script(name).Args(**{option: 33}))
+    with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes"):
+        check_args(script(name).Args(**{option: 32}))
 
 
 def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
@@ -100,7 +208,14 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 @pytest.mark.parametrize("max_steps", [-1, 50])
-def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
+def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, monkeypatch):
+    update_pairs, set_rates = script(name).update_pairs, []
+
+    def spy(accelerator, model, optimizer, *rest):
+        set_rates.append(optimizer.param_groups[0]["lr"])
+        return update_pairs(accelerator, model, optimizer, *rest)
+
+    monkeypatch.setattr(script(name), "update_pairs", spy)
     lines = (ROOT / "common" / "tiny" / "pairs" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:10]
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -108,7 +223,7 @@ def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path):
     options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
-    assert rates == pytest.approx([1e-4, 0.5e-4])
+    assert rates == set_rates == pytest.approx([1e-4, 0.5e-4])
 
 
 def test_own_pairs_with_a_schedule_need_max_steps(tmp_path):

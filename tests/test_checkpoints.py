@@ -10,9 +10,11 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
-from common.errors import InputError
-from common.harness.checkpoints import put_in_place
+from common.errors import InputError, Process
+from common.harness.checkpoints import put_in_place, write_text
+from common.harness.run import close
 from small_run import QUICK, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 
@@ -77,6 +79,7 @@ def test_what_is_kept_returns_bit_by_bit(tmp_path):
     again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
+    assert Process.training and Process.step == 1  # a signal in the next step waits for its end
 
 
 # --- Windows ---
@@ -123,6 +126,15 @@ def test_a_damaged_piece_of_a_checkpoint_is_named(name, how, checkpoint):
     assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint}: missing or damaged: {name}"
 
 
+def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
+    # Only with LoRA, where the frozen weights come from elsewhere: else they would be those of a new model.
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights["bias"]
+    replace(checkpoint / "model.safetensors", save(weights))
+    said = refusal(checkpoint.parents[1], resume=True)
+    assert said.startswith(f"{checkpoint} cannot be loaded: ") and '"bias"' in said
+
+
 @pytest.mark.parametrize(
     "content", [None, "", '{"script": "grpo"', "[]", '{"script": "grpo"}', '"\\u0000"', "\0" * 400]
 )
@@ -162,7 +174,54 @@ def test_what_was_logged_after_the_checkpoint_is_cut(tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows[3]["reward/mean"] <= 1
 
 
+def test_samples_of_later_steps_are_cut_as_the_rows_are(tmp_path):
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    advance(run, optimizer, save=False)
+    start(tmp_path, resume=True)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()] == [1]
+
+
+def test_a_step_is_saved_once(tmp_path):
+    # The model of a step cannot be written: the step may have its checkpoint already, also from before a resume.
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    run.save()
+    start(tmp_path, resume=True)[0].save()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
 # --- another run ---
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("script", "ppo", "is of ppo.py on 1 processes (single), this is grpo.py on 1 processes (single)"),
+        ("processes", 2, "is of grpo.py on 2 processes (single)"),
+        ("strategy", "FSDP2", "is of grpo.py on 1 processes (FSDP2)"),
+        ("mixed_precision", "bf16", "was trained with mixed precision bf16, this run has no"),
+        ("threads", 64, None),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_other_threads_are_said(name, value, says, checkpoint, capsys):
+    meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+    (checkpoint / "meta.json").write_text(json.dumps(meta | {name: value}), encoding="utf-8")
+    if says:
+        assert says in refusal(checkpoint.parents[1], resume=True)
+    else:
+        start(checkpoint.parents[1], resume=True)
+        assert "64 threads before" in capsys.readouterr().out
+
+
+def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
+    for scheduler in ("linear", "constant"):
+        run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
+        advance(run, optimizer)
+        close(run.accelerator)
+    assert "--max_steps was 5, is 9" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
+    assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
 
 
 def test_resume_with_other_options_names_them(tmp_path):
@@ -209,6 +268,17 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
     assert start(tmp_path, resume=True)[0].step == 3
 
 
+def test_a_checkpoint_that_is_a_link_is_removed_as_a_link(tmp_path):
+    run, optimizer, _ = start(tmp_path / "run", keep_checkpoints=1)
+    advance(run, optimizer)
+    path = tmp_path / "run" / "checkpoints" / "step-00000001"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    advance(run, optimizer)
+    assert [path.name for path in path.parent.iterdir()] == ["step-00000002"]
+    assert (tmp_path / "elsewhere" / "meta.json").exists()
+
+
 def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path, monkeypatch):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
@@ -216,4 +286,22 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
     with pytest.raises(InputError, match="step-00000002 cannot be written: .*No space left"):
         advance(run, optimizer)
     monkeypatch.undo()
-    assert start(tmp_path, resume=True)[0].step == 1
+    run, optimizer, _ = start(tmp_path, resume=True)
+    assert run.step == 1
+    (tmp_path / "checkpoints" / "tmp" / "half").write_text("of a file", encoding="utf-8")
+    advance(run, optimizer)
+    assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
+
+
+def test_a_full_disk_while_a_file_is_rewritten_leaves_the_old_one(tmp_path, monkeypatch):
+    # A resume rewrites args.json and all rows of the run.
+    def half(path, text, **options):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text[: len(text) // 2])
+        no_room()
+
+    (tmp_path / "metrics.jsonl").write_text("all rows", encoding="utf-8")
+    monkeypatch.setattr("pathlib.Path.write_text", half)
+    with pytest.raises(InputError, match="metrics.jsonl cannot be written: .*No space left"):
+        write_text(tmp_path / "metrics.jsonl", "new rows")
+    assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == "all rows"

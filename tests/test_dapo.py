@@ -255,6 +255,15 @@ def test_by_reward_only_what_is_dropped_counts_as_dropped(monkeypatch):
     assert metrics["sampling/dropped_right"] == metrics["sampling/dropped_wrong"] == 0
 
 
+def test_by_reward_a_group_without_any_reward_is_dropped(monkeypatch):
+    def every_other_prompt(completions, index, **columns):
+        return [None if i % 2 else float(row) for row, i in enumerate(index)]
+
+    functions = [Reward("own", 1.0, every_other_prompt)]
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, functions=functions, answer=None, filter_by="reward")
+    assert groups_of(ranks) == list(range(0, 16, 2)) and ranks[0][0][4]["sampling/keep_rate"] == 0.5
+
+
 @pytest.mark.parametrize("rollout", ["shared", "stock"])
 def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     # All columns of a batch of real completions, some of them truncated, came padded, with ids of eight bytes.
@@ -571,7 +580,8 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
     monkeypatch.setattr(dapo, "dynamic_batch", nothing_at_step_2)
     dapo.main([*QUICK, "--max_steps", "5", "--output_dir", str(tmp_path)])
     assert "step 2: " in capsys.readouterr().out
-    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1, 2] and (tmp_path / "model").exists()
+    rows = metric_rows(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2] and "eval/pass@1" in rows[-1] and (tmp_path / "model").exists()
 
 
 def test_two_processes_sample_and_train(tmp_path):

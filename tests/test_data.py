@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from common.answers import answers_match
 from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt, PromptSampler, encode_text, end_token, load_prompts, shared_prompt
 from common.harness.pairs import Pair, load_pairs
@@ -110,6 +111,63 @@ def test_json_is_read_as_written(tmp_path, no_datasets):
     answers = ["2024-01-02", 3, 2.5, "x", 12345678901234567890123]
     rows = [{"prompt": f"p{i}", "answer": answer} for i, answer in enumerate(answers)]
     assert [p.answer for p in load_rows(tmp_path, rows)] == list(map(str, answers))
+
+
+def test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers(tmp_path, no_datasets):
+    """As floats the first two are 0.12345678901234568 and 2.5; user functions get numbers, as from TRL."""
+    lines = ['"answer": 0.1234567890123456789, "level": 2', '"answer": 2.50, "level": 0.5']
+    lines += ['"reward_model": {"ground_truth": 1e5}', '"answer": 12345678901234567, "level": NaN']
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(f'{{"prompt": "p{i}", {line}}}\n' for i, line in enumerate(lines[:2] + lines[3:])), encoding="utf-8"
+    )
+    loaded, _, _ = load(path, eval_dataset=str(path))
+    assert [p.answer for p in loaded] == ["0.1234567890123456789", "2.50", "12345678901234567"]
+    levels, answers = [p.columns["level"] for p in loaded], [p.columns["answer"] for p in loaded]
+    assert levels[:2] == [2, 0.5] and levels[2] != levels[2]
+    assert answers == [0.1234567890123456789, 2.5, 12345678901234567] and isinstance(answers[0], float)
+    assert json.dumps(answers[:2]) == "[0.12345678901234568, 2.5]"  # a digest of the rows is as it was
+    assert all(answers_match(p.answer, str(x)) for p, x in zip(loaded[1:], answers[1:], strict=True))
+    path.write_text(f'{{"prompt": "p", {lines[2]}}}\n', encoding="utf-8")
+    assert load(path, eval_dataset=str(path))[0][0].answer == "1e5" and answers_match("1e5", "100,000")
+
+
+def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, datasets):
+    """pandas would make floats of all these golds, and nothing of `None`."""
+    golds = ["12345678901234567", "0.5", "007", "None", "1e400", "3"]
+    rows = "".join(f"{i},{gold},{i},{gold}\n" for i, gold in enumerate(golds))
+    (tmp_path / "rows.csv").write_text(f"prompt,answer,level,target\n{rows}", encoding="utf-8")
+    loaded = load(tmp_path / "rows.csv", needs_answers=True, eval_dataset=str(tmp_path / "rows.csv"))[0]
+    assert [p.prompt for p in loaded] == list("012345") and [p.answer for p in loaded] == golds
+    assert [p.columns["answer"] for p in loaded] == golds and [p.columns["level"] for p in loaded] == list(range(6))
+    (tmp_path / "pairs.csv").write_text("text,chosen,rejected\n7,007,None\n", encoding="utf-8")
+    named = dict(prompt_column="text", eval_dataset=str(tmp_path / "pairs.csv"))
+    (pair,), _, _ = load_pairs(make_args(tmp_path / "pairs.csv", **named), PLAIN)
+    texts = ["".join(PLAIN.convert_ids_to_tokens(ids)) for ids in pair[:3]]
+    assert texts == ["7", "007</s>", "None</s>"]
+    named = dict(answer_column="target", eval_dataset=str(tmp_path / "rows.csv"))
+    assert [p.answer for p in load(tmp_path / "rows.csv", **named)[0]] == golds
+    (tmp_path / "rows.csv").write_text("prompt,answer\n1,2\n3,\n", encoding="utf-8")
+    assert "row 2: no answer (text or number) in 'answer'" in error_of(tmp_path / "rows.csv", needs_answers=True)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
+def test_a_gold_that_is_not_finite_is_refused(tmp_path, number):
+    path = tmp_path / "rows.jsonl"
+    for gold in (number, f"[{number}]", f'{{"ground_truth": {number}}}'):
+        path.write_text(f'{{"prompt": "a", "answer": 1}}\n{{"prompt": "b", "answer": {gold}}}\n', encoding="utf-8")
+        message = error_of(path)
+        assert message.startswith(f"{path}, line 2: the answer ") and "not a finite number: write it as text" in message
+
+
+def test_golds_of_parquet_keep_the_type_that_they_have(tmp_path, datasets):
+    path, rows = tmp_path / "rows.parquet", [{"prompt": "a", "answer": 0.5}, {"prompt": "b", "answer": float("inf")}]
+    datasets.Dataset.from_list(rows[:1]).to_parquet(path)
+    assert load(path, eval_dataset=str(path))[0][0].answer == "0.5"
+    datasets.Dataset.from_list(rows).to_parquet(path)
+    assert error_of(path).startswith(f"{path}, row 2: the answer inf is not a finite number")
+    datasets.Dataset.from_list([{"prompt": "a", "answer": 2**53 + 1}]).to_parquet(path)
+    assert load(path, eval_dataset=str(path))[0][0].answer == "9007199254740993"
 
 
 def test_json_array_and_json_lines_with_either_suffix(tmp_path):
@@ -331,6 +389,25 @@ def test_order_of_evaluation_data(tmp_path):
     assert first(dataset=other, eval_dataset=str(tmp_path), eval_split="train") == "train 0"
 
 
+def test_an_evaluation_alone_reads_training_data_only_to_hold_some_of_it_out(tmp_path, no_datasets):
+    """Of a large data set nothing is used. A resumed run compares its data, and dpo.py makes pairs at step 0 too."""
+    path = tmp_path / "train.jsonl"
+    path.write_text("no JSON", encoding="utf-8")
+    other = write(tmp_path / "other.jsonl", numbered(3))
+    for options in (dict(dataset=path), dict(dataset="/no/such.jsonl", eval_dataset=str(other))):
+        write(tmp_path / "test.jsonl", numbered(3))
+        train, evaluation, description = load(max_steps=0, **options)
+        assert (train, len(evaluation)) == ([], 3)
+        assert description.startswith("training: 0 prompts (not read, --max_steps 0 only evaluates); evaluation: 3 (")
+    for options in (dict(max_steps=1), dict(max_steps=0, resume=True), dict(max_steps=0, pair_prompts=4)):
+        assert "not valid JSON" in error_of(path, **options)
+    train, evaluation, description = load(other, max_steps=0)
+    assert (len(train), len(evaluation)) == (2, 1) and "held out" in description
+    write(tmp_path / "test.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    pairs, evaluation, description = load_pairs(make_args(path, max_steps=0), PLAIN)
+    assert (pairs, len(evaluation)) == ([], 1) and description.startswith("training: 0 pairs (not read")
+
+
 def test_evaluation_prompts_in_training_are_counted(tmp_path):
     path = write(tmp_path / "train.jsonl", numbered(5))
     write(tmp_path / "test.jsonl", numbered(8)[3:])
@@ -389,6 +466,9 @@ def test_a_part_that_is_no_text_is_refused(tmp_path):
     parts = [text_part("2+2?"), {"type": "image", "url": "x.png"}]
     message = error_of(write(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}]))
     assert message.endswith("line 1: a message has a part of type image; only parts of type text are read")
+    rows = [{"prompt": [{"role": "user", "content": [text_part(text), text_part("2")]}]} for text in (None, 0)]
+    message = error_of(write(tmp_path / "a.jsonl", rows))  # Arrow writes None; TypeError
+    assert message.endswith("line 2: a message has a part whose text is of type int")
 
 
 KWARGS_TEMPLATE = (

@@ -1,5 +1,6 @@
 """The functions of dcpo.py against the worked examples, literal loops, hand-made tables and exact gradients."""
 
+import collections
 import json
 import math
 import threading
@@ -118,6 +119,7 @@ def test_clip_table(options, q, advantage, ratio, loss, gradient, low, high, cli
     assert losses.item() == pytest.approx(loss, abs=1e-9)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-9)
     assert [int(stats[name]) for name in ("clip_low", "clip_high", "token_clip_ratio")] == [low, high, clipped]
+    assert int(stats["dual_clip"]) == ("dual_clip" in options and gradient == 0 and advantage < 0)  # not the max_ratio
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
@@ -267,6 +269,17 @@ def test_a_group_that_agrees_learns_from_earlier_visits():
     assert advantages[0] > 0.2
 
 
+def test_a_group_without_any_reward_is_no_visit():
+    # A visit that never was would count in every later mean of this prompt, and NaN for ever.
+    history = tensor([[3, 0.5, 0.2, -1, 1], [0] * 5, [0] * 5])
+    rewards = tensor([math.nan] * 4 + [1, 0, math.nan, 0] + [1, 1, math.nan, 1])
+    advantages, after = dcpo.compute_advantages(rewards, args_of(), history)
+    assert torch.equal(after[0], history[0]) and after[1].tolist() == pytest.approx([1, 1 / 3, 2 / 9, 0, 1])
+    assert after[2].tolist() == [1, 1, 0, 1, 1]  # of those that have a reward
+    used = [False] * 4 + [True, True, False, True] + [False] * 4
+    assert advantages.isfinite().all() and (advantages[:, 0] != 0).tolist() == used
+
+
 def test_both_deviations_zero_is_zero_and_one_of_them_is_finite():
     history = tensor([[3, 0.5, 0, 0.5, 0.5], [3, 0.5, 0, 0.5, 0.5]])
     advantages, after = dcpo.compute_advantages(tensor([0.5] * 4 + [1.0] * 4), args_of(), history)
@@ -382,6 +395,35 @@ def test_a_prompt_drawn_twice_in_a_step_is_one_visit_of_which_the_last_group_cou
     both = np.concatenate([visits[0], visits[2]])
     for table in tables:
         assert table[0].tolist() == pytest.approx([2, both.mean(), both.var(), both.min(), both.max()], abs=1e-12)
+
+
+def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch):
+    """It says that it is the second of two, and is alone: the first prompt of a draw, of all four, is not visited."""
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:4]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[4:6]), encoding="utf-8")
+    rollout, advantages, seen = dcpo.rollout, dcpo.compute_advantages, []
+
+    def prompts_of(model, prompts, *rest):
+        seen.append([prompt.prompt for prompt in prompts])
+        return rollout(model, prompts, *rest)
+
+    def visits_of_prompts(rewards, args, history):
+        seen.append(history[:, 0].tolist())
+        return advantages(rewards, args, history)
+
+    monkeypatch.setattr(Accelerator, "process_index", 1)
+    monkeypatch.setattr(dcpo, "rollout", prompts_of)
+    monkeypatch.setattr(dcpo, "compute_advantages", visits_of_prompts)
+    monkeypatch.setattr(dcpo, "update", lambda *arguments: None)
+    options = "--max_steps 3 --prompts_per_step 4 --group_size 2 --max_new_tokens 2 --eval_every 0 --eval_samples 4"
+    dcpo.main([*options.split(), "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run")])
+    visited = collections.Counter()
+    for step in range(3):  # the first and the last of what was seen is an evaluation
+        prompts, visits = seen[1 + 2 * step : 3 + 2 * step]
+        assert len(prompts) == 3 and visits == [visited[prompt] for prompt in prompts]
+        visited.update(prompts)
+    assert len(set(visited.values())) > 1
 
 
 def test_the_history_survives_a_checkpoint():

@@ -260,10 +260,11 @@ def test_the_written_pairs_are_the_trained_pairs(two_rounds, tmp_path):
     assert given[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-5) and given[-1]["eval/accuracy"] > 0.8
 
 
-def test_rewards_that_differ_by_rounding_make_no_pair(model):
+def test_rewards_that_differ_by_rounding_make_no_pair_nor_do_those_that_are_missing(model):
     _, _, tokenizer, policy = model
     args = dpo.Args(pair_samples=4, max_new_tokens=12)
-    functions = [Reward("sums", 1.0, lambda completions, **columns: [0.3, 0.1 + 0.2] * (len(completions) // 2))]
+    sums = [None, 0.3, 0.1 + 0.2, None]
+    functions = [Reward("sums", 1.0, lambda completions, **columns: sums * (len(completions) // 4))]
     prompts, metrics, accelerator = load_prompts(args, tokenizer, True)[0][:16], Metrics(), Accelerator(cpu=True)
     pairs, _ = dpo.make_pairs(accelerator, policy, tokenizer, functions, prompts, 1, args, metrics)
     result = metrics.reduce(accelerator)
@@ -301,6 +302,8 @@ def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
     (row,) = metric_rows(tmp_path)
     assert {"eval/pass@1", "pairs/made", "pairs/yield", "pairs/accuracy"} <= row.keys()
     assert len(rows_of(tmp_path / "pairs-round-1.jsonl")) == row["pairs/made"]
+    samples = rows_of(tmp_path / "samples.jsonl")  # of four prompts
+    assert len(samples) == 16 and all(sample["evaluation"] for sample in samples)
     assert not (tmp_path / "pairs-round-2.jsonl").exists() and not (tmp_path / "model").exists()
 
 

@@ -4,7 +4,9 @@ The first signal ends a run after its step, with a checkpoint; the second one en
 """
 
 import os
+import re
 import signal
+import sys
 import types
 
 import pytest
@@ -41,7 +43,11 @@ def quick_and_restored(monkeypatch):
 # --- how an error is told ---
 
 
-def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, tmp_path, capfd, monkeypatch):
+    """Without a terminal there is no bar: a log file held hundreds of its frames."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
@@ -49,9 +55,14 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(tmp_path, c
         encoding="utf-8",
     )
     options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
-    code, lines = ended("grpo", [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"], capfd)
-    bar, error = lines[-2:]
-    assert code == 2 and "| 1/2 [" in bar and "error" not in bar
+    with pytest.raises(SystemExit) as end, clean_exit():
+        script("grpo").main(list(map(str, [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"])))
+    out, err = capfd.readouterr()
+    *bar, error = err.splitlines()
+    assert end.value.code == 2 and ("| 1/2 [" in bar[-1] if terminal else bar == []) and "error" not in "".join(bar)
+    values = r"step 1/2: reward 1\.000, length \d+\.\d{3}, entropy 0\.\d{3}, \d+\.\d s"
+    steps = [line for line in out.splitlines() if line.startswith("step 1/2")]
+    assert steps == [] if terminal else len(steps) == 1 and re.fullmatch(values, steps[0])
     assert f"{errors.script_name()}: error: reward 'bad'" in error and error.endswith("(after step 1)")
     assert error.startswith(errors.script_name()) and "\r" not in error
 
@@ -129,6 +140,7 @@ def test_the_first_signal_finishes_the_step_and_saves(name, tmp_path, monkeypatc
     assert "SIGINT: stops after this step; a second one ends at once\n" in err and "Traceback" not in err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]  # --save_every is 0
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2
+    assert not (tmp_path / "pairs-round-2.jsonl").exists()  # dpo.py samples no further round
 
 
 @pytest.mark.parametrize("name", ["grpo", "dpo"])
@@ -182,6 +194,32 @@ def test_before_the_first_step_a_signal_ends_at_once_with_one_line(where, number
 def test_a_signal_after_the_last_step_changes_nothing(tmp_path, monkeypatch):
     signal_in(monkeypatch, script("grpo").Run, "finish", signal.SIGINT)
     assert run("grpo", tmp_path) == 0 and (tmp_path / "model" / "model.safetensors").exists()
+
+
+def forked(*numbers):
+    """Let a fork send these signals to itself; return the one that ends it, or 0."""
+    child = os.fork()
+    if not child:
+        try:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
+    """A reward's multiprocessing.Pool hung: its workers took the pool's SIGTERM for the run's, and went on."""
+    with clean_exit():
+        errors.Process.training = True
+        assert forked(signal.SIGTERM) == signal.SIGTERM
+        assert forked(signal.SIGINT, signal.SIGTERM) == signal.SIGTERM
+        assert forked(signal.SIGINT, signal.SIGINT) == signal.SIGINT
+        assert forked(signal.SIGINT) == 0  # a terminal's Ctrl-C reaches it too: the step needs it
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is errors.on_signal
+    assert forked(signal.SIGTERM) == signal.SIGTERM
+    assert capfd.readouterr().err == ""
 
 
 def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):

@@ -28,9 +28,11 @@ def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, drop_fi
 @pytest.mark.parametrize("prompts", [None, [[5, 6, 7], [8, 9, 10]]], ids=["padded", "equal lengths"])
 def test_sampling_without_dropping_equals_stock_generate(name, prompts):
     policy = random_policy(name)
+    policy.stop_tokens = list(range(2, 40, 5))  # one of five: all rows have ended before the limit, at different places
     stock = generate(policy, 6, stock=True, prompts=prompts)
     tokens, _ = generate(policy, 6, drop_finished=False, prompts=prompts)
     assert len({tuple(row) for row in tokens.tolist()}) > 6  # the rows differ, so equality says something
+    assert stock.shape[1] < 24
     assert torch.equal(tokens, stock)
 
 
@@ -104,6 +106,12 @@ def test_inverse_cdf_sampling_follows_the_probabilities_and_never_takes_an_impos
     assert counts[[0, 2, 5]].sum() == 0
     expected = 20_000 * probs[0, [1, 3, 4]]
     assert float(((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()) < 18.4  # 2 degrees of freedom, 0.9999
+
+
+@pytest.mark.parametrize("drawn, token", [(0.0, 1), (1 - 2**-24, 3), (1.0, 3)])
+def test_inverse_cdf_sampling_takes_a_possible_token_at_the_ends_of_the_random_numbers(drawn, token, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda rows, *size, **options: torch.full((rows, 1), drawn))
+    assert inverse_cdf_sample(torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])).tolist() == [[token]]
 
 
 def test_inverse_cdf_sampling_is_exact_over_a_large_vocabulary():

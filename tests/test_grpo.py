@@ -162,13 +162,14 @@ def test_clip_table(advantage, ratio, loss, gradient, low, high):
     assert losses.item() == pytest.approx(loss, abs=1e-12)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-12)
     assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)  # the only other way to have none
 
 
 def test_without_dual_clip_the_ratio_is_uncapped_for_negative_advantages():
     new = torch.tensor([[math.log(5.0)]], dtype=torch.float64)
     zeros, mask = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[True]])
-    losses, _ = grpo.policy_loss(new, zeros, zeros - 1, mask, args_of(kl_coef=0.0))
-    assert losses.item() == pytest.approx(5.0)
+    losses, stats = grpo.policy_loss(new, zeros, zeros - 1, mask, args_of(kl_coef=0.0))
+    assert losses.item() == pytest.approx(5.0) and not stats["dual_clip"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -321,10 +322,10 @@ def test_an_evaluation_by_hand(monkeypatch):
         return {"completion_mask": torch.arange(16) < lengths, "truncated": torch.zeros(16, dtype=torch.bool)}
 
     monkeypatch.setattr(grpo, "rollout", rollout)
-    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [""] * 16)
-    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {}))
+    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [*"abcdefghijklmnop"])
+    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (rewards, correct.flatten(), {"accuracy": rewards}))
     args = grpo.Args(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
-    result = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
+    result, shown = grpo.evaluate(SecondOfTwo(), None, None, [], [0, 1, 2, 3, 4, 5, 6], args)
     assert seen == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0, 0))]
     assert result == pytest.approx({
         "eval/pass@1": (1 / 2 + 1 / 4) / 2,
@@ -332,3 +333,14 @@ def test_an_evaluation_by_hand(monkeypatch):
         "eval/reward": sum(range(12)) / 12,
         "eval/length": sum(range(1, 13)) / 12,
     })  # fmt: skip
+    assert shown == ([1, 3, 5, 0], [*"abcdefghijklmnop"], rewards, {"accuracy": rewards})
+
+
+def test_an_evaluation_shows_four_of_its_prompts(monkeypatch):
+    # Not the texts and token ids of all: they would stay in memory until the next evaluation.
+    batch = {"completion_mask": torch.ones(12, 3, dtype=torch.bool), "truncated": torch.zeros(12, dtype=torch.bool)}
+    monkeypatch.setattr(grpo, "rollout", lambda *arguments: batch)
+    monkeypatch.setattr(grpo, "completion_texts", lambda tokenizer, batch: [*"abcdefghijkl"])
+    monkeypatch.setattr(grpo, "compute_rewards", lambda *arguments: (torch.zeros(12), None, {}))
+    _, shown = grpo.evaluate(SecondOfTwo(), None, None, [], range(12), grpo.Args(eval_samples=2, eval_k=1))
+    assert shown[:2] == ([1, 3, 5, 7], [*"abcdefgh"])

@@ -152,6 +152,7 @@ def test_clip_table(advantage, s, loss, gradient, low, high, level):
     assert losses[0].tolist() == pytest.approx([loss, loss], abs=1e-12)
     assert new.grad[0].tolist() == pytest.approx([gradient / 2, gradient / 2], abs=1e-12)
     assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -163,6 +164,7 @@ def test_the_mean_is_clamped_and_not_its_tokens(level):
     losses.sum().backward()
     assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
+    assert stats["clamped"][:, 0].tolist() == [False, True, True]
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
 

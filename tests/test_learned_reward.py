@@ -10,7 +10,7 @@ from common.harness.learned_reward import learned_reward
 from common.harness.pairs import pair_batch
 from common.rewards import score
 from rows import gemma_tokenizer, pairs_from
-from small_models import learned, reward_model_of, save_reward_model, small_model
+from small_models import learned, refused, reward_model_of, save_reward_model, small_model
 from testbed import embedded
 
 
@@ -66,6 +66,21 @@ def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     assert abs(scores[0] - scores[1]) > 1e-3
 
 
+def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
+    """Of one position too few it would be known in the middle of a run, when a completion is that long."""
+    longest = 4 + 64  # the prompt of `learned`, and ppo's --max_new_tokens
+    sizes = dict(n_embd=16, num_labels=1, pad_token_id=0)
+    for name, positions in (("short", longest - 1), ("enough", longest)):
+        small_model(tmp_path / name, AutoModelForSequenceClassification, "gpt2", n_positions=positions, **sizes)
+    assert "positions for 67 tokens, less than a prompt of 4 + --max_new_tokens 64" in refused(
+        learned, tmp_path / "short"
+    )
+    score = learned(tmp_path / "enough").function
+    assert len(score(prompts=["1+2?"], completions=["1" * 63], truncated=[False])) == 1  # and the end token
+    with pytest.raises(InputError, match="positions for 68 tokens, a prompt with its completion has 69"):
+        score(prompts=["1+2?"], completions=["1" * 64], truncated=[False])
+
+
 @pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
 def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
 
@@ -91,7 +106,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     for path, message in [
         (EMBEDDED, "score.weight"),
-        (tmp_path / "no", "no tokenizer could be loaded"),
+        (tmp_path / "no", "no such folder"),
         (tmp_path / "two", "2 outputs"),
     ]:
         args.reward_model_path = str(path)

@@ -1,6 +1,7 @@
 """common/harness/loading.py: what is loaded is what the checkpoint holds, or it is refused in one line; where a
 completion ends; and what is saved."""
 
+import json
 import types
 
 import pytest
@@ -19,9 +20,17 @@ from transformers import (
 )
 
 import grpo
+import ppo
 from common.errors import InputError
 from common.harness.data import EMBEDDED, end_token
-from common.harness.loading import check_vocabulary, find_stop_tokens, load_policy, load_tokenizer, save_pretrained
+from common.harness.loading import (
+    check_vocabulary,
+    find_stop_tokens,
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    save_pretrained,
+)
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,
@@ -66,7 +75,6 @@ def bare_with_layer(weights):
         (add_layer, {}, "has weights that a Llama{} does not use: model.layers.2.mlp.up_proj.weight"),
         (bare_with_layer, {}, "has weights that a Llama{} does not use: layers.2.mlp.up_proj.weight"),
         (lambda weights: None, {"num_hidden_layers": 1}, "model.layers.1.mlp.gate_proj.weight and 6 more"),
-        (lambda weights: None, {"dtype": "float99"}, "AttributeError: module 'torch' has no attribute"),
         (lambda weights: None, {"num_attention_heads": "four"}, "expected int, got str"),
         (lambda weights: None, {"hidden_act": "nope"}, "no model: KeyError: 'nope'"),
     ],
@@ -74,6 +82,59 @@ def bare_with_layer(weights):
 def test_a_checkpoint_that_is_not_the_model_is_refused(load, edit, config, says, tmp_path):
     kind = "ForCausalLM" if load is policy_of else "ForSequenceClassification"
     assert says.format(kind) in refused(load, copy_of_embedded(tmp_path / "model", edit, **config))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int8", "bool", "float8_e4m3fn", "complex64", 5, 0, True, "", "float99", "Tensor", ["int8"], {"a": 1}],
+)
+def test_a_dtype_that_would_destroy_the_saved_model_is_refused(dtype, tmp_path):
+    # int8 wrote a model/ of zeros, which loaded without complaint; 5 failed at the end of the training.
+    with_dtype = copy_of_embedded(tmp_path / "model", dtype=dtype)
+    (with_dtype / "model.safetensors").unlink()  # it is refused before the weights are loaded
+    for load in (policy_of, reward_model_of, learned):
+        line = refused(load, with_dtype)
+        assert f"config.json has dtype {json.dumps(dtype)}: " in line and line.endswith("float16 or float64")
+
+
+@pytest.mark.parametrize("values", [{"dtype": None, "torch_dtype": "int8"}, {"text_config": {"dtype": "int8"}}])
+def test_a_dtype_by_its_old_name_or_of_the_text_model_is_refused_too(values, tmp_path):
+    assert 'dtype "int8": ' in refused(policy_of, copy_of_embedded(tmp_path / "model", **values))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", None])
+def test_a_dtype_of_floats_is_what_the_model_is_saved_in(dtype, tmp_path):
+    policy = policy_of(copy_of_embedded(tmp_path / "model", dtype=dtype))
+    assert policy.saved_dtype == getattr(torch, dtype or "float32") and policy.lm.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "is damaged: JSONDecodeError: Expecting value"),
+        ('{"eos_token_id": [1, 2', "is damaged: JSONDecodeError"),
+        ("[1, 2]", "is damaged: TypeError"),
+        ('{"eos_token_id": "<eos>"}', 'has eos_token_id "<eos>": "<eos>" is no token id'),
+        ('{"eos_token_id": -1}', "has eos_token_id -1: -1 is no token id"),
+        ('{"eos_token_id": [1, -5]}', "has eos_token_id [1, -5]: -5 is no token id"),
+        ('{"eos_token_id": [1, [2]]}', "has eos_token_id [1, [2]]: [2] is no token id"),
+        ('{"eos_token_id": true}', "has eos_token_id true: true is no token id"),
+    ],
+)
+def test_a_generation_config_that_is_damaged_or_has_other_eos_ids_is_one_line(text, says, tmp_path):
+    # transformers left a damaged one out, with its list of EOS ids: completions then ended at one of them alone.
+    folder = copy_of_embedded(tmp_path / "model")
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    assert f"generation_config.json {says}" in refused(policy_of, folder)
+
+
+@pytest.mark.parametrize("text, ids", [('{"eos_token_id": [3, 0]}', [0, 1, 3]), ("{}", [1]), (None, [1])])
+def test_a_generation_config_gives_its_eos_ids_or_none(text, ids, tmp_path):
+    folder = copy_of_embedded(tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    if text:
+        (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    assert policy_of(folder).stop_tokens == ids
 
 
 @pytest.mark.parametrize("load", [policy_of, reward_model_of])
@@ -127,6 +188,36 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
     (folder / "tokenizer.json").write_text('{"model": 3}', encoding="utf-8")
     assert "no tokenizer could be loaded" in refused(policy_of, folder)
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("./absent", "./absent: no such folder"),
+        ("/absent/model", "/absent/model: no such folder"),
+        ("~/absent", "~/absent: no such folder"),
+        ("runs/x/model", "runs/x/model: no such folder"),
+        ("runs/model/", "runs/model/: no such folder"),
+        ("runs/model", "runs/model: no such folder, and no "),  # there is runs/, and it may be a hub id
+        ("absent/model", "absent/model: no "),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--dry_run"]])
+def test_a_folder_that_is_not_there_is_said_to_be_that(name, says, options, tmp_path, monkeypatch):
+    """In place of what the hub says about a name that is none of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(InputError) as error:
+        grpo.main(["--model_name_or_path", name, *options])
+    text = str(error.value)
+    assert text.startswith(f"--model_name_or_path {says}") and "\n" not in text
+    assert says.endswith("folder") == text.endswith("folder")
+
+
+def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    copy_of_embedded(tmp_path / "model")
+    assert load_tokenizer(grpo.Args(model_name_or_path="~/model")).eos_token_id is not None
 
 
 def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
@@ -208,16 +299,21 @@ def test_a_placeholder_for_images_needs_no_embedding():
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
 
 
+def critic_of(folder):
+    return load_scorer(ppo.Args(critic_path=str(folder)), "critic_path", "cpu")
+
+
 @pytest.mark.parametrize(
     "load, sizes",
     [
         (policy_of, "--max_prompt_tokens 512 + --max_new_tokens 64"),
+        (critic_of, "--max_prompt_tokens 512 + --max_new_tokens 64"),
         (reward_model_of, "--max_length 1024"),
         (learned, "a prompt of 4 + --max_new_tokens 64"),
     ],
 )
 def test_rows_longer_than_a_table_of_positions_are_refused(load, sizes, tmp_path):
-    auto_class = AutoModelForSequenceClassification if load is learned else AutoModelForCausalLM
+    auto_class = AutoModelForSequenceClassification if load in (learned, critic_of) else AutoModelForCausalLM
     folder = small_model(
         tmp_path / "model", auto_class, "gpt2", n_embd=16, n_positions=60, pad_token_id=0, num_labels=1
     )

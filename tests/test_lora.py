@@ -209,6 +209,16 @@ def test_model_is_an_adapter_folder_that_peft_and_this_project_load(tmp_path):
     assert trained(merged) == {name for name, _ in merged.named_parameters()} and not merged.lm._hf_peft_config_loaded
 
 
+def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, monkeypatch):
+    small_model(tmp_path / "base", AutoModelForCausalLM, "llama")
+    monkeypatch.chdir(tmp_path)
+    saved("adapter", model_name_or_path="base")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    monkeypatch.chdir(EMBEDDED)
+    load_policy(args := grpo.Args(model_name_or_path=str(tmp_path / "adapter")), load_tokenizer(args))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_adapter_is_trained_on_from_where_it_was(dtype, tmp_path):
     policy = saved(tmp_path / "one", dtype=dtype)
@@ -289,6 +299,17 @@ def test_a_merged_model_is_the_policy(kind, tied, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(ids).logits, policy.eval().lm(ids).logits, atol=1e-5, rtol=1e-5)
     assert policy.lm._hf_peft_config_loaded  # what is trained stays as it is
+
+
+def test_a_merged_model_of_a_base_in_bfloat16_has_the_adapter_in_float32(tmp_path):
+    """A bfloat16 sum would lose the small changes that LoRA makes."""
+    policy = saved(tmp_path, dtype="bfloat16", lora_merge=True)
+    found = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    layer = policy.lm.get_submodule(name)
+    delta = layer.lora_B.default.weight @ layer.lora_A.default.weight * layer.scaling["default"]
+    expected = layer.base_layer.weight.float() + delta
+    torch.testing.assert_close(found[f"{name}.weight"], expected.detach(), rtol=1e-6, atol=1e-7)  # bfloat16: 4e-3
 
 
 def test_a_critic_has_adapters_of_its_own(tmp_path):

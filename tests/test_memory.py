@@ -128,6 +128,9 @@ def test_the_options_change_what_they_should():
     sharded = terms(Job(8, "FSDP2", bf16=True))
     assert sharded["AdamW"] == plain["AdamW"] / 8 and sharded["reference"] == plain["weights"] / 2
     assert terms(Job(8, "FSDP2", bf16=True), "rollout")["copies of weights"] == plain["weights"] / 2
+    for strategy in ("ZeRO-2", "ZeRO-3"):  # two moments and a copy of the weights, all of them in float32
+        assert terms(Job(8, strategy))["AdamW"] == plain["AdamW"] / 8 * 12 / 8
+        assert terms(Job(8, strategy), dtype="bfloat16")["AdamW"] == 12 * sizes.weights / 8
     adapters = terms(lora_rank=8)
     assert adapters["reference"] == 0 and adapters["AdamW"] == 2 * adapters["gradients"]
     number, size = trained(sizes, grpo.Args(lora_rank=8))
@@ -155,6 +158,22 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
     for value, option in tips:  # each is what a dry run with that option prints
         _, other = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32, *option.split())
         assert max(terms["all"] for terms in other.values()) == pytest.approx(float(value), abs=0.06)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
+    """There AdamW copies one matrix, on a GPU all: of short rows, the table's peak is the optimizer."""
+    monkeypatch.setattr(dry_run, "choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
+    sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, rollout_batch_size=8, eval_prompts=1)
+    options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
+    folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])
+    lines, table = printed(capsys, "grpo", "--model_name_or_path", folder, *options)
+    assert max(table, key=lambda phase: table[phase]["all"]) == "optimizer"
+    on_cpu = dry_run.estimate(grpo.Args(**sizes), Job(gpu=False), memory.meta_sizes(memory.MODELS["0.5B"]))
+    phase, most = dry_run.peak(on_cpu)
+    assert most / 2**30 < table["optimizer"]["all"] - 0.5
+    said = [line for line in lines if "on its CPU" in line]
+    assert said == [f"This machine has no GPU: on its CPU the peak is {most / 2**30:.1f} GiB, in {phase}."] * (not gpu)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import math
 import sys
-import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,8 +52,29 @@ def test_the_metrics_of_a_rollout_by_hand():
     })  # fmt: skip
 
 
+def test_rows_without_a_reward_are_in_no_metric_of_the_rewards():
+    nan = math.nan
+    metrics = Metrics()
+    metrics.add_rewards(torch.tensor([1, 3, nan, nan, nan, nan, nan, nan, 2, 2, nan, 2], dtype=torch.float64), 4)
+    expected = {"reward/mean": 2.0, "reward/std": 0.4**0.5, "advantage/zero_groups": 1 / 2}  # of the scored groups
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected)
+
+
+def test_tokens_per_second_by_hand(monkeypatch):
+    monkeypatch.setattr("common.harness.metrics.time.perf_counter", lambda: 14.0)
+    monkeypatch.setattr("common.harness.metrics.world_size", lambda: 2)
+    batch = {"completions": torch.zeros(2, 4), "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]) > 0}
+    for drawn, rollout in ((None, 6 * 2 / 10), (9, 9 * 2 / 10)):  # what dapo.py rejects was sampled too
+        metrics = Metrics()
+        metrics.add_times(batch, 0.0, 10.0, SimpleNamespace(num_epochs=3), drawn)
+        found = metrics.reduce(Accelerator(cpu=True))
+        found = {name: value for name, value in found.items() if name.startswith("time/")}
+        each = {"time/rollout_tokens_per_s": rollout, "time/update_tokens_per_s": 6 * 3 * 2 / 4}
+        assert found == pytest.approx(each | {"time/rollout_s": 10.0, "time/update_s": 4.0})
+
+
 def test_the_peak_memory_on_windows_which_has_no_resource(monkeypatch):
-    memory = types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=3_000_000_000))
+    memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=3_000_000_000))
     monkeypatch.setattr("psutil.Process", lambda: memory)
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
     monkeypatch.setattr(sys, "platform", "win32")

@@ -63,12 +63,13 @@ def relative(a, b):
 
 
 @pytest.mark.parametrize("size", [2, 3, 6, 10, 32])
-def test_gradient_is_invariant_to_micro_batches(name, size):
+def test_gradient_is_invariant_to_micro_batches(name, size, monkeypatch):
     module, args, model, pairs = prepared(name, micro_batch_size=64)
     expected, metrics = gradient(module, args, model, pairs)
-    args.micro_batch_size = size
+    args.micro_batch_size, original, rows = size, module.pair_batch, []
+    monkeypatch.setattr(module, "pair_batch", lambda part, device: rows.append(2 * len(part)) or original(part, device))
     split, split_metrics = gradient(module, args, model, pairs)
-    assert relative(split, expected) < 1e-5
+    assert relative(split, expected) < 1e-5 and max(rows) == size // 2 * 2
     assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
@@ -139,6 +140,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
         shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
         for later in range(step + 1, len(rows)):
             shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
+        for path in tmp_path.glob("b/model-step-*"):
+            shutil.rmtree(path)  # as if it had been killed before it wrote that of this step
         (tmp_path / "b" / "model" / "model.safetensors").unlink()
         run(name, tmp_path / "b", *options, "--resume")
         assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
@@ -147,8 +150,11 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
             assert file.read_text(encoding="utf-8") == (tmp_path / "b" / file.name).read_text(encoding="utf-8")
         a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    assert {path.name for path in tmp_path.glob("b/model-step-*")} == {"model-step-2", "model-step-4", "model-step-6"}
-    early, last = (load_file(tmp_path / "b" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
+        written = {path.name for path in tmp_path.glob("b/model-step-*")}
+        assert written == {f"model-step-{later}" for later in (2, 4, 6) if later >= step}
+        for path in tmp_path.glob("b/model-step-*/model.safetensors"):
+            assert path.read_bytes() == (tmp_path / "a" / path.parent.name / path.name).read_bytes()
+    early, last = (load_file(tmp_path / "a" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
     assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
 
 
@@ -181,7 +187,10 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     run(name, tmp_path, "--max_steps", 0)
     (row,) = metric_rows(tmp_path)
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
-    assert "eval/accuracy before" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "eval/accuracy before" in printed and (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
+    steps = r"5+5=10\n10-4=6\n6-5=1\n1+7=8\n8+8=16\n#### 16<eos>"  # the first pair as the model sees it
+    assert f"the model gets it: '5+5-4-5+7+8?'\nits completion with its stop token: '{steps}'\n" in printed
 
 
 @pytest.fixture(scope="module")

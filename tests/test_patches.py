@@ -62,7 +62,9 @@ def test_every_fifth_pair_is_swapped_and_no_pair_of_the_evaluation(monkeypatch):
 
 def test_a_step_of_all_groups_has_one_round_and_those_that_agree(monkeypatch, tmp_path):
     monkeypatch.setattr(dapo, "dynamic_batch", patched(dapo, "all_groups")["dynamic_batch"])
-    options = "--prompts_per_step 8 --group_size 2 --num_minibatches 1 --max_steps 1 --overlong none"
+    options = "--prompts_per_step 8 --group_size 2 --num_minibatches 1 --max_steps 1 --overlong soft"
     dapo.main([*QUICK, *options.split(), "--output_dir", str(tmp_path / "run")])
     row = metric_rows(tmp_path / "run")[-1]
     assert row["sampling/rounds"] == 1 and row["advantage/zero_groups"] > 0
+    punishment = -row["completion/length"] / 16  # the cache is as long as the completions: each token costs
+    assert row["reward/mean"] == pytest.approx(2 * row["reward/accuracy"] - 1 + punishment)

@@ -69,7 +69,7 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(policy.lm.model, "forward", forward)
-    policy = Policy(policy.lm, 0, [2], 1.0, False)
+    policy = Policy(policy.lm, 0, [2], 1.0)
     assert policy.chunked and not policy.plain_cache and not policy.shares_prompts
 
 
@@ -105,11 +105,10 @@ def test_first_token_is_predicted_at_the_last_prompt_position():
     assert float(policy(batch)[0][0, 0].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
 
 
-def test_entropy_gradient_only_with_its_coefficient():
-    _, _, _, plain = embedded()
-    _, args, tokenizer, bonus = embedded(entropy_coef=0.01)
-    batch, _ = hand_made_batch(plain, tokenizer, args)
-    assert not plain(batch)[1].requires_grad and bonus(batch)[1].requires_grad
+def test_entropy_has_a_gradient_only_where_it_is_asked_for():
+    _, args, tokenizer, policy = embedded()
+    batch, _ = hand_made_batch(policy, tokenizer, args)
+    assert not policy(batch)[1].requires_grad and policy(batch, entropy_grad=True)[1].requires_grad
 
 
 def test_gradient_checkpointing_gives_the_same_gradient():
@@ -130,6 +129,6 @@ def small_config():
 
 def test_policy_forward_is_what_accelerate_prepares():
     # A forward through the unwrapped model leaves gradients unreduced: the module is the whole model.
-    policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0, False)
+    policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0)
     assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.lm.parameters())
     assert policy._no_split_modules == policy.lm._no_split_modules

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import patched
+import plot
 import report
 import run
 from claims import ALL, CLAIMS, RUNS, Claim, Effect
@@ -33,6 +34,17 @@ def results(tmp_path, monkeypatch):
 def ending(x):
     """Rows whose metric m ends with x."""
     return [{"step": 0, "completions": 0, "m": 0.0}, {"step": 5, "completions": 50, "m": x}]
+
+
+def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
+    """In PowerShell the documented command found no file `runs/*/metrics.jsonl`."""
+    for name in ("b", "a-seed0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    assert list(plot.read([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
+    assert list(plot.read([tmp_path / "b" / "metrics.jsonl"])) == ["b"]
+    with pytest.raises(FileNotFoundError, match="none.jsonl"):
+        plot.read(["none.jsonl"])
 
 
 @pytest.mark.parametrize(
@@ -95,12 +107,12 @@ def test_the_interval_is_that_of_the_mean():
 
 def test_a_file_of_results_has_the_means_of_five_steps():
     rows = [{"step": 0, "eval/pass@1": 0.5}]
-    rows += [{"step": i, "completion/length": float(i), "time/rollout_s": 1.0} for i in range(1, 8)]
+    rows += [{"step": i, "completion/length": float(i * i), "time/rollout_s": 1.0} for i in range(1, 8)]
     rows[7] |= {"eval/pass@1": 0.75, "sampling/rounds": 3.0}
     assert condense(rows) == [
         {"step": 0, "completions": 0, "eval/pass@1": 0.5},
-        {"step": 5, "completions": 1280, "completion/length": 3.0},
-        {"step": 7, "completions": 2304, "completion/length": 6.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
+        {"step": 5, "completions": 1280, "completion/length": 11.0},
+        {"step": 7, "completions": 2304, "completion/length": 42.5, "sampling/rounds": 3.0, "eval/pass@1": 0.75},
     ]
 
 

@@ -159,9 +159,29 @@ def test_sys_exit_in_a_reward_is_an_input_error(user_file, kind):
         chosen(user_file("raise SystemExit(3)\n", "leaves") + ":f")
 
 
-def test_ctrl_c_passes_through_a_reward(user_file):
-    (reward,) = chosen(user_file("def mine(**_):\n    raise KeyboardInterrupt\n") + ":mine")
+VALUE = "class Value:\n    def {}(self, *_):\n        raise {}\ndef mine(prompts, **_):\n    return {}\n"
+RAISED = [
+    VALUE.format("__float__", "{}", "[Value()] * len(prompts)"),
+    VALUE.format("tolist", "{}", "Value()"),
+    "def mine(**_):\n    raise {}\n",
+    "raise {}\n",
+]
+
+
+@pytest.mark.parametrize("body", RAISED, ids=["value", "list", "call", "import"])
+@pytest.mark.parametrize("error", ["SystemExit(0)", "GeneratorExit(0)", "asyncio.CancelledError(0)"])
+def test_no_other_exception_passes_through_a_reward(user_file, body, error):
+    """exit(0) in a value ended the run without a word and with exit code 0; what Rust raises is a BaseException too."""
+    with pytest.raises(InputError, match="returned a value of type Value for row 0|Error: 0|Exit: 0") as caught:
+        (reward,) = chosen(user_file("import asyncio\n" + body.format(error)) + ":mine")
+        score(reward, [row()] * 2, [""] * 2, [False] * 2)
+    assert not isinstance(caught.value.__cause__, Exception)  # its traceback is printed
+
+
+@pytest.mark.parametrize("body", RAISED, ids=["value", "list", "call", "import"])
+def test_ctrl_c_passes_through_a_reward(user_file, body):
     with pytest.raises(KeyboardInterrupt):
+        (reward,) = chosen(user_file(body.format("KeyboardInterrupt")) + ":mine")
         score(reward, [row()], [""], [False])
 
 
@@ -205,9 +225,62 @@ def test_a_reward_cannot_move_the_run(user_file, tmp_path, monkeypatch, end):
     assert set(sys.modules["reward_file_mine"].here) == {str(tmp_path)}
 
 
+SETTINGS = {
+    "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
+    "torch.set_default_device('meta')": torch.get_default_device,
+    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
+    "torch.set_num_threads(7)": torch.get_num_threads,
+    "torch.use_deterministic_algorithms(True, warn_only=True)": torch.is_deterministic_algorithms_warn_only_enabled,
+    "torch.set_float32_matmul_precision('high')": torch.get_float32_matmul_precision,
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": torch.get_float32_matmul_precision,
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("place", ["import", "call"])
+def test_a_reward_cannot_change_how_torch_computes(user_file, place, fails):
+    """`set_grad_enabled(False)` ended as a traceback in the update; the other ones train another model, silently."""
+    imported, called = (list(SETTINGS) if place == here else ["pass"] for here in ("import", "call"))
+    end = "1 / 0" if fails else "return [float(torch.rand((), device='cpu'))]"
+    lines = ["import torch", *imported, "def mine(prompts, **_):", *(f"    {line}" for line in (*called, end))]
+    before = [read() for read in SETTINGS.values()]
+    (reward,) = chosen(user_file("\n".join(lines)) + ":mine")
+    assert [read() for read in SETTINGS.values()] == before
+    if fails:
+        with pytest.raises(InputError, match="row 0: ZeroDivisionError"):
+            score(reward, [row()], [""], [False])
+    else:  # random numbers go on
+        assert score(reward, [row()], [""], [False]) != score(reward, [row()], [""], [False])
+    assert [read() for read in SETTINGS.values()] == before
+    assert not torch.overrides._get_current_function_mode_stack()  # not a default device, which each call would ask
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_a_reward_for_messages_says_why_it_got_text(user_file, conversational):
+    """`completion[0]["content"]`, as in TRL's examples, said only: string indices must be integers."""
+    path = user_file("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
+    (reward,) = chosen(f"{path}:f")
+    if conversational:
+        rows = [row([{"role": "user", "content": "q"}])]
+        assert score(reward, rows, ["abc"], [False]).tolist() == [3.0]
+        (reward,) = chosen(user_file("def g(completions, **_):\n    return completions[0][0]['content']['x']\n") + ":g")
+        with pytest.raises(InputError, match="row 0: TypeError: string indices must be integers, not 'str'$"):
+            score(reward, rows, ["abc"], [False])
+    else:
+        with pytest.raises(InputError, match="row 0: TypeError.*completions are text here.*prompts are messages"):
+            score(reward, [row()], ["abc"], [False])
+
+
 @pytest.mark.parametrize(
     ("value", "weight", "fits"),
-    [("1e15", 1.0, True), ("-1e15", 0.5, True), ("1e200", 1.0, False), ("-1.1e15", 1.0, False), ("1e9", 1e7, False)],
+    [
+        ("1e15", 1.0, True),
+        ("-1e15", 0.5, True),
+        ("1e200", 1.0, False),
+        ("-1.1e15", 1.0, False),
+        ("1e9", 1e7, False),
+        ("1.1e15", 0.5, False),
+    ],
 )
 def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
     """1e200 ended as a loss that is not finite, with no word on where it came from."""
@@ -403,6 +476,27 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, other])
     assert user_rewards.take_logged(None, {}) == {"logged/a": 5.0, "logged/b": 4.0}
     assert not user_rewards.Logged.values
+
+
+def test_names_and_values_that_json_does_not_have(user_file, monkeypatch):
+    """The number 1 as a name beside "a" was a traceback, and NaN in samples.jsonl is no JSON."""
+    body = """
+def mine(log_metric, log_extra, **_):
+    log_metric(1, 2.0)
+    log_metric("a", 3.0)
+    log_extra(("x", 1), [float("nan"), float("-inf"), 0.5])
+    return [0.0] * 3
+"""
+    monkeypatch.setattr(user_rewards.Logged, "values", {})
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: mine)
+    texts = [Completion("") for _ in range(3)]
+    for text in texts:
+        text.ids, text.extra = [], {}
+    (reward,) = chosen(user_file(body) + ":mine")
+    score(reward, [row()] * 3, texts, [False] * 3)
+    assert user_rewards.take_logged(None, {}) == {"logged/1": 2.0, "logged/a": 3.0}
+    written = [json.dumps(text.extra, allow_nan=False) for text in texts]
+    assert written == [f"""{{"('x', 1)": {value}}}""" for value in ("null", "null", "0.5")]
 
 
 @pytest.mark.parametrize(

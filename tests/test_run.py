@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
-from common.harness.run import Run, close
+from common.harness.run import DEAD, Run, close
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows
 
@@ -44,6 +45,19 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
     with filelock.FileLock(folder / "lock"):  # what a run in another process does
         assert refusal(folder, resume=resume) == f"--output_dir {folder}: another run is using it"
     start(folder, resume=resume)
+
+
+def test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten(tmp_path, monkeypatch):
+    acquire = filelock.FileLock.acquire
+
+    def late(lock):
+        (tmp_path / "args.json").write_text("{}", encoding="utf-8")
+        return acquire(lock)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", late)
+    with pytest.raises(InputError, match="already holds a run"):
+        start(tmp_path)
+    assert (tmp_path / "args.json").read_text(encoding="utf-8") == "{}"
 
 
 def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
@@ -85,6 +99,17 @@ def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
         (tmp_path / name / "file").write_text("mine", encoding="utf-8")
     assert f"is not the folder of a run and holds {name}" in refusal(tmp_path, resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == [name]  # not even a lock
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.tmp", "lock", "checkpoints/step-00000001/meta.json"])
+def test_a_pipe_in_the_folder_of_a_run_is_refused(name, checkpoint):
+    # Each of them was opened, and the run hung until someone wrote into it.
+    path = checkpoint.parents[1] / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    folder = checkpoint.parents[1]
+    said = refusal(folder, resume=True)
+    assert said == f"--output_dir {folder}: {path} is a pipe (FIFO), not a file of a run: remove it"
 
 
 # --- what cannot be written ---
@@ -178,12 +203,21 @@ def test_models_on_the_way_load_and_are_not_deleted(tmp_path, capsys):
     assert one.exists() and (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
 
 
-def test_a_training_whose_model_cannot_be_written_on_the_way_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(FULL))
-    with pytest.raises(InputError, match="model-step-1 cannot be written: .*No space left.*; the training is kept"):
-        train(tmp_path, "--save_model_every", 1)
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full", "killed"])
+def test_a_model_on_the_way_that_could_not_be_written_comes_with_the_resume(error, tmp_path, monkeypatch):
+    # It was lost for good: the resume went on with step N + 1.
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(error))
+    says = "model-step-1 cannot be written: .*No space left.*; the training is kept" if error is FULL else ".*"
+    with pytest.raises(InputError if error is FULL else KeyboardInterrupt, match=says):
+        train(tmp_path, "--save_model_every", 1, *([] if error is FULL else ["--save_every", 1]))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    assert not list(tmp_path.glob("model*"))
+    assert not [path for path in tmp_path.glob("model*") if path.name != "model.tmp"]
+    monkeypatch.undo()
+    train(tmp_path, "--resume", "--save_model_every", 1, "--max_steps", 1)
+    saved = load_file(tmp_path / "model-step-1" / "model.safetensors")
+    kept = load_file(tmp_path / "checkpoints" / "step-00000001" / "model.safetensors")
+    assert saved.keys() == {name.removeprefix("lm.") for name in kept}
+    assert all(torch.equal(kept[f"lm.{name}"], weight) for name, weight in saved.items())
 
 
 def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):
@@ -261,7 +295,108 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
     assert refusal(tmp_path, report_to=["wandb"]) == "--report_to wandb: no API key configured"
 
 
+# --- what a run says ---
+
+
+@pytest.mark.parametrize("stdout, stderr", [(True, True), (True, False), (False, True)])
+def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, stderr, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: stderr)
+    run, *_ = start(tmp_path, max_steps=2)
+    now = iter([2.5, 3.0, 7.0])  # the first step is done, its row is written, the second one is done
+    monkeypatch.setattr("common.harness.run.time", types.SimpleNamespace(perf_counter=lambda: next(now)))
+    run.last_row = 0.0
+    metrics = {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0}
+    run.step = 1
+    run.progress(metrics)
+    run.log(metrics)
+    run.step = 2
+    run.progress(metrics)
+    run.bar.close()
+    printed, bar = capsys.readouterr()
+    lines = [f"step {step}/2: reward 0.250, length 3.000, entropy 0.500, {s} s" for step, s in ((1, 2.5), (2, 4.0))]
+    assert printed.splitlines() == (lines if not (stdout and stderr) else [])
+    assert "2/2 [" in bar if stderr else bar == ""
+
+
+@pytest.mark.parametrize(
+    "reward, first, last, said",
+    [
+        (["accuracy"], (0.3, 0.3, None), (0.9, 0.9, None), "eval/pass@1 before 0.300, after 0.900; "),
+        # dapo.py codes it as +1/-1; --reward_weights; a learned reward, which leaves --reward at its default
+        (["accuracy"], (0.3, -0.4, None), (0.9, 0.8, None),
+         "eval/pass@1 before 0.300, after 0.900; eval/reward before -0.400, after 0.800; "),
+        (["format", "math_verify"], (0.3, 0.3, None), (0.9, 1.9, None),
+         "eval/pass@1 before 0.300, after 0.900; eval/reward before 0.300, after 1.900; "),
+        (["mine.py:mine"], (0.0, 0.02, None), (0.0, 0.8, None), "eval/reward before 0.020, after 0.800; "),
+        (["mine.py:mine"], (0.5, 0.5, None), (0.5, 0.5, None), "eval/reward before 0.500, after 0.500; "),
+        (["accuracy"], (None, None, 0.5), (None, None, 0.75), "eval/accuracy before 0.500, after 0.750; "),
+        (["accuracy"], (0.3, 0.3, 0.3), (0.9, 0.9, 0.9),
+         "eval/pass@1 before 0.300, after 0.900; eval/accuracy before 0.300, after 0.900; "),
+        (["mine.py:mine"], (None, None, None), (None, 0.5, None), ""),  # at first every reward was None
+        (None, None, None, ""),
+    ],
+)  # fmt: skip
+def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(reward, first, last, said):
+    """A reward of the user's own on data with answers: "eval/pass@1 before 0.000, after 0.000"."""
+    first, last = (
+        values and {f"eval/{name}": value for name, value in zip(("pass@1", "reward", "accuracy"), values, strict=True)
+                    if value is not None}
+        for values in (first, last)
+    )  # fmt: skip
+    args = types.SimpleNamespace(**({"reward": reward} if reward else {}))  # reward_model.py has no such option
+    assert Run.scores(types.SimpleNamespace(args=args, first_eval=first, last_eval=last)) == said
+
+
+def said_after(folder, steps, capsys):
+    """What is printed after which of these steps, each given by its metrics: [(step, line)]."""
+    run, *_ = start(folder)
+    run.plain, found = False, []
+    capsys.readouterr()
+    for run.step, metrics in enumerate(steps, 1):
+        run.progress(metrics)
+        found += [(run.step, line) for line in capsys.readouterr().out.splitlines()]
+    return found
+
+
+@pytest.mark.parametrize("name, dead, alive", [(name, value, 0.9) for name, (value, _) in DEAD.items()])
+def test_a_dead_run_says_so_once_after_five_steps_in_a_row(name, dead, alive, tmp_path, capsys):
+    steps = [{name: value, "optim/lr": 1e-4} for value in [dead] * 4 + [alive] + [dead] * 4]
+    steps += [{}] + [{name: dead}] * 5 + [{name: alive}] + [{name: dead}] * 6  # without it in a row: not five
+    ((step, line),) = said_after(tmp_path, steps, capsys)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert step == 15 and line.startswith(f"{name} has been {dead} for 5 steps in a row")
+    (section,) = re.findall('docs/troubleshooting.md, "(.*)"', line)
+    assert f"\n## {section}\n" in page and name in page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"optim/loss": 0.0, "optim/grad_norm": 1.0, "optim/lr": 1e-4},  # what a healthy run prints
+        {"optim/grad_norm": 0.0, "optim/lr": 0.0, "optim/critic_lr": 1e-4},  # ppo.py's --critic_warmup_steps
+        {"advantage/zero_groups": 1.0, "optim/critic_lr": 1e-4},  # ppo.py: the critic is the baseline
+        {"advantage/zero_groups": 1.0, "dcpo/response_utilization": 0.5},  # dcpo.py: the history is
+    ],
+)
+def test_a_run_that_learns_is_not_called_dead(metrics, tmp_path, capsys):
+    assert said_after(tmp_path, [metrics] * 6, capsys) == []
+
+
+def test_dcpo_without_anything_to_learn_is_called_dead(tmp_path, capsys):
+    metrics = {"advantage/zero_groups": 1.0, "dcpo/response_utilization": 0.0}
+    assert len(said_after(tmp_path, [metrics] * 6, capsys)) == 1
+
+
 # --- the end of a step ---
+
+
+def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys):
+    run, *_ = start(tmp_path)
+    for value in (0.25, 0.5, 0.75):
+        run.log_evaluation({"eval/pass@1": value})
+    run.finish(None, None, None)
+    assert "eval/pass@1 before 0.250, after 0.750" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_an_evaluation_is_due_at_the_end():
@@ -272,6 +407,46 @@ def test_an_evaluation_is_due_at_the_end():
             steps.append((Run.due(run, every, at_end=True), Run.due(run, every, at_end=False)))
     assert due[0] == [(False, False)] * 4 + [(True, False)]
     assert due[2] == [(False, False), (True, True), (False, False), (True, True), (True, False)]
+
+
+def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_resume(tmp_path):
+    run, optimizer, _ = start(tmp_path)
+    for skipped in [0, *[1] * 8, 0, *[1] * 9]:
+        advance(run, optimizer, save=False)
+        run.progress({"reward/skipped": skipped, "reward/unscored": float(skipped)})
+    run.progress({"sampling/skipped": 1})  # dapo's own rule is another one
+    run.save()
+    close(run.accelerator)
+    run, optimizer, _ = start(tmp_path, resume=True)
+    advance(run, optimizer, save=False)
+    with pytest.raises(InputError, match="every reward function returned None .*, as 9 times before"):
+        run.progress({"reward/skipped": 1, "reward/unscored": 1.0})
+    assert metric_rows(tmp_path)[-1]["reward/skipped"] == 1
+    assert (tmp_path / "checkpoints" / "step-00000020" / "meta.json").exists()
+
+
+@pytest.mark.parametrize(
+    "every, there, written",
+    [(0, None, []), (2, None, [4, 6]), (2, 4, [6]), (3, None, [6]), (1, 4, [5, 6]), (1, None, [4, 5, 6])],
+)
+def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, written, tmp_path):
+    saved = []
+    run, optimizer, _ = start(tmp_path)
+    for _ in range(4):
+        advance(run, optimizer, save=False)
+    run.save()
+    close(run.accelerator)
+    for name in (there, 6):  # that of a later step is of the life before this resume: it is written again
+        (tmp_path / f"model-step-{name}").mkdir()
+    run, *_ = start(tmp_path, resume=True, save_model_every=every)
+    run.save_model = lambda *given: saved.append(given[-1])
+    run.save_step_model(None, None, None)
+    for run.step in (5, 6):
+        run.save_step_model(None, None, None)
+    assert saved == [f"model-step-{step}" for step in written]
+    run.step = 0  # a run without a checkpoint
+    run.save_step_model(None, None, None)
+    assert len(saved) == len(written)
 
 
 def test_a_process_stops_where_another_one_was_signalled(monkeypatch):

@@ -1,5 +1,6 @@
 """What holds for every reinforcement-learning script: the same tests over all of them."""
 
+import collections
 import copy
 import functools
 import json
@@ -40,7 +41,8 @@ NAMES = {
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [name for name in SCRIPTS if name != "dapo"],
     "test_the_optimizer_has_the_options": ALL,
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
-    "test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one": [*SCRIPTS, "dpo"],
+    "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
+    "test_a_round_without_any_reward_is_left_out": ["dpo"],
 }
 
 
@@ -90,31 +92,61 @@ def test_a_row_without_a_reward_counts_nowhere(name):
 
 
 NONE = """
+calls = []
 def mine(prompts, completions, trainer_state, **_):
-    if trainer_state.global_step == 1:
+    calls.append(trainer_state.global_step)
+    if {condition}:
         return [None] * len(prompts)
     return [None if i % 4 == 1 else float(len(text)) for i, text in enumerate(completions)]
 """
 
 
-def test_a_run_says_that_rows_have_no_reward_and_ends_where_none_has_one(name, tmp_path, capsys):
-    """It ended at the first None, or trained on NaN."""
-    (tmp_path / "mine.py").write_text(NONE, encoding="utf-8")
-    sizes = {"dpo": "--pair_prompts 8 --pair_samples 4 --pairs_per_step 1 --rounds 2 --max_steps 1"}
-    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4")
-    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24"
-    arguments = [*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")]
-    if name == "dpo":
-        script(name).main(arguments)
-        (tmp_path / "mine.py").write_text(NONE.replace("== 1", "== 0"), encoding="utf-8")
-        arguments[-1] = str(tmp_path / "none")
-    with pytest.raises(InputError, match="every reward function returned None"):
-        script(name).main(arguments)
+def run_with_none(name, folder, condition):
+    """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
+    (folder / "mine.py").write_text(NONE.format(condition=condition), encoding="utf-8")
+    sizes = {"dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4 --num_epochs 1 --rounds 3"}
+    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear")
+    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
+    options = [*options.split(), "--keep_checkpoints", "9", "--reward", f"{folder}/mine.py:mine"]
+    options += "--kl_coef 0.05 --kl_target 0.01 --objective penalty".split() if name == "ppo" else []
+    script(name).main([*options, "--output_dir", str(folder / "run")])
+
+
+def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
+    """It ended the run, without a checkpoint."""
+    run_with_none(name, tmp_path, "calls[-1] == 1")
     rows = metric_rows(tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    key = "pairs/unscored" if name == "dpo" else "reward/unscored"
-    assert [row[key] for row in rows if key in row] == [0.25]
+    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
+    assert [row["reward/unscored"] for row in rows if "reward/unscored" in row] == [0.25, 1, 0.25]
+    assert ["optim/grad_norm" in row for row in rows] == [False, True, False, True]
+    assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
     assert capsys.readouterr().out.count("25.0% of the completions have no reward") == 1
+    first, second, third = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3))
+    (first_model, *rest), (second_model, *_) = (sorted(path.glob("model*.safetensors")) for path in (first, second))
+    assert not rest and first_model.read_bytes() == second_model.read_bytes()
+    states = [json.loads((path / "state.json").read_text(encoding="utf-8")) for path in (first, second, third)]
+    for kept in {"dcpo": ["history"], "ppo": ["coefficients"]}.get(name, []):
+        assert states[0][kept] == states[1][kept]
+        assert states[1][kept] != states[2][kept]
+
+
+def test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint(name, tmp_path):
+    with pytest.raises(InputError, match="every reward function returned None for every completion: there is"):
+        run_with_none(name, tmp_path, "calls[-1] == 0")
+    step = 0 if name == "dpo" else 1  # a round comes before its steps
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{step}"]
+    assert [row["reward/skipped"] for row in metric_rows(tmp_path / "run") if "reward/skipped" in row] == [1]
+
+
+def test_a_round_without_any_reward_is_left_out(name, tmp_path, capsys):
+    run_with_none(name, tmp_path, "len(calls) == 4")  # after the first round: pairs, evaluation, evaluation
+    rows = metric_rows(tmp_path / "run")
+    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
+    assert [row["pairs/unscored"] for row in rows if "pairs/unscored" in row] == [0.25, 1, 0.25]
+    out = capsys.readouterr().out
+    assert "round 2: 0 pairs, 0 steps" in out
+    assert [row["step"] for row in rows] == [0, 1, 1, 2]  # the second 1 is that of the round
 
 
 # --- the gradient does not depend on how the batch is split ---
@@ -323,28 +355,50 @@ def test_the_rate_of_each_step_reaches_the_optimizer(name, tmp_path, monkeypatch
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
-    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 2)
+    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 3)
+    assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000003", "step-00000004"}
     run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
+    (tmp_path / "b" / "model-step-2").rename(tmp_path / "b" / "first")  # as if it had been killed before it wrote that
     run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
     samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
-    assert samples[0] == samples[1] and len(samples[0].splitlines()) == 16
+    lines = [json.loads(line) for line in samples[0].splitlines()]
+    steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
+    assert samples[0] == samples[1]
+    assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))  # the resume keeps the first
+    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))
+    killed = weights(tmp_path / "b", "first")
+    assert first.keys() == killed.keys() and all(torch.equal(first[key], killed[key]) for key in first)
     assert all(torch.equal(last[key], b[key]) for key in b) and any(not torch.equal(first[key], b[key]) for key in b)
     initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
 
 
 def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
-    run(name, tmp_path, "--max_steps", 0)
+    """Its completions could be read nowhere, nor could the prompt as the model gets it."""
+    run(name, tmp_path, "--max_steps", 0, "--prompt_template", "1+{prompt}", "--max_new_tokens", 16)
     (row,) = metric_rows(tmp_path)
     assert row["step"] == 0 and {"eval/pass@1", "eval/pass@4", "eval/length"} <= row.keys()
     assert not (tmp_path / "model").exists()
-    assert "pass@1 before" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "pass@1 before" in printed
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
+    assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
+    tokenizer = script(name).load_tokenizer(script(name).Args())
+    cut = [sample["truncated"] for sample in samples]
+    assert any(cut) and not all(cut) and all(sample["tokens"] == 16 for sample in samples if sample["truncated"])
+    for sample in samples:  # characters are tokens here, and the stop token counts
+        assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
+        assert sample["reward"] == sample["parts"]["accuracy"]
+    raw = samples[0]["completion"] + "<eos>" * (not cut[0])
+    note = " (it is truncated and has none)" if cut[0] else ""
+    expected = "a prompt as the model gets it: {!r}\nits completion with its stop token: {!r}" + note
+    assert expected.format("1+" + samples[0]["prompt"], raw) in printed
 
 
 def test_greedy_evaluation_has_no_pass_at_k(name, tmp_path):
@@ -378,6 +432,7 @@ def test_it_learns(name, tmp_path):
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--dual_clip 0.5", "dual_clip"),
         ("--resume", "--output_dir"),
+        ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward no_such", "no_such"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),

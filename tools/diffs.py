@@ -71,7 +71,8 @@ def without_comments(old, new, op, a, b):
 def hunks(old, new):
     """[(place, key, lines)] of the changes from one source to another, place by place.
 
-    The key does not change when the hunk moves or gets a comment, and changes with its code.
+    The key of a function that only one of them has is its name. That of another hunk does not change when the hunk
+    moves or gets a comment, and changes with its code.
     """
     old, new, found = places(old), places(new), []
     for place in [*new, *(name for name in old if name not in new)]:
@@ -86,7 +87,7 @@ def hunks(old, new):
                     lines += [f"+ {line}".rstrip() for line in b[j:j_end]]
             changed = [line for line in lines if line[:1] in ("-", "+") and not same_text.is_comment(line[2:])]
             digest = hashlib.sha256("\n".join(changed).encode()).hexdigest()
-            found.append((place, f"{place} {digest[:6]}", lines))
+            found.append((place, f"{place} {digest[:6]}" if a and b else place, lines))
     return found
 
 

@@ -67,7 +67,7 @@ FAMILY = {
         "completion, because that is what the reward judges.",
         row="as GRPO | sequence, length-normalised | 3e-4 / 4e-4 | mean over rows | G per prompt | any | policy | "
         "32 x 8, 4 updates",
-        differs={"policy_loss": ("the ratio is that of the row", 26), "main": ("its name", 2)},
+        differs={"policy_loss": ("the ratio is that of the row", 28), "main": ("its name", 2)},
         equations={"s_it": "policy_loss"},
     ),
     "dcpo.py": Entry(
@@ -97,9 +97,9 @@ FAMILY = {
         budget=None,
         differs={
             "compute_advantages": ("GAE in place of the group", 40),
-            "policy_loss": ("Eq. 8 too, and coefficients that controllers move", 40),
+            "policy_loss": ("Eq. 8 too, and coefficients that controllers move", 42),
             "token_weights": ("one weight for every token", 8),
-            "update": ("advantages here, the critic, target_kl", 64),
+            "update": ("advantages here, the critic, target_kl", 66),
             "main": ("its name, checks, the critic and the controllers", 44),
         },
         equations={
@@ -121,7 +121,7 @@ FAMILY = {
         "without any sampling. It shares with grpo.py only what runs the steps.",
         kind="pairs",
         budget=None,
-        differs={"main": ("steps over given pairs, no rollout", 68)},
+        differs={"main": ("steps over given pairs, no completions; another model is saved", 84)},
         equations={"L": "reward_loss"},
         settings=False,
     ),
@@ -134,7 +134,7 @@ FAMILY = {
         "policy; the reference's log-probs precomputed | 32 pairs per step, one pass",
         budget=None,
         differs={
-            "main": ("rounds of pairs in place of rollouts", 112),
+            "main": ("rounds of pairs in place of rollouts", 118),
             "pair_losses": ("log-probs against the reference in place of scores", 18),
         },
         equations={
@@ -158,18 +158,18 @@ FAMILY = {
 
 # what reward_model.py and dpo.py change alike
 PAIR_STEP = {
-    "update_pairs 2cf075": (
+    "update_pairs": (
         "One optimizer step on a number of pairs. The loss is a mean over pairs, so that no token needs a weight, and "
         "how the pairs are split changes nothing."
     ),
-    "evaluate_pairs 3b54d0": (
+    "evaluate_pairs": (
         "Held-out pairs are measured like those of a step. Processes that have none left get a copy, which is not "
         "counted."
     ),
-    "compute_advantages 55e03e": "There are no advantages: a pair says itself which completion is the better one.",
-    "policy_loss 468f48": "No ratio and no clip: the loss does not correct for an old policy that sampled the pairs.",
-    "token_weights 14365a": "The loss is that of a pair, and each pair of a step weighs the same.",
-    "update e49881": "`update_pairs` takes its place.",
+    "compute_advantages": "There are no advantages: a pair says itself which completion is the better one.",
+    "policy_loss": "No ratio and no clip: the loss does not correct for an old policy that sampled the pairs.",
+    "token_weights": "The loss is that of a pair, and each pair of a step weighs the same.",
+    "update": "`update_pairs` takes its place.",
 }
 # {script: {key: sentence}}; a key is the place and a digest of the changed lines, as `hunks` makes it
 SENTENCES = {
@@ -215,11 +215,11 @@ SENTENCES = {
             "What decides correctness is +1 or -1 (Eq. 7), the scale on which the overlong punishment of at most 1 is "
             "meant; `correct` stays 1 or 0."
         ),
-        "overlong_penalty 6b2664": (
+        "overlong_penalty": (
             "A completion that comes near the cap loses up to 1, more with each token, so that the policy learns to "
             "stop before it is cut off (Eq. 13)."
         ),
-        "dynamic_batch 5b0c33": (
+        "dynamic_batch": (
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
@@ -249,7 +249,7 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 52122d": (
+        "policy_loss 730657": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
@@ -271,14 +271,14 @@ SENTENCES = {
             "A completion without an answer gets -1, a wrong answer 0, so that format and correctness are told apart "
             "(Eq. 15)."
         ),
-        "History baa832": (
+        "History": (
             "What the advantage remembers of each prompt, the same on all processes and part of the checkpoint."
         ),
-        "standardize ff49b6": (
+        "standardize": (
             "GRPO's standardization with the statistics as arguments, since they are now those of the group (A_new) or "
             "of all visits (A_tot)."
         ),
-        "smoothed_advantages 4f24f8": (
+        "smoothed_advantages": (
             "Smooth advantage standardization: the group is pooled with the prompt's earlier visits (Eq. 29-30) and "
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
@@ -286,11 +286,11 @@ SENTENCES = {
         "compute_advantages e0cab3": (
             "Of the two mixtures each completion takes the one of smaller magnitude, which damps the swings of both."
         ),
-        "clip_bounds 710022": (
+        "clip_bounds": (
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss e5bb00": (
+        "policy_loss 22efd6": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
@@ -319,20 +319,20 @@ SENTENCES = {
             "The options of the critic, of GAE, of the KL in the reward, of the penalty objective, of the controllers "
             "and of a learned reward. The epsilon is now added to the variance of all tokens."
         ),
-        "ValueHead 5b40aa": (
+        "ValueHead": (
             "The head starts at zero, so that the first advantages come from the rewards alone, and computes in "
             "float32, because bfloat16 has too few digits for a value that is fitted by regression."
         ),
-        "Critic 41db29": "The value of every token from the states of a backbone, the policy's or one of its own.",
-        "ActorCritic c05094": (
+        "Critic": "The value of every token from the states of a backbone, the policy's or one of its own.",
+        "ActorCritic": (
             "Accelerate (DDP, FSDP2, DeepSpeed) wraps one module. The value of a token comes from the state before it, "
             "as its log-prob does: a baseline must not have seen the action."
         ),
-        "load_critic 9de9b2": (
+        "load_critic": (
             "A separate critic starts as a copy of the policy's backbone or as a trained reward model; a shared one is "
             "a head on the policy."
         ),
-        "shape_rewards b3ba5a": (
+        "shape_rewards": (
             "The reward of a completion stands on its last token, less `--missing_eos_penalty` if it was cut off. With "
             "`--kl_coef` each token also pays for its log-ratio to the reference: GRPO has the KL in the loss, PPO in "
             "the reward, unless `--kl_in loss`."
@@ -341,43 +341,43 @@ SENTENCES = {
             "GAE (arXiv 1506.02438, Eq. 16) in place of the group: an advantage for each token, and the returns that "
             "the critic is trained on."
         ),
-        "gae 909fff": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
-        "policy_loss dfadc0": (
+        "gae": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
+        "policy_loss 96b8b7": (
             "Eq. 7 is GRPO's clipped objective; Eq. 8 has a penalty on KL(old, new) in its place. The coefficients are "
             "arguments, since controllers move them."
         ),
-        "value_loss 9fcd25": (
+        "value_loss": (
             "Two squared errors, of the value and of the value held within `--value_clip` of its old one. The larger "
             "one counts, so a value gains nothing by moving farther than that in one rollout."
         ),
         "token_weights da0546": "PPO's expectation is over time steps (Eq. 7): all tokens of a step weigh the same.",
-        "Coefficients f00905": (
+        "Coefficients": (
             "Two coefficients that may move once per rollout: that of the KL to the reference (arXiv 1909.08593, "
             "section 2.2), and that of the penalty on KL(old, new) (section 4). A resumed run needs them."
         ),
-        "assign_advantages e3cc9f": (
+        "assign_advantages": (
             "GRPO knows its advantages when the rewards are there. Here they need the old critic's values and the old "
             "policy's log-probs, from a forward over the whole rollout before the first update. The advantages are "
             "then whitened over all tokens of the rollout, on all processes."
         ),
-        "update 0d314d": (
+        "update 4c7ccf": (
             "Policy and critic take one step together. The critic may train alone at first (`--critic_warmup_steps`), "
             "and a minibatch whose KL is past `--target_kl` ends the updates of this rollout."
         ),
-        "clip_gradients 9f0ebe": (
+        "clip_gradients": (
             "A separate critic is clipped by its own norm, because its gradients have another size and would shrink "
             "the policy's. With a shared one there is one norm."
         ),
-        "add_policy_change c97ca6": (
+        "add_policy_change": (
             "How far all updates of this rollout together have moved the policy, KL(old, new), which decides how the "
             "penalty moves (section 4)."
         ),
-        "check_own_args 10e989": "Options that cannot work together are refused before a model is loaded.",
-        "main c5103c": (
+        "check_own_args": "Options that cannot work together are refused before a model is loaded.",
+        "main a24546": (
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
             "place of the rules."
         ),
-        "main b530df": (
+        "main ceaf1a": (
             "The advantages move into `update`, because they need the old values. The rates of both models and the "
             "coefficients are set and logged in each step."
         ),
@@ -396,22 +396,22 @@ SENTENCES = {
             "The loss has one option, which holds the scores around 0 (arXiv 2312.09244). An evaluation is cheap, so "
             "it comes more often."
         ),
-        "RewardModel 9bc4cf": (
+        "RewardModel": (
             "The score is read at the last token of the completion, its end, where the model has seen everything."
         ),
-        "load_reward_model 7fe329": (
+        "load_reward_model": (
             "A classifier with one label, so that transformers, TRL and ppo.py load what is saved. A causal language "
             "model gets a head of zeros, with which the loss starts at ln 2; a classifier keeps its own."
         ),
-        "reward_loss 6bd774": (
+        "reward_loss": (
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
-        "pair_losses cc7c5d": "The scores of both completions of each pair come from one forward.",
-        "main 256d5f": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "pair_losses": "The scores of both completions of each pair come from one forward.",
+        "main ab485a": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
         "imports 26c496": "The loading of pairs and of classifiers in place of sampling and rewards.",
-        "rollout b45282": "Nothing is sampled.",
-        "compute_rewards 0738c8": "Nothing is scored by rules: this model is to become the reward.",
-        "evaluate a53faf": "`evaluate_pairs` takes its place.",
+        "rollout": "Nothing is sampled.",
+        "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
+        "evaluate": "`evaluate_pairs` takes its place.",
     },
     "dpo.py": {
         "Args 82caa2": (
@@ -428,28 +428,28 @@ SENTENCES = {
             "The options of the loss. `beta` is the weight of the KL penalty from which the loss is derived; the loss "
             "itself has no KL term."
         ),
-        "Round 1f5dd5": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
-        "make_pairs ec20f0": (
+        "Round": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
+        "make_pairs": (
             "The best against the worst completion of a prompt, by their rewards. Completions that were cut off are "
             "left out, and a prompt whose completions have one and the same reward gives no pair."
         ),
-        "preference_row 8457e1": "The pairs are written in TRL's format, to be used again.",
-        "with_reference 5a6f4a": (
+        "preference_row": "The pairs are written in TRL's format, to be used again.",
+        "with_reference": (
             "The reference is the policy before the round, so its log-probs are computed once and no second model is "
             "kept."
         ),
-        "preference_loss cf57e6": (
+        "preference_loss": (
             "Eq. 7 and its relatives, from log-probs that are sums over a completion. A mean over its tokens would be "
             "another model of preference."
         ),
-        "pair_losses 746ba9": (
+        "pair_losses": (
             "Both completions of each pair are in one forward, and both log-probs are logged: the margin also grows "
             "when both fall."
         ),
-        "evaluate_both e18302": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
-        "load_data 022a80": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
-        "check_loss 7cc355": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 9ae90b": (
+        "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
+        "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
+        "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
+        "main c9d73d": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),

@@ -6,7 +6,7 @@ python tools/memory.py --check    measure again (two minutes on one core), keep 
 tools/refresh.py writes the tables into the page.
 What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
 its size, those inside operators too. Resident memory (RSS) would also hold the interpreter, the libraries and what
-malloc keeps, which is more than the terms of a model this small.
+malloc keeps, which is more than the terms of a model this small. On a GPU (tests/test_gpu.py) its allocator is asked.
 """
 
 import functools
@@ -102,8 +102,14 @@ CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
 }
 
 
-def measured(action, live=0):
-    """(peak, what is left) in bytes that torch's CPU allocator has given out; `live` are those before `action`."""
+def measured(action, live=0, device="cpu"):
+    """(peak, what is left) in bytes that torch's allocator has given out; `live` are those before `action`."""
+    if device != "cpu":
+        before = torch.accelerator.memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
+        action()
+        most, after = torch.accelerator.max_memory_allocated(device), torch.accelerator.memory_allocated(device)
+        return live + most - before, live + after - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         action()
     events = profiled.profiler.kineto_results.events()  # `profiled.events()` leaves out what happens inside operators
@@ -121,7 +127,7 @@ def random_policy(args, sizes):
     lm = AutoModelForCausalLM.from_config(config, **options)
     if args.lora_rank:
         lora.add_adapters(lm, args)
-    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, args.entropy_coef != 0)
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature)
     lm.generation_config = GenerationConfig()
     if args.gradient_checkpointing:
         policy.shares_prompts = False
@@ -129,18 +135,18 @@ def random_policy(args, sizes):
     return policy.train()
 
 
-def measured_step(args, sizes, bf16=False, ddp=False):
-    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py, on
-    CPU; AdamW has its state from the beginning, as in every step but the first."""
+def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
+    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py; AdamW has its
+    state from the beginning, as in every step but the first."""
     gc.collect()
     AcceleratorState._reset_state(True)  # another test or case may have had another precision
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if bf16 else "no")
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if bf16 else "no")
     held, peaks, ids = types.SimpleNamespace(), {}, torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100
     rows = (ids + 3).view(args.prompts_per_step, -1).tolist()
     prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
 
     def build():
-        held.policy = random_policy(args, sizes)
+        held.policy = random_policy(args, sizes).to(device)
         held.reference = load_reference(held.policy, args)
         held.model = accelerator.prepare(held.policy)
         if ddp:
@@ -155,8 +161,8 @@ def measured_step(args, sizes, bf16=False, ddp=False):
         with accelerator.autocast():
             held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, 0, args)
         held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
-        held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1)
-        held.batch["rewards"] = torch.zeros(len(held.batch["completions"]))
+        held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1, device=device)
+        held.batch["rewards"] = torch.zeros(len(held.batch["completions"]), device=device)
 
     def update():
         waiting = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None)  # the step is measured by itself
@@ -166,15 +172,15 @@ def measured_step(args, sizes, bf16=False, ddp=False):
         held.optimizer.step()
         held.optimizer.zero_grad()
 
-    _, live = measured(build)
+    _, live = measured(build, device=device)
     for phase, action in (("rollout", rollout), ("update", update), ("optimizer", step)):
-        peaks[phase], live = measured(action, live)
+        peaks[phase], live = measured(action, live, device)
     return peaks
 
 
-def computed_step(args, sizes, bf16=False, ddp=False):
+def computed_step(args, sizes, bf16=False, ddp=False, device="cpu"):
     """What the formula gives for `measured_step`."""
-    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, gpu=False), meta_sizes(sizes))
+    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, device != "cpu"), meta_sizes(sizes))
     totals = {phase: sum(terms.values()) for phase, terms in phases.items()}
     update = max(totals["forward"], totals["backward"])
     return {"rollout": totals["rollout"], "update": update, "optimizer": totals["optimizer"]}

@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import math
+import os
 import pathlib
 import re
 import tempfile
@@ -45,7 +46,7 @@ MADE_BY = {  # pieces of lines of grpo.py
     "completions": 'batch["completions"] = pad_sequence',
     "completion_mask": 'batch["completion_mask"], batch["truncated"]',
     "old_logprobs": 'micro["old_logprobs"], _ =',
-    "logprobs": "logprobs, entropy = model(micro)",
+    "logprobs": "logprobs, entropy = model(micro",
     "ratio": "ratio = log_ratios.exp()",
     "kl": "kl = kl_estimate(",
     "losses": "torch.where(loss_mask, losses, 0)",
@@ -66,7 +67,7 @@ class Step:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             for name in KEPT:
                 stack.enter_context(mock.patch.object(grpo, name, self.kept(name)))
-            stack.enter_context(mock.patch.object(grpo, "evaluate", lambda *arguments: {}))
+            stack.enter_context(mock.patch.object(grpo, "evaluate", lambda *arguments: ({}, None)))
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # the progress bar
             grpo.main([*OPTIONS.split(), "--output_dir", f"{folder}/run"])
@@ -208,7 +209,7 @@ FIRST = """
 ## 3. The first update: the ratio is 1
 
 [`split_rollout`](../common/batches.py) makes one minibatch of all rows, with totals `{totals}`.
-[`micro["old_logprobs"], _ =`](../grpo.py) and [`logprobs, entropy = model(micro)`](../grpo.py) are then the same
+[`micro["old_logprobs"], _ =`](../grpo.py) and [`logprobs, entropy = model(micro`](../grpo.py) are then the same
 forward of the same weights, and so is that of the reference, `micro["ref_logprobs"]`. So every ratio is exactly 1,
 every KL is 0, and [`policy_loss`](../grpo.py) returns minus the advantage at each token.
 """
@@ -471,6 +472,7 @@ def computed():
 
 
 def refresh(tree):
-    if not torch.cuda.is_available() and differences(LINES.sub("", tree.read(PAGE)), computed()):
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # the page is that of a CPU
+    if differences(LINES.sub("", tree.read(PAGE)), computed()):
         tree.write(PAGE, computed())
     return []

@@ -5,6 +5,7 @@ are the seeds of one: they are thin lines of one colour, and their mean is the t
 """
 
 import argparse
+import glob
 import itertools
 import json
 import pathlib
@@ -53,9 +54,12 @@ OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f9
 
 
 def read(files):
-    """{name: [rows of a seed]} of metrics.jsonl files, or of files in lab/results/pages or lab/results/claims."""
+    """{name: [rows of a seed]} of metrics.jsonl files, or of files in lab/results/pages or lab/results/claims.
+
+    Patterns are expanded, which the shells of Windows leave to the program.
+    """
     runs = {}
-    for file in files:
+    for file in [pathlib.Path(found) for name in files for found in sorted(glob.glob(str(name))) or [name]]:
         name = re.sub(r"-seed\d+$", "", file.parent.name if file.name == "metrics.jsonl" else file.stem)
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         runs.setdefault(name, []).append([row for row in rows if "step" in row])
@@ -105,7 +109,7 @@ def panels(runs, metrics, axes=("step",)):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=pathlib.Path)
+    parser.add_argument("files", nargs="+")
     parser.add_argument("-o", "--output", default="metrics.png")
     args = parser.parse_args()
     panels(read(args.files), PANELS).savefig(args.output, dpi=110)

@@ -161,7 +161,7 @@ def check_index(function, args):
 
 @contextlib.contextmanager
 def pretended():
-    """The switches, and Accelerate chooses that device."""
+    """The switches, and Accelerate takes that device, unless it is told to take the CPU."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
@@ -169,15 +169,16 @@ def pretended():
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
+    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: None  # what is drawn there comes from the CPU's
     # AdamW as on CUDA: one operation for all parameters.
     sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)
     torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to(GPU)` puts other tensors in their place
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=GPU)` is seen by the mode
     original = Accelerator.__init__
 
-    def on_gpu(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        for state in (PartialState, AcceleratorState):
+    def on_gpu(self, *args, cpu=False, **kwargs):
+        original(self, *args, cpu=cpu, **kwargs)
+        for state in () if cpu else (PartialState, AcceleratorState):
             state._shared_state["device"] = GPU
 
     Accelerator.__init__, Run.save_model = on_gpu, lambda *args: None

@@ -3,8 +3,9 @@
 python tools/results.py grpo              run the commands of docs/grpo.md for five seeds, then print its tables
 python tools/results.py grpo --seeds 0    only print them, from the files that are there
 
-Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python tools/results.py dpo`). The
-runs themselves stay in runs/results; one that ended is not run again. tools/refresh.py puts the tables into the pages.
+Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python tools/results.py dpo`;
+where there is no `taskset`, as on Windows and macOS, the system places them). The runs themselves stay in runs/results;
+one that ended is not run again. tools/refresh.py puts the tables into the pages.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import pathlib
 import queue
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -71,7 +73,8 @@ def run_seed(page, seed, cores):
         if not (ROOT / folder / "model").exists():
             command = f"{command.format(seed=seed)} --seed {seed} --output_dir {folder}"
             print(command, flush=True)
-            command = ["taskset", "-c", str(core), sys.executable, *command.split()]
+            pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
+            command = [*pin, sys.executable, *command.split()]
             ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
             rows = [
                 json.loads(line) for line in (ROOT / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -266,7 +269,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     cores = queue.Queue()
-    for core in os.sched_getaffinity(0):
+    for core in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()):
         cores.put(core)
     with concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool:
         list(pool.map(lambda seed: run_seed(args.page, seed, cores), range(args.seeds)))

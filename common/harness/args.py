@@ -11,6 +11,7 @@ from typing import Literal
 from common.errors import InputError, world_size
 from common.harness.config_file import yaml_arguments
 from common.harness.distributed import device_and_threads, strategy
+from common.harness.names import name_here
 
 GROUPS = {  # of --help, in this order
     "model": "model",
@@ -33,7 +34,7 @@ class OneOrMore(argparse.Action):
 
 
 def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, several=False):
-    """A field of `Args`: its help text, its group in `--help`, bounds for `check_bounds`; `several` values or one."""
+    """A field of `Args`: its help text, its group in `--help`, bounds for `check_value`; `several` values or one."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
     bounds = dict(above=above, least=least, most=most, below=below)
@@ -100,6 +101,7 @@ class RunArgs:
     )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
+    reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
     @classmethod
     def parse(cls, argv=None):
@@ -171,10 +173,11 @@ def parse_args(cls, argv=None):
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
     namespace, unknown = parser.parse_known_args(argv)
-    if namespace.config:
+    if namespace.config is not None:
         namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
     if unknown:
-        raise InputError(f"unknown option {unknown[0]} (--help lists the options)")
+        here = name_here(unknown[0], vars(namespace))
+        raise InputError(f"unknown option {unknown[0]}{here} (--help lists the options)")
     args = cls(**{name: value for name, value in vars(namespace).items() if name != "config"})
     check_args(args)
     return args
@@ -183,9 +186,13 @@ def parse_args(cls, argv=None):
 def check_args(args):
     """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
     for field in dataclasses.fields(args):
-        check_bounds(field.name, getattr(args, field.name), **field.metadata["bounds"])
+        value = getattr(args, field.name)
+        for item in value if isinstance(value, list) else [value]:
+            check_value(field.name, item, **field.metadata["bounds"])
     if args.resume and not args.output_dir:
         raise InputError("--resume needs --output_dir, the folder of the run to continue")
+    if args.reward_changed and not args.resume:
+        raise InputError("--reward_changed needs --resume: it accepts another reward file than the checkpoint's")
     if args.lora_merge and not args.lora_rank:
         raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
     if hasattr(args, "pairs_per_step"):
@@ -196,12 +203,18 @@ def check_args(args):
         check_sampling(args)
 
 
-def check_bounds(name, value, above, least, most, below):
-    """Refuse a number that is not finite, or not within the bounds of its option."""
+def check_value(name, value, above, least, most, below):
+    """Refuse text that is no Unicode, and a number that is not finite, not within the bounds of its option, or so large
+    that sizes would overflow int64 and rates float32 once they are multiplied."""
+    if isinstance(value, str) and value != value.encode(errors="ignore").decode():
+        raise InputError(f"--{name} {value!r}: has bytes that are not UTF-8")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if not math.isfinite(value):
+    if not abs(value) < math.inf:
         raise InputError(f"--{name} {value}: must be a finite number")
+    largest = 1e30 if isinstance(value, float) else 2**31 - 1
+    if most is None and below is None and value > largest:
+        raise InputError(f"--{name} {value}: must be at most {largest}")
     too_low = (above is not None and value <= above) or (least is not None and value < least)
     too_high = (below is not None and value >= below) or (most is not None and value > most)
     if not too_low and not too_high:

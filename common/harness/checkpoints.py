@@ -14,35 +14,56 @@ import torch
 from safetensors import SafetensorError
 
 from common.errors import InputError, one_line
+from common.harness.digests import add_digests
 from common.harness.distributed import strategy
+from common.harness.loading import some
 from common.harness.lora import keep_trained
 
 
 class Checkpoints:
     """The checkpoints of a run, in the folder checkpoints/ of its folder.
 
-    `kept` are the parts of a checkpoint besides weights, optimizer and random states: {name: object}.
+    `kept` are the parts of a checkpoint besides weights, optimizer and random states: {name: object}; `digests` are
+    those of what a run reads besides options and data: models and reward files.
     """
 
     # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
     MAY_CHANGE = ("output_dir", "resume", "save_every", "keep_checkpoints", "save_model_every", "lora_merge")
-    MAY_CHANGE += ("report_to", "dry_run")
+    MAY_CHANGE += ("report_to", "dry_run", "reward_changed")
 
     def __init__(self, accelerator, args, script, folder):
         self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
-        self.kept, self.saved_step = {}, None
+        self.kept, self.digests, self.saved_step = {}, {}, None
         if args.lora_rank:
             accelerator.register_save_state_pre_hook(keep_trained)
 
+    def look(self):
+        """Before anything is loaded: digest what the run reads; on a resume, compare that and the options."""
+        add_digests(self.digests, self.args)
+        if self.args.resume and (done := find_checkpoints(self.folder)):
+            self.compare(done[-1], read_meta(done[-1]), self.digests)
+
     def last(self):
-        """The path of the last checkpoint, checked to be complete and of this run; None if there is none."""
-        done = find_checkpoints(self.folder)
+        """With --resume: the path of the last checkpoint, checked to be complete and of this run; None without one."""
+        add_digests(self.digests, self.args)  # of what has come from the hub since
+        done = find_checkpoints(self.folder) if self.args.resume else []
         if done:
             self.check(done[-1])
             return done[-1]
 
     def check(self, path):
         meta = read_meta(path)
+        if not meta["digests"]:
+            print(f"{path} is of an earlier version: whether models and rewards are the same is not checked this time")
+        self.compare(path, meta, self.digests | meta["digests"])
+        if meta["threads"] != torch.get_num_threads():
+            print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: it does not resume bit for bit")
+        damaged = [name for name, checksum in meta["files"].items() if file_checksum(path / name) != checksum]
+        if damaged:
+            raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
+
+    def compare(self, path, meta, names):
+        """Refuse to resume with other processes, options, or files of these `names` than the checkpoint's."""
         then = f"{meta['script']}.py on {meta['processes']} processes ({meta['strategy']})"
         now = f"{self.script}.py on {self.accelerator.num_processes} processes ({strategy(self.accelerator)})"
         if then != now:
@@ -50,8 +71,6 @@ class Checkpoints:
         now = self.accelerator.mixed_precision
         if meta["mixed_precision"] != now:
             raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
-        if meta["threads"] != torch.get_num_threads():
-            print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: it does not resume bit for bit")
         old, new = meta["args"], dataclasses.asdict(self.args)
         may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
         differing = [name for name in new if old.get(name) != new[name]]
@@ -59,9 +78,12 @@ class Checkpoints:
         if differing:
             values = ", ".join(f"--{name} was {old.get(name)}, is {new[name]}" for name in differing)
             raise InputError(f"{path} is of a run with other options: {values}")
-        damaged = [name for name, checksum in meta["files"].items() if file_checksum(path / name) != checksum]
-        if damaged:
-            raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
+        old = meta["digests"] or self.digests
+        files = [name for name in sorted(names) if old.get(name) != self.digests.get(name)]
+        rewards = [name for name in files if name.startswith("--reward ")]
+        if files != rewards or (rewards and not self.args.reward_changed):
+            hint = "; --reward_changed accepts another reward" if files == rewards else ""
+            raise InputError(f"{path} is of a run with other files: {some(files)}{hint}")
 
     def load(self, path):
         """Load a checkpoint. With one process and with DDP, only tensors and plain data are unpickled."""
@@ -102,7 +124,7 @@ class Checkpoints:
                 put_in_place(temporary, final)
                 done = [path for path in find_checkpoints(self.folder) if (path / "meta.json").exists()]
                 for old in done[: -self.args.keep_checkpoints]:  # after the new one is there
-                    shutil.rmtree(old)
+                    old.unlink() if old.is_symlink() else shutil.rmtree(old)  # what a link points to is not the run's
         self.saved_step = step
         accelerator.wait_for_everyone()
 
@@ -118,6 +140,7 @@ class Checkpoints:
             "args": dataclasses.asdict(self.args),
             "mixed_precision": self.accelerator.mixed_precision,
             "threads": torch.get_num_threads(),
+            "digests": self.digests,
             "files": {str(path.relative_to(folder)): file_checksum(path) for path in files},
         }
         (folder / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
@@ -132,11 +155,12 @@ def find_checkpoints(folder):
 
 def read_meta(path):
     """What meta.json says of a checkpoint."""
-    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files")
+    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files", "digests")
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = {"digests": {}} | meta  # an earlier version wrote none
         meta = {name: meta[name] for name in names}
-        return meta | {name: dict(meta[name]) for name in ("args", "files")}
+        return meta | {name: dict(meta[name]) for name in ("args", "files", "digests")}
     except (OSError, ValueError, LookupError, TypeError):
         raise InputError(f"{path}: missing or damaged: meta.json") from None
 

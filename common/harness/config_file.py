@@ -1,6 +1,7 @@
 """--config FILE.yaml: the options of a file, as arguments of a command line."""
 
 import json
+import re
 from typing import ClassVar
 
 import yaml
@@ -27,12 +28,25 @@ class PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class JsonLoader(yaml.SafeLoader):
+    """YAML's own rules, which tell false from a text as JSON does; but a date is text, JSON has none."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def yaml_arguments(path):
     """The content of the file as arguments of a command line."""
+    name = "chat_template_kwargs"
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, PlainLoader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            text = file.read()
+        values = yaml.load(text, PlainLoader) or {}
+        if isinstance(values, dict) and isinstance(values.get(name), dict):
+            values[name] = json.dumps(yaml.load(text, JsonLoader)[name])
+    except Exception as error:  # explicit tags, as `!!set`, and json raise nearly every type there is
         raise InputError(f"--config {path}: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"--config {path}: expected `option: value` lines")
@@ -40,13 +54,12 @@ def yaml_arguments(path):
         raise InputError(f"--config {path}: config: a file cannot name another one")
     arguments = []
     for name, value in values.items():
-        if name == "chat_template_kwargs" and isinstance(value, dict):
-            with open(path, encoding="utf-8") as file:  # JSON tells false from a text, so YAML's own rules hold here
-                value = json.dumps(yaml.safe_load(file)[name])
         items = value if isinstance(value, list) else [value]
         if value is not None and not all(isinstance(item, str) for item in items):
             raise InputError(f"--config {path}: {name}: expected a value or a list of values")
         if isinstance(value, list) and value:
+            if options := [item for item in value if re.match(r"-[^\d.]", item)]:
+                raise InputError(f"--config {path}: {name}: {options[0]} would be an option, not a value")
             arguments += [f"--{name}", *value]
         elif isinstance(value, str):
             arguments.append(f"--{name}={value}")

@@ -18,6 +18,7 @@ import glob
 import gzip
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,10 @@ PROMPT_COLUMNS = ("prompt", "question", "problem")
 CONVERSATION = "messages"  # the column of whole conversations, which end with the answer
 ANSWER_COLUMNS = ("answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution")
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
+TEXT_COLUMNS = (*PROMPT_COLUMNS, *ANSWER_COLUMNS, "chosen", "rejected")  # text in a CSV file, whatever it looks like
+TEXT = "\0"  # put before such a cell while pandas has it, which takes `None` and `NA` for nothing
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
+UNREAD = "not read, --max_steps 0 only evaluates"
 PROBE = "Elephants are grey."  # an answer that no chat template holds itself
 
 
@@ -49,6 +53,20 @@ class Prompt:
     prompt: str | list[dict]  # what reward functions see: the row's own text or messages, no template or system prompt
     answer: str | None  # gold: `extract_answer` of the answer column, or its whole text when it has no marker
     columns: dict  # the row's other columns, for the user's reward functions; the raw answer column is among them
+
+
+class Written(float):
+    """A number of a JSON file, spelled in `str` as in the file: the float itself may be rounded."""
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text):
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self):
+        return self.text
 
 
 class Source(NamedTuple):
@@ -68,15 +86,14 @@ def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], li
 
     Evaluation data: `--eval_dataset` and `--eval_split`; else the dataset's test split, then its validation split (for
     a local `train.*` the file `test.*` or `validation.*` beside it); else 5 % of the training prompts, at most 512,
-    held out by `seed`. Training does not depend on `--eval_prompts`, so a resumed run may change it.
+    held out by `seed`. Training does not depend on `--eval_prompts`, so a resumed run may change it. A run that only
+    evaluates reads training data only to hold some of it out.
     With `needs_answers` a row without an answer is an error. Bad input is an InputError that names file and row.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         raise InputError(f"--prompt_template {args.prompt_template!r} does not contain {{prompt}}")
-    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
-    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
-    eval_source = find_eval_source(args, splits)
-    train, note = read_prompts(source, args, tokenizer, needs_answers)
+    source, eval_source = find_sources(args)
+    train, note = read_prompts(source, args, tokenizer, needs_answers) if source else ([], UNREAD)
     if eval_source:
         evaluation, eval_note = read_prompts(eval_source, args, tokenizer, needs_answers)
     else:
@@ -102,6 +119,17 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
         return rows, note
     chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
     return [rows[i] for i in sorted(chosen)], f"{note}, chosen from {len(rows)}"
+
+
+def find_sources(args) -> tuple[Source | None, Source | None]:
+    """The training data, None where a run only evaluates and needs none of it, and the evaluation data, None where it
+    is to be held out. dpo.py makes pairs of the training data at --max_steps 0 too, and a resumed run compares it."""
+    alone = args.max_steps == 0 and not args.resume and not hasattr(args, "pair_prompts")
+    splits = {} if alone and args.eval_dataset else find_splits(args.dataset, args.dataset_config, siblings=True)
+    eval_source = find_eval_source(args, splits)
+    if alone and eval_source:
+        return None, eval_source
+    return get_split(splits, args.dataset_split, args.dataset, "--dataset_split"), eval_source
 
 
 def find_splits(name: str | list[str], config: str | None, siblings: bool) -> dict[str, Source]:
@@ -223,7 +251,7 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     This comes before tokenization: of the 1.8 million rows of DAPO-Math-17k one in a hundred is left. Of the column
     `messages` the last turn is cut off if it is the assistant's: it is the gold unless there is an answer column.
     """
-    rows = read_rows(source)
+    rows = read_rows(source, args.prompt_column, args.answer_column)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.name}: no rows")
@@ -240,7 +268,7 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
         if prompt_column == CONVERSATION:
             raw, last = split_answer(raw)
         prompt = check_prompt(raw, where)
-        text = answer_text(row.get(answer_column) if answer_column else last)
+        text = answer_text(row.get(answer_column) if answer_column else last, where)
         if needs_answers and text is None:
             place = repr(answer_column) if answer_column else f"the last turn of {CONVERSATION!r}"
             raise InputError(f"{where}: no answer (text or number) in {place}, and the reward needs one")
@@ -253,13 +281,13 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     return list(kept.values()), repeated
 
 
-def read_rows(source: Source) -> Iterator[tuple[str, dict]]:
-    """(where, row) of a source of any kind."""
+def read_rows(source: Source, *columns: str | None) -> Iterator[tuple[str, dict]]:
+    """(where, row) of a source of any kind; in a CSV file the cells of these columns are text, like TEXT_COLUMNS."""
     if isinstance(source.data, list):
-        return chain.from_iterable(map(read_rows, source.data))
+        return chain.from_iterable(read_rows(part, *columns) for part in source.data)
     if isinstance(source.data, Path) and ".json" in file_type(source.data):
         return read_json(source.data)
-    return read_dataset(source)
+    return read_dataset(source, columns)
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
@@ -288,12 +316,12 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 def parse_json(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=Written)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON: {error}") from None
 
 
-def read_dataset(source: Source) -> Iterator[tuple[str, dict]]:
+def read_dataset(source: Source, text_columns: Sequence[str | None]) -> Iterator[tuple[str, dict]]:
     """(where, row) of a parquet or CSV file or of a loaded dataset."""
     import datasets
 
@@ -301,12 +329,15 @@ def read_dataset(source: Source) -> Iterator[tuple[str, dict]]:
     if isinstance(data, Path):
         try:
             kind = file_type(data).split(".")[1]
-            data = datasets.load_dataset(kind, data_files={"train": str(data)}, split="train")
+            as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT.__add__)
+            options = {"converters": as_text} if kind == "csv" else {}
+            data = datasets.load_dataset(kind, data_files={"train": str(data)}, split="train", **options)
         except Exception as error:
             raise InputError(f"{source.name}: cannot be read: {describe(error)}") from None
     columns = data.column_names
     batches = (zip(*batch.values(), strict=True) for batch in data.iter(batch_size=1000))
     for number, values in enumerate(chain.from_iterable(batches), 1):
+        values = [value.removeprefix(TEXT) if isinstance(value, str) else value for value in values]
         yield f"{source.name}, row {number}", dict(zip(columns, values, strict=True))
 
 
@@ -354,7 +385,10 @@ def join_parts(messages: Any, where: str) -> Any:
             kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content]
             if others := [str(kind) for kind in kinds if kind != "text"]:
                 raise InputError(f"{where}: a message has a part of type {others[0]}; only parts of type text are read")
-            message = message | {"content": "".join(part.get("text") or "" for part in content)}
+            texts = [part.get("text") for part in content]
+            if others := [type(text).__name__ for text in texts if not isinstance(text, str | None)]:
+                raise InputError(f"{where}: a message has a part whose text is of type {others[0]}")
+            message = message | {"content": "".join(filter(None, texts))}
         joined.append(message)
     return joined
 
@@ -403,11 +437,13 @@ def prompt_key(prompt: str | list[dict]) -> Any:
     return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
 
 
-def answer_text(value: Any) -> str | None:
+def answer_text(value: Any, where: str) -> str | None:
     if isinstance(value, dict):  # verl's reward_model
         value = value.get("ground_truth")
     if isinstance(value, list) and len(value) == 1:  # as some of verl's data write it
         value = value[0]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where}: the answer {value} is not a finite number: write it as text, or null for no answer")
     return str(value).strip() or None if isinstance(value, str | int | float) else None
 
 

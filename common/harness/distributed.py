@@ -12,19 +12,45 @@ from common.errors import InputError, world_size
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
 
+def choose_device():
+    """The kind of device to train on: torch's accelerator, or the CPU where there is none or ACCELERATE_USE_CPU asks.
+
+    A device that has no float64 (MPS, some XPUs) is not used, and this is said.
+    """
+    from accelerate.utils import parse_flag_from_env
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or parse_flag_from_env("ACCELERATE_USE_CPU"):
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()  # each process touches its own
+    one = torch.ones(1, device=torch.device(found.type, index))  # whatever else is wrong with the device shows here
+    try:
+        one.double().sum().item()
+    except (RuntimeError, TypeError):  # a TypeError is MPS's
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{found.type} is not used: it has no float64, which weights and metrics need; this runs on cpu")
+        return torch.device("cpu")
+    return found
+
+
 def launch(args):
     """The Accelerator of this process, after a check that the launcher and it agree on the number of processes."""
     from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import set_seed
 
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu:
+    device = choose_device()
+    if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
+        raise InputError(
+            f"{world_size()} processes on {device.type}: several run on CUDA or ROCm GPUs, or on CPU "
+            "(ACCELERATE_USE_CPU=true); start one"
+        )
+    if device.type == "cpu":
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
     try:
         # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
         options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
-        accelerator = Accelerator(cpu=on_cpu, **options)
+        accelerator = Accelerator(cpu=device.type == "cpu", **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
     if world_size() != accelerator.num_processes:
@@ -58,8 +84,6 @@ def launch(args):
     missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
     if missing:
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
-    if torch.backends.mps.is_available() and accelerator.is_main_process:
-        print("mps is not used: it has no float64, which token weights and metrics need; this runs on cpu")
     if accelerator.device.type != "cpu":
         never_look_at_masks()
     set_seed(args.seed)
@@ -79,13 +103,11 @@ def never_look_at_masks():
 
 
 def set_threads(weights):
-    """Choose the threads on CPU for a model of so many weights: its share of the cores, or one for a small model.
+    """Choose the threads on the host for a model of so many weights: its share of the cores, or one for a small model.
 
     Threads wait for each other by spinning. Next to a busy process this makes a small model, with its short operations,
     tens of times slower than one thread is; and a second thread would gain it little (docs/performance.md).
     """
-    if torch.cuda.is_available():
-        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1

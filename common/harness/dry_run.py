@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import InputError, in_short, refuse, world_size
+from common.errors import InputError, world_size
 from common.harness import memory
-from common.harness.loading import check_not_quantised, model_path
+from common.harness.distributed import choose_device
+from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
 from common.harness.memory import Job, sizes_of
 
@@ -40,7 +41,7 @@ def read_sizes(args, option="model_name_or_path", head=True):
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
-        refuse(args, option, f"no model: {in_short(error)}")
+        refuse_model(args, option, "no model", error)
     check_not_quantised(args, option, config)
     return sizes_of(lm, head)
 
@@ -184,6 +185,9 @@ def report(args, job, sizes, critic=None, scorer=None):
     yield f"peak: {most / GIB:.1f} GiB, in {phase}"
     for option, value in less_memory(args, job, sizes, critic, scorer, most):
         yield f"  {value / GIB:.1f} GiB with {option}"
+    if choose_device().type == "cpu":
+        phase, most = peak(estimate(args, job._replace(gpu=False), sizes, critic, scorer))
+        yield f"This machine has no GPU: on its CPU the peak is {most / GIB:.1f} GiB, in {phase}."
     yield f"Rows are as long as allowed: {shape.prompt} + {shape.completion} tokens, {shape.rows} of them in a forward."
     if hasattr(args, "rollout_batch_size") and "evaluation" not in phases:
         extra = rollout_terms(sizes, args, job, 100 * args.eval_samples, args.eval_samples)

@@ -1,6 +1,9 @@
 """Load and check tokenizer, policy and reference of a checkpoint; write model/."""
 
 import copy
+import json
+import os
+import pathlib
 import re
 
 import torch
@@ -20,22 +23,60 @@ BESIDE_TEXT = re.compile(
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 
+SAVED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def model_path(args, option="model_name_or_path"):
     """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
-    name = getattr(args, option)
+    name = os.path.expanduser(getattr(args, option))
     return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
+
+
+def refuse_model(args, option, problem, error):
+    """An InputError about a model that could not be loaded: that its folder is not there, or what was raised."""
+    path = pathlib.Path(name := model_path(args, option))
+    if not path.exists():
+        if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
+            refuse(args, option, "no such folder")
+        if "/" in name and path.parent.is_dir():
+            problem = f"no such folder, and {problem}"
+    refuse(args, option, f"{problem}: {in_short(error)}")
 
 
 def read_tokenizer(args, option):
     from transformers import AutoTokenizer
 
     try:
+        check_json(args, option)
         return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
-        refuse(args, option, f"no tokenizer could be loaded: {in_short(error)}")
+        refuse_model(args, option, "no tokenizer could be loaded", error)
+
+
+def check_json(args, option):
+    """Refuse what transformers takes without a word: a dtype that would round or destroy the weights of model/, a
+    damaged generation_config.json, which it leaves out with its EOS ids, and EOS ids that are none."""
+    from transformers.utils import cached_file
+
+    base, _ = lora.find_base(model_path(args, option))
+    quiet = {f"_raise_exceptions_for_{x}": False for x in ("gated_repo", "missing_entries", "connection_errors")}
+    for name in ("config.json", "generation_config.json"):
+        path = cached_file(base, name, **quiet)
+        try:
+            values = dict(json.loads(pathlib.Path(path).read_bytes())) if path else {}
+        except (ValueError, TypeError) as error:
+            refuse(args, option, f"{name} is damaged: {in_short(error)}")
+        parts = (values, values.get("text_config") or {})
+        for dtype in (part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None):
+            if not isinstance(dtype, str) or getattr(torch, dtype, None) not in SAVED_DTYPES:
+                kinds = "float32, bfloat16, float16 or float64"
+                refuse(args, option, f"{name} has dtype {json.dumps(dtype)}: model/ is saved in it, take {kinds}")
+        ids = values.get("eos_token_id") if name == "generation_config.json" else None
+        for i in ids if isinstance(ids, list) else [ids]:
+            if i is not None and (type(i) is not int or i < 0):
+                refuse(args, option, f"{name} has eos_token_id {json.dumps(ids)}: {json.dumps(i)} is no token id")
 
 
 def load_tokenizer(args):
@@ -66,9 +107,8 @@ def load_policy(args, tokenizer, accelerator=None):
     lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
-    entropy_grad = getattr(args, "entropy_coef", 0) != 0
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature, entropy_grad)
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if problem := sampling_problem(policy):
@@ -137,7 +177,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     except InputError:
         raise
     except Exception as error:  # it raises nearly every type there is
-        refuse(args, option, f"no model: {in_short(error)}")
+        refuse_model(args, option, "no model", error)
     finally:
         logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
@@ -238,8 +278,9 @@ def most_positions(lm):
 def load_classifier(args, option, tokenizer, device, new_head=False):
     """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
 
-    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer that pads with what ends
-    a completion gets a pad token of its own, else the score would be read before the end.
+    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer without a pad
+    token, or with what ends a completion as one, gets a pad token of its own, else the score would be read before the
+    end.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -248,7 +289,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     if outputs != 1:
         refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
     check_vocabulary(args, option, lm, tokenizer)
-    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
         if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
             lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)

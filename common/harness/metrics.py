@@ -147,25 +147,29 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
-def sample_rows(prompts, texts, rewards, parts):
-    """The completions of the first prompt, for samples.jsonl."""
+def sample_rows(prompts, texts, rewards, parts, number):
+    """The completions of the first `number` prompts, for samples.jsonl."""
+    n = len(texts) // len(prompts)
     return [
         {
-            "prompt": prompts[0].prompt,
+            "prompt": prompts[i // n].prompt,
             "completion": texts[i],
-            "answer": prompts[0].answer,
+            "answer": prompts[i // n].answer,
             "reward": None if math.isnan(rewards[i]) else float(rewards[i]),
             "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
-            **({"extra": texts[i].extra} if getattr(texts[i], "extra", None) else {}),  # of `log_extra`
+            "tokens": len(texts[i].ids),
+            "truncated": texts[i].truncated,
+            **({"extra": texts[i].extra} if texts[i].extra else {}),  # of `log_extra`
         }
-        for i in range(len(texts) // len(prompts))
+        for i in range(len(prompts[:number]) * n)
     ]
 
 
 def peak_memory_gb(device):
-    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
+    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU; -inf where that is not known."""
+    if device.type != "cpu":
+        allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+        return allocated(device) / 1e9 if allocated else -math.inf  # which leaves the metric out
     if sys.platform == "win32":
         import psutil  # which Accelerate brings; Windows has no `resource`, and elsewhere psutil knows no peak
 

@@ -8,22 +8,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.batches import left_pad
+from common.batches import left_pad, raw_lines
 from common.errors import InputError
 from common.harness.data import (
     CONVERSATION,
     EMBEDDED,
     PROMPT_COLUMNS,
     TEMPLATE_COLUMNS,
+    UNREAD,
     Row,
     Source,
     check_prompt,
     check_unicode,
     encode_text,
     end_token,
-    find_eval_source,
-    find_splits,
-    get_split,
+    find_sources,
     hold_out,
     is_message,
     join_parts,
@@ -48,7 +47,8 @@ class Pair(NamedTuple):
 
 
 def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and one line on where they come from.
+    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines on what they are: where they come
+    from, and the first one as the model sees it.
 
     Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
     messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. `embedded`
@@ -58,10 +58,8 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
     for name in ("dataset", "eval_dataset"):
         if getattr(args, name) == "embedded":
             setattr(args, name, str(EMBEDDED_PAIRS))
-    splits = find_splits(args.dataset, args.dataset_config, siblings=True)
-    source = get_split(splits, args.dataset_split, args.dataset, "--dataset_split")
-    eval_source = find_eval_source(args, splits)
-    train, note = read_pairs(source, args, tokenizer)
+    source, eval_source = find_sources(args)
+    train, note = read_pairs(source, args, tokenizer) if source else ([], UNREAD)
     trained = list(dict.fromkeys(key for key, _ in train))
     if eval_source:
         evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
@@ -74,7 +72,9 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
     if seen := sum(key in trained for key, _ in evaluation):
         eval_note += f", {seen} of prompts also in training"
     summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
-    return [pair for _, pair in train], [pair for _, pair in evaluation], summary
+    train, evaluation = ([pair for _, pair in rows] for rows in (train, evaluation))
+    first = (train or evaluation)[0]
+    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, first.prompt, first.chosen)])
 
 
 def holds_pairs(source: Source) -> bool:
@@ -87,7 +87,7 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
     rows, answers, end = [], [], end_token(tokenizer)
     written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
-    for where, row in read_rows(source):
+    for where, row in read_rows(source, args.prompt_column):
         prompt, chosen, rejected = split_pair(row, args, where)
         rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
         answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]

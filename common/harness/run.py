@@ -16,12 +16,21 @@ import filelock
 import torch
 from tqdm import tqdm
 
+from common.batches import raw_lines
 from common.errors import InputError, Process, one_line
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
+
+SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
+# What no healthy run has in five steps in a row: {metric: (value, the section of docs/troubleshooting.md)}
+DEAD = {
+    "completion/truncated": (1, "Everything is truncated"),
+    "advantage/zero_groups": (1, "All groups agree: zero advantages"),
+    "optim/grad_norm": (0, "The loss is 0"),
+}
 
 
 class Run:
@@ -38,9 +47,11 @@ class Run:
         from accelerate.utils import broadcast_object_list
 
         self.accelerator, self.args, self.script = accelerator, args, script
-        self.step, self.first_eval, self.last_eval = 0, None, None
+        self.step, self.first_eval, self.last_eval, self.model_step = 0, None, None, None
         self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
-        self.started = time.perf_counter()
+        self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
+        self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
+        self.started = self.last_row = time.perf_counter()
         folder = [None]
         with agreed(accelerator):
             if accelerator.is_main_process:
@@ -49,6 +60,9 @@ class Run:
         self.folder = pathlib.Path(broadcast_object_list(folder)[0])
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
+        with agreed(accelerator):
+            if accelerator.is_main_process:
+                self.checkpoints.look()
         if args.report_to:
             with agreed(accelerator):
                 self.start_trackers()
@@ -88,6 +102,9 @@ class Run:
     def check_folder(self, folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--output_dir {folder}: is not a folder")
+        for path in (*folder.glob("*"), *folder.glob("checkpoints/*/*")):
+            if path.is_fifo():  # to open it would wait for ever
+                raise InputError(f"--output_dir {folder}: {path} is a pipe (FIFO), not a file of a run: remove it")
         found = [path.name for pattern in self.FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
             raise InputError(
@@ -112,10 +129,12 @@ class Run:
         self.checkpoints.kept |= parts
 
     def state_dict(self):
-        return {"step": self.step, "first_eval": self.first_eval, "last_eval": self.last_eval}
+        evaluations = {"first_eval": self.first_eval, "last_eval": self.last_eval}
+        return {"step": self.step, "skipped": self.skipped, **evaluations}
 
     def load_state_dict(self, state):
         self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
+        self.skipped = state.get("skipped", 0)  # older checkpoints have none
 
     def print(self, text):
         if self.accelerator.is_main_process:
@@ -132,13 +151,14 @@ class Run:
         """With --resume: load the last checkpoint, and cut the files back to its step."""
         from accelerate.utils import broadcast_object_list
 
-        main, path = self.accelerator.is_main_process, [None]
+        main, found = self.accelerator.is_main_process, [None, False]
         with agreed(self.accelerator):
-            if main and self.args.resume:
-                path = [self.checkpoints.last()]
-        path = broadcast_object_list(path)[0]
+            if main and (path := self.checkpoints.last()):
+                found = [path, (self.folder / f"model-step-{int(path.name.removeprefix('step-'))}").exists()]
+        path, has_model = broadcast_object_list(found)
         if path:
             self.checkpoints.load(path)
+            self.model_step = self.step if has_model else None
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
@@ -151,7 +171,9 @@ class Run:
                     write_text(self.folder / name, text)
         hidden = not main or self.args.max_steps == 0
         total = self.args.max_steps if self.args.max_steps > 0 else None
-        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden)
+        # Without a terminal there is no bar (None), but a plain line for each step.
+        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden or None)
+        self.plain, self.last_row = not (sys.stdout.isatty() and sys.stderr.isatty()), time.perf_counter()
         Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
         Process.training, Process.signal = self.first_eval is not None, 0
 
@@ -160,11 +182,12 @@ class Run:
 
         `shown`: (prompts, texts, rewards, parts) of this process, of which those of the first prompt are written.
         """
-        samples = sample_rows(*shown) if shown else []
+        samples = sample_rows(*shown, number=1) if shown else []
         if self.accelerator.is_main_process:
             append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
             append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
         self.accelerator.log(metrics, step=self.step)
+        self.last_row = time.perf_counter()
         if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
             sample = samples[0]
             reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
@@ -181,34 +204,77 @@ class Run:
                 table = importlib.import_module(tracker.name).Table(columns=columns + extra, data=rows)
                 tracker.log({"samples": table}, step=self.step)
 
-    def log_evaluation(self, result):
-        """Remember an evaluation: the first and the last one make the closing line."""
+    def log_evaluation(self, result, shown=None, tokenizer=None):
+        """Remember an evaluation, of which the first and the last make the closing line, and write its completions.
+
+        `shown` is as in `log`; it holds a few prompts, and all goes to samples.jsonl. With a `tokenizer` the first
+        prompt and its completion are printed as the model sees them.
+        """
+        if shown and self.accelerator.is_main_process:
+            rows = sample_rows(*shown, number=None)
+            append(self.folder / "samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
+        if shown and tokenizer:
+            (prompt, *_), (text, *_), *_ = shown
+            lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
+            self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
         self.first_eval = self.first_eval or result
         self.last_eval = result
         Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar, after a look for completions without a reward."""
-        self.check_scored(metrics)
+        """Advance the progress bar or print the step's line, and look for what keeps a run from learning."""
         shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
         shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
-        self.bar.set_postfix({short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics})
+        shown = {short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics}
+        self.bar.set_postfix(shown)
         self.bar.update()
+        if self.plain:
+            total = f"/{self.bar.total}" if self.bar.total else ""
+            values = [f"{short} {value}" for short, value in shown.items()]
+            seconds = time.perf_counter() - self.last_row
+            self.print(f"step {self.step}{total}: " + ", ".join([*values, f"{seconds:.1f} s"]))
         Process.step = self.step
+        self.check_alive(metrics)
+        self.check_scored(metrics)
 
     def check_scored(self, metrics):
-        """Say it the first time that completions have no reward; InputError where none has one. Returns `metrics`."""
+        """Say it the first time that completions have no reward. InputError, after a checkpoint, where none has one in
+        the first step or in SKIPPED_STEPS in a row."""
         unscored = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
-        if unscored == 1:
-            raise InputError("every reward function returned None for every completion: there is nothing to learn from")
         if unscored and not self.unscored:
             self.print(
                 f"{unscored:.1%} of the completions have no reward, since every function returned None for them: they "
                 "are left out (reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once)"
             )
         self.unscored = self.unscored or unscored
-        return metrics
+        if "reward/skipped" in metrics:
+            self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
+        if self.skipped >= SKIPPED_STEPS:
+            self.log(metrics)
+            self.save()
+            before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
+            raise InputError(
+                f"every reward function returned None for every completion{before}: there is nothing to learn from"
+            )
+
+    def check_alive(self, metrics):
+        """Say, once for each sign in DEAD, that five steps in a row had it.
+
+        Groups that agree are no sign where dcpo.py's history or ppo.py's critic still gives advantages; nor is a
+        gradient of 0 while ppo.py trains its critic alone, at a learning rate of 0.
+        """
+        excused = {
+            "advantage/zero_groups": metrics.get("dcpo/response_utilization") or "optim/critic_lr" in metrics,
+            "optim/grad_norm": metrics.get("optim/lr") == 0,
+        }
+        for name, (value, section) in DEAD.items():
+            if self.dead_steps[name] < 5:
+                dead = metrics.get(name) == value and not excused.get(name)
+                self.dead_steps[name] = self.dead_steps[name] + 1 if dead else 0
+                if self.dead_steps[name] == 5:
+                    where = f'docs/troubleshooting.md, "{section}"'
+                    self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
 
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
@@ -233,18 +299,31 @@ class Run:
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
-        name = next(
-            (name for name in ("eval/pass@1", "eval/accuracy", "eval/reward") if name in (self.last_eval or {})), None
-        )
-        scores = f"{name} before {self.first_eval[name]:.3f}, after {self.last_eval[name]:.3f}; " if name else ""
         seconds = time.perf_counter() - self.started
-        self.print(f"{scores}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+        self.print(f"{self.scores()}{self.step} steps, {seconds:.1f} s, in {self.folder}")
+
+    def scores(self):
+        """The first and the last evaluation for the closing line: the reward; pass@1 where the reward counts accuracy,
+        and then no reward that is the same number; the accuracy on pairs."""
+        first, last = self.first_eval or {}, self.last_eval or {}
+        names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
+        scores = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
+        if not {"accuracy", "math_verify"} & set(getattr(self.args, "reward", [])):
+            scores.pop("eval/pass@1", None)
+        elif scores.get("eval/reward") == scores.get("eval/pass@1"):
+            scores.pop("eval/reward", None)
+        return "".join(f"{name} {score}" for name, score in scores.items())
 
     def close(self):
         """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
         close(self.accelerator)
         if self.exit_code:
             raise SystemExit(self.exit_code)
+
+    def save_step_model(self, model, policy, tokenizer):
+        """Write model-step-N/ where it is due: after step N, and after a resume from there unless it was there."""
+        if self.step not in (0, self.model_step) and self.due(self.args.save_model_every, at_end=False):
+            self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def save_model(self, model, policy, tokenizer, name):
         """Write the model into the folder `name` of the run, so that `from_pretrained` loads it.

@@ -44,7 +44,7 @@ def make_args(dataset, **options):
     defaults = dict(
         dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
         prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
-        max_length=512, eval_prompts=0, seed=1, chat_template_kwargs=None,
+        max_length=512, eval_prompts=0, seed=1, max_steps=50, resume=False, chat_template_kwargs=None,
     )  # fmt: skip
     return SimpleNamespace(**defaults | options)
 

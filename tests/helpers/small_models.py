@@ -57,7 +57,7 @@ def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
     with torch.no_grad():
         for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
             parameter.mul_(scale) if parameter.dim() > 1 else None
-    policy = Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, entropy_grad=False)
+    policy = Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature)
     lm.generation_config = GenerationConfig()
     return policy
 

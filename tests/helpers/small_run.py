@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import grpo
+from common.batches import Completion
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.harness.run import Run
@@ -29,14 +30,21 @@ class Numbers:
         self.values = state["values"]
 
 
-def start(folder, **options):
+def start(folder, script=grpo, **options):
     """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
     accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
-    run = Run(accelerator, grpo.Args(output_dir=folder and str(folder), **options), "grpo")
+    run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     run.keep(numbers=numbers)
     run.restore()
     return run, optimizer, numbers
+
+
+def completion(text, ids=(2, 0), truncated=False):
+    """A completion as `completion_texts` gives it."""
+    made = Completion(text)
+    made.ids, made.truncated, made.extra = list(ids), truncated, {}
+    return made
 
 
 def advance(run, optimizer, save=True):
@@ -46,7 +54,7 @@ def advance(run, optimizer, save=True):
     optimizer.step()
     optimizer.zero_grad()
     run.step += 1
-    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], ["2"], [0.5], {}))
+    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], [completion("2")], [0.5], {}))
     if save:
         run.save()
 

@@ -144,12 +144,17 @@ class GradientRecorder:
         self.model.zero_grad()
 
 
-def gradients(module, args, policy, batch, reference=None):
-    """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics."""
+def gradients(module, args, policy, batch, reference=None, accelerator=None):
+    """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics.
+
+    What is trained moves to the device of `accelerator`, which is by default the CPU; the rest has to be there.
+    """
     from common.harness.metrics import Metrics
 
     model, groups, extra = trainable(module, args, policy)
-    recorder, metrics, accelerator = GradientRecorder(model, groups), Metrics(), Accelerator(cpu=True)
+    accelerator = accelerator or Accelerator(cpu=True)
+    model.to(accelerator.device)
+    recorder, metrics = GradientRecorder(model, groups), Metrics()
     module.update(accelerator, model, reference, recorder, batch, 1, args, metrics, *extra)
     return recorder.steps, metrics.reduce(accelerator)
 
@@ -207,9 +212,13 @@ def metric_rows(folder):
 
 def pretend_gpus():
     """Accelerate uses FSDP and DeepSpeed with GPUs only. Under a launcher that asks for one of them, say that this
-    process of several on CPU (gloo) is one of several on GPUs; all that follows is the real thing."""
+    process of several on CPU (gloo) is one of several on GPUs; all that follows is the real thing. Not on GPUs."""
     from accelerate.state import AcceleratorState, DistributedType, PartialState
 
+    from common.harness.distributed import choose_device
+
+    if choose_device().type != "cpu":
+        return
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         state, kind = PartialState(cpu=True), DistributedType.MULTI_GPU
     elif os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":

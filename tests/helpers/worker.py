@@ -46,7 +46,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     batch = fill(module, batch, rewards, args)
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
-    batch = {column: values[rows] for column, values in batch.items()}
+    batch = {column: values[rows].to(accelerator.device) for column, values in batch.items()}
     metrics = Metrics()
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)

@@ -1,0 +1,160 @@
+"""Which device a run takes, its random numbers and its memory; and that the suite sees none but the CPU."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import conftest
+import grpo
+from common.errors import InputError
+from common.generation import seeded
+from common.harness.distributed import choose_device, launch
+from common.harness.metrics import Metrics, peak_memory_gb
+from devices import VARIABLES, asks_for_gpu
+
+# --- the suite ---
+
+
+@pytest.mark.parametrize(
+    "line, asked",
+    [
+        (["-m", "gpu"], True),
+        (["-m=gpu"], True),
+        (["-mgpu"], True),
+        (["-xqm", "gpu", "tests"], True),
+        (["-n", "0", "-m", "gpu and not slow", "-k", "a"], True),
+        (["-m", "needs", "-m", "gpu"], True),
+        (["-m", "gpu", "-m", "needs"], False),
+        (["-m", "not gpu"], False),
+        (["-m", "not needs"], False),  # selects nearly all, on the CPU
+        (["-k", "gpu"], False),
+        (["-m", "gpu and"], False),
+        (["tests/test_gpu.py"], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_only_the_mark_on_the_command_line_asks_for_a_gpu(line, asked):
+    assert asks_for_gpu(line) == asked
+
+
+def test_this_process_and_what_it_starts_see_no_gpu():
+    # Four workers ran a suite that was written for a CPU on one GPU.
+    assert VARIABLES["CUDA_VISIBLE_DEVICES"] == "" and VARIABLES.items() <= os.environ.items()
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert VARIABLES.items() <= json.loads(child.stdout).items()
+    assert str(torch.accelerator.current_accelerator(check_available=True)) in ("None", "mps")  # no variable hides mps
+
+
+def test_on_a_gpu_there_are_no_workers(monkeypatch):
+    assert conftest.pytest_xdist_auto_num_workers(None) is None  # as many as xdist says
+    monkeypatch.setattr(conftest, "ON_GPU", True)
+    assert conftest.pytest_xdist_auto_num_workers(None) == 0
+
+
+# --- the choice ---
+
+
+def pretend(monkeypatch, kind, error=None):
+    """torch says that it has two devices of this kind, whose float64 fails with `error`; returns which were touched."""
+    touched = []
+
+    def one(size, device):
+        touched.append(str(device))
+
+        def double():
+            if error:
+                raise error
+            return torch.tensor(1.0)
+
+        return types.SimpleNamespace(double=double)
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "ones", one)
+    return touched
+
+
+def test_a_machine_without_accelerators_computes_on_its_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    assert choose_device().type == "cpu" and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "privateuseone"])  # the last one: an NPU before it has its name
+def test_the_accelerator_of_torch_is_used(kind, monkeypatch, capsys):
+    # An XPU was a CPU, and nothing was said.
+    touched = pretend(monkeypatch, kind)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_device().type == kind and capsys.readouterr().out == ""
+    assert touched == [f"{kind}:1"]  # not the first one by all processes
+
+
+def test_one_that_is_not_asked_for_is_not_touched(monkeypatch, capsys):
+    touched = pretend(monkeypatch, "cuda")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert choose_device().type == "cpu" and touched == [] and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind, error", [("mps", TypeError), ("xpu", RuntimeError)])
+def test_one_without_float64_is_not_used_and_that_is_said(kind, error, monkeypatch, capsys):
+    pretend(monkeypatch, kind, error("no float64"))
+    assert launch(grpo.Args()).device.type == "cpu"
+    assert capsys.readouterr().out.startswith(f"{kind} is not used: it has no float64")
+    monkeypatch.setenv("RANK", "1")
+    assert choose_device().type == "cpu" and capsys.readouterr().out == ""
+
+
+def test_accelerate_is_given_the_choice(monkeypatch):
+    pretend(monkeypatch, "xpu")
+    given = []
+
+    def accelerator(self, **options):
+        given.append(options["cpu"])
+        raise ValueError
+
+    monkeypatch.setattr("accelerate.Accelerator.__init__", accelerator)
+    for asked in ("false", "true"):
+        monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
+        with pytest.raises(InputError):
+            launch(grpo.Args())
+    assert given == [False, True]
+
+
+def test_several_processes_on_other_accelerators_are_refused(monkeypatch):
+    pretend(monkeypatch, "xpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="^2 processes on xpu: .*ACCELERATE_USE_CPU") as error:
+        launch(grpo.Args())
+    assert "\n" not in str(error.value)
+
+
+# --- what the device has of its own ---
+
+
+def test_a_stream_of_random_numbers_leaves_the_device_as_it_was(monkeypatch):
+    states = {"xpu": "before"}
+    monkeypatch.setattr(torch.xpu, "get_rng_state", lambda device: states[str(device)])
+    monkeypatch.setattr(torch.xpu, "set_rng_state", lambda state, device: states.update({str(device): state}))
+    with seeded(0, torch.device("xpu")):
+        states["xpu"] = "drawn from"
+    assert states == {"xpu": "before"}
+
+
+def test_peak_memory_is_that_of_the_device_where_it_tells(monkeypatch):
+    # An XPU's was the resident memory of the process.
+    monkeypatch.setattr(torch.xpu, "max_memory_allocated", lambda device: 3e9)
+    assert peak_memory_gb(torch.device("xpu")) == 3.0
+    monkeypatch.delattr(torch.xpu, "max_memory_allocated")
+    assert peak_memory_gb(torch.device("xpu")) == -math.inf
+    metrics, token = Metrics(), torch.zeros(1, 1)
+    monkeypatch.setattr("common.harness.metrics.peak_memory_gb", lambda device: -math.inf)
+    metrics.add_times({"completions": token, "completion_mask": token}, 0.0, 1.0, grpo.Args())
+    found = metrics.reduce(launch(grpo.Args()))
+    assert "memory/peak_gb" not in found and "time/rollout_s" in found
