@@ -95,7 +95,7 @@ def losses(name, **options):
     args = module.Args(**({"kl_in": "loss"} if hasattr(module.Args, "kl_in") else {}) | options)
     old, step, drift, entropy, signs = torch.rand(5, 16, 6, generator=torch.Generator().manual_seed(0)).double()
     mask = torch.arange(6) < torch.tensor([[6], [3], [1], [5]]).repeat(4, 1)
-    ref, new = drift - old - 0.5 if args.kl_coef else None, 2 * step - 1 - old
+    ref, new = drift - old - 0.5 if args.kl_coef else None, 4 * step - 2 - old
     return module.policy_loss(new, -old, signs[:, :1] - 0.5, mask, args, ref, entropy)[0]
 
 

@@ -111,3 +111,5 @@ def test_the_last_commit_is_read_from_git(tmp_path, monkeypatch):
     (tmp_path / "grpo.py").write_text(GRPO + "# more\n", encoding="utf-8")
     (tmp_path / "mine.py").write_text(GRPO, encoding="utf-8")
     assert same_text.committed(tree) == SOURCES
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert same_text.committed(tree) == {}

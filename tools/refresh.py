@@ -37,11 +37,8 @@ def members(tree):
             found.append(f"{script}: no entry in FAMILY of tools/family.py; its fields are explained there")
         elif not entry.paper and script != "grpo.py":
             found.append(f"{script}: no `paper` in its entry in tools/family.py")
-        if (
-            script in family.FAMILY
-            and len(entry.row.split(" | ")) != family.CELLS
-            and (entry.row or entry.kind != "pairs")
-        ):
+        cells = len(entry.row.split(" | ")) if entry.row or entry.kind != "pairs" else family.CELLS
+        if script in family.FAMILY and cells != family.CELLS:
             found.append(f"{script}: no `row` of {family.CELLS} cells in its entry in tools/family.py")
         settings = [f"configs/{name}-paper.yaml"] if entry.settings else []
         for path in (f"docs/{name}.md", f"tests/test_{name}.py", *settings):

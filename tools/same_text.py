@@ -13,6 +13,7 @@ import difflib
 import functools
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 
@@ -178,6 +179,8 @@ def committed(tree):
     def git(*words):
         return subprocess.run(["git", *words], cwd=tree.root, capture_output=True, text=True)
 
+    if not shutil.which("git"):
+        return {}
     sources, changed = family.found(tree), git("diff", "--name-only", "--relative", "HEAD", "--", "*.py")
     if changed.returncode or git("rev-parse", "--show-prefix").stdout.strip():  # the project of its own, or none
         return {}

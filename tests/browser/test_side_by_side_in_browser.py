@@ -48,9 +48,10 @@ def at(page):
 
 def test_every_state_opens_and_every_link_leads_somewhere(at):
     import side_by_side
+    from tree import Tree
 
     page = at("map")
-    states = side_by_side.states(side_by_side.stored())
+    states = side_by_side.states(side_by_side.stored(Tree()))
     page.run(HELPERS + ";0")
     found = page.run(f"openEvery({json.dumps(states)})")
     assert found["wrong"] == []
