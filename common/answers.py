@@ -146,19 +146,19 @@ QUANTITY = re.compile(
     (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
     (?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^\{{[23]\}})?)?"""
 )
-UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound gbp:pound ¥:yuan cny:yuan pct:percent percentage:percent
+UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound ¥:yuan cny:yuan pct:percent percentage:percent
     mm:millimeter cm:centimeter m:meter metre:meter km:kilometer in:inch ft:foot feet:foot yd:yard mg:milligram g:gram
     kg:kilogram lb:lb oz:ounce ml:milliliter l:liter litre:liter s:second sec:second min:minute h:hour hr:hour mph:mph
     kmh:kmh am:am pm:pm"""
 UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
 NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a number
-    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)(?:il|io|ln)|dozen|lakh|crore|grand|gross)(?:s|ths?|fold)?
+    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)(?:il|ln)|dozen|lakh|crore|myriad|grand)(?:s|ths?|fold)?
     |(?:one|two|twen|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)(?:teen|ty|tie)?
-     (?:s|ths?|fold)?\b(?!-) |zero|thirds?|hal(?:fs?|ves?|ved|ving)|quarter(?:s|ed)?|once|twice|thrice|fold|itself
-    |(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negat(?:ive|ed)|inver(?:se|ted)|opposite|reciprocal|multiplied
-    |divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and|but|not|nor
-    |to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
+     (?:s|ths?|fold)?\b(?!-) |zero|thirds?|hal(?:fs?|ves?|ved|ving)|quarter(?:s|ed)?|once|twice|thrice|fold|gross
+    |(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negat(?:ive|ed)|inver(?:se|ted)|opposite|reciprocal|itself
+    |multiplied|divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and
+    |but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
     |[或和与及不十百千万亿萬億兆半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
 )
 
@@ -216,7 +216,7 @@ def _parse_answer(answer: str) -> Parsed:
 
 def _clean(answer: str) -> str:
     """One spelling for what has several: unicode signs, LaTeX spacing and wrappers, fractions (`a/b`), blanks."""
-    text = re.sub("√ ?([0-9]+)", r"\\sqrt{\1}", END_OF_TEXT.split(answer, maxsplit=1)[0]).translate(CHARACTERS)
+    text = re.sub("√ ?([0-9.]*[0-9])", r"\\sqrt{\1}", END_OF_TEXT.split(answer, 1)[0]).translate(CHARACTERS)
     if "\\\\" in text and JSON_ESCAPED.fullmatch(text):
         text = text.replace("\\\\", "\\")
     text = text.replace(r"\$", "\ue000")
@@ -328,7 +328,7 @@ def _quantity(text: str) -> Parsed | None:
         key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
         known = len(word) > 2 or key in UNITS or not word.isascii() or (index > 0 and word in LINKING_WORDS)
         if index == 0 and not part["gap"] and word < "\u0400":  # 5cm, 5pct and 5$, but 5m may be five times m, as 5θ is
-            known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
+            known = key in UNITS.values() or (key in UNITS and word not in set("mgshl"))
         if not known or not (word.isalpha() or word in UNITS):  # 5 x⁴
             return None
         names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box

@@ -208,7 +208,7 @@ SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
     ("5 minutes", "5 min"), ("5 mins", "5min"), ("5 meters", "5 m"), ("5 metres", "5 m"),
     ("5 cm^{2}", "5 centimeters^2"),
     ("$5", "5 USD"), ("5usd", "5 dollars"), ("€5", "5 EUR"), ("5 sec", "5 s"), ("5 hrs", "5 hours"), ("5 ft", "5 feet"),
-    ("60 km per hour", "60 kilometers per hour"), ("5 pounds", "£5"), ("5 lbs", "5 lb"),
+    ("60 km per hour", "60 kilometers per hour"), ("5 pounds", "£5"), ("5 lbs", "5 lb"), ("5mg", "5 mg"),
     # powers and indices, with braces and without
     ("x_1", "x_{1}"), ("x_n = 3", "x_{n} = 3"), ("x_{max} = 3", "3"), ("x_max = 3", "3"), (r"\log_2 3", r"\log_{2}3"),
     (r"\log_2x", r"\log_{ 2 } x"), ("a_nb", "a_{n}b"), ("101_2", "101_{2}"), ("x^2y", "x^{2}y"), ("x^10", "x^{10}"),
