@@ -153,12 +153,12 @@ UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound ¥:yuan cny:yuan pct:p
 UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
 NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a number
-    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)(?:il|ln)|dozen|lakh|crore|myriad|grand)(?:s|ths?|fold)?
+    r"""(?xi)\b(?: (?:hundred|thou(?:sand)?|\w*illion|(?:b|m|tr)(?:il|ln)|dozen|lakh|crore|myriad|grand)(?:s|ths?|fold)?
     |(?:one|two|twen|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)
-     (?:teen|ty|tie)?(?:s|ths?|fold)?\b(?!-) |zero|thirds?|hal(?:fs?|ves?|ved|ving)|quarter(?:s|ed)?|once|twice|thrice|fold
-    |gross|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negat(?:ive|ed)|inver(?:se|ted)|opposite|reciprocal|itself
-    |multiplied|divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and
-    |but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
+     (?:teen|ty|tie)?(?:s|ths?|fold)?\b(?!-) |zero|infinity|thirds?|hal(?:fs?|ves?|ved|ving)|quarter(?:s|ed)?|fold|gross
+    |once|twice|thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negat(?:ive|ed)|inver(?:se|ted)|opposite
+    |reciprocal|itself|multiplied|divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod
+    |base|choose|or|and|but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
     |[或和与及不十百千万亿萬億兆半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
 )
 
