@@ -9,10 +9,10 @@ How answers compare:
   A comma, a blank or LaTeX's `,\!` may stand between groups of three digits: `5,600` and `5 600` are 5600; `1 2` and
   `1 234 5` are no numbers, and `3 1/2` is three and a half.
 - A unit counts only where both sides have one: `5 cm` matches `5`, not `5 m`. So does a name: `x = 3` matches `3`, not
-  `y = 3`. Percent is a unit like any other: `50%` matches `50` and `50 pct`, not `0.5`.
+  `y = 3`. Percent is a unit like any other: `50%` matches `50` and `50 pct`, not `0.5`. Any noun may be one, but no
+  number, and nothing that changes one: `5 dozen`, `5 fifths` and `5 doubled` are text.
 - Of steps of arithmetic the last side counts: `2+40 = 42` matches `42`. With an unknown, as in `2x = 6`, it is text.
-- `3 or 4`, `3, 4` and `\{3, 4\}` are lists. They match lists alone, in any order. Tuples and intervals match element by
-  element and by their brackets.
+- `3 or 4`, `3, 4` and `\{3, 4\}` match lists alone, in any order. Tuples and intervals keep their order and brackets.
 - Everything else compares as a string, after what does not change the meaning is removed: LaTeX for the eye,
   Markdown, a pair of quotes, an end-of-text token with what follows it, and the doubling of every backslash by JSON.
 """
@@ -54,10 +54,10 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     r"""The text of the final answer, or None.
 
     The last complete marker counts, of whatever kind: `\boxed{}`, `<answer></answer>`, `####`, "the answer is",
-    "Answer:", a heading "# Final Answer", and the Chinese forms. Text before `</think>`, after an end-of-text token or
-    in an unclosed `<think>` does not count. An unfinished last box or tag is no answer. Neither is an answer that runs
-    to the very end of a `truncated` completion: it may be half a number. A box or tag that is closed there is whole,
-    also where an end-of-text token stands right before it closes.
+    "Answer:", a heading "# Final Answer", the Chinese forms; of boxes in boxes the outermost. Text before `</think>`,
+    after an end-of-text token or in an unclosed `<think>` does not count. An unfinished last box or tag is no answer.
+    Neither is an answer that runs to the very end of a `truncated` completion: it may be half a number. A box or tag
+    that is closed there is whole, also where an end-of-text token stands right before it closes.
     """
     text = text[-MAX_TEXT:]
     end, closing = END_OF_TEXT.search(text), ""
@@ -146,19 +146,19 @@ QUANTITY = re.compile(
     (?:\ (?P<scale>(?i:{"|".join(SCALES)}))(?![^\ ]))? (?P<gap>\ ?)
     (?P<unit>[$€£¥]|[^\W\d_]+(?:[ /-][^\W\d_]+){{0,7}}(?:\^\{{[23]\}})?)?"""
 )
-UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound gbp:pound ¥:yuan cny:yuan pct:percent percentage:percent
+UNITS = """$:dollar usd:dollar €:euro eur:euro £:pound ¥:yuan cny:yuan pct:percent percentage:percent
     mm:millimeter cm:centimeter m:meter metre:meter km:kilometer in:inch ft:foot feet:foot yd:yard mg:milligram g:gram
     kg:kilogram lb:lb oz:ounce ml:milliliter l:liter litre:liter s:second sec:second min:minute h:hour hr:hour mph:mph
     kmh:kmh am:am pm:pm"""
 UNITS = dict(pair.split(":") for pair in UNITS.split())  # one name for what has several
 LINKING_WORDS = {"a", "an", "of", "in", "at", "on", "c", "f"}  # pieces of a cake, degrees C
-NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a value
-    r"""(?xi)\b(?: (?:hundred|thousand|\w*illion|(?:b|m|tr)il|dozen|lakh|crore|myriad|grand|gross)(?:ths?|s|fold)?
-    |(?:one|twen|two|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)
-     (?:teen|ty|tie)?(?:ths?|s|fold)?\b(?!-) |zero|thirds?|hal(?:f|ves?|ved|ving)|quarter(?:s|ed)?|fold|once|twice
-    |thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negative|opposite|inverse|reciprocal|itself|multiplied
-    |divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod|base|choose|or|and|but|not
-    |nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
+NOT_UNITS = re.compile(  # number words in any form (five, fives, fifth, fifths, fivefold), and what changes a number
+    r"""(?xi)\b(?: (?:hundred|thou(?:sand)?|\w*illion|(?:b|m|tr)(?:il|ln)|dozen|lakh|crore|myriad|grand)(?:s|ths?|fold)?
+    |(?:one|two|twen|three|thir|four|for(?=t)|five|fif|six(?:es)?|seven|eight?|nine?|ten|eleven|twel[fv]e?)
+     (?:teen|ty|tie)?(?:s|ths?|fold)?\b(?!-) |zero|infinity|thirds?|hal(?:fs?|ves?|ved|ving)|quarter(?:s|ed)?|fold|gross
+    |once|twice|thrice|(?:doub|treb|trip|quadrup|\w+tup)l(?:e[ds]?|ing)|negat(?:ive|ed)|inver(?:se|ted)|opposite
+    |reciprocal|itself|multiplied|divided|squared|cubed|factorial|repeating|recurring|plus|minus|over|under|below|mod
+    |base|choose|or|and|but|not|nor|to|if|is|was|pi|sqrt|log|exp|sin|cos|tan|(?-i:MM?) )\b
     |[或和与及不十百千万亿萬億兆半又]|分之|点[一二三四五六七八九零]|^[的成折打]"""
 )
 
@@ -216,7 +216,7 @@ def _parse_answer(answer: str) -> Parsed:
 
 def _clean(answer: str) -> str:
     """One spelling for what has several: unicode signs, LaTeX spacing and wrappers, fractions (`a/b`), blanks."""
-    text = END_OF_TEXT.split(answer, maxsplit=1)[0].translate(CHARACTERS)
+    text = re.sub("√ ?([0-9.]*[0-9])", r"\\sqrt{\1}", END_OF_TEXT.split(answer, 1)[0]).translate(CHARACTERS)
     if "\\\\" in text and JSON_ESCAPED.fullmatch(text):
         text = text.replace("\\\\", "\\")
     text = text.replace(r"\$", "\ue000")
@@ -328,7 +328,7 @@ def _quantity(text: str) -> Parsed | None:
         key = word.removesuffix("s") if len(word) > 2 else word  # mins, lbs
         known = len(word) > 2 or key in UNITS or not word.isascii() or (index > 0 and word in LINKING_WORDS)
         if index == 0 and not part["gap"] and word < "\u0400":  # 5cm, 5pct and 5$, but 5m may be five times m, as 5θ is
-            known = key in UNITS.values() or (key in UNITS and word not in "mgshl")
+            known = key in UNITS.values() or (key in UNITS and word not in set("mgshl"))
         if not known or not (word.isalpha() or word in UNITS):  # 5 x⁴
             return None
         names.append(UNITS.get(key, word).rstrip("s").rstrip("e") + power)  # 3 boxes, 1 box

@@ -70,6 +70,9 @@ from testbed import GSM8K
         (r"\boxed{12<|im_end|>}", "12"),
         ("<answer>12</s></ANSWER>", "12"),
         (r"\\boxed{\\frac{1}{2}}", r"\\frac{1}{2}"),
+        (r"\boxed{3\boxed{4}}", r"3\boxed{4}"),  # the inner box is a part of an answer
+        (r"\boxed{1} \boxed{x = \fbox{\boxed{4}}} {5}", r"x = \fbox{\boxed{4}}"),
+        (r"\boxed{ is where it goes, {so \boxed{4}.", "4"),
         # quotes and markers that look like those above and are not
         ('The answer is "3" or "4".', '"3" or "4"'),
         ('Answer: 5"', '5"'),
@@ -201,6 +204,25 @@ SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
     ("-3 + 5 = 2", "2"), ("(2+40 = 42)", "42"), ("1/2 = 0.5", "1/2"), ("42 = 42.0", "42"),
     ("7/3 = 2.33", "2.33"), ("x = 3/2 = 1.5", "1.5"), ("1+2=3 or 2+2=4", "3, 4"),
     (r"\sqrt{8} = 2\sqrt{2}", r"2\sqrt2"), (r"\boxed{2+40=42}", "42"),
+    # names of units
+    ("5 minutes", "5 min"), ("5 mins", "5min"), ("5 meters", "5 m"), ("5 metres", "5 m"),
+    ("5 cm^{2}", "5 centimeters^2"),
+    ("$5", "5 USD"), ("5usd", "5 dollars"), ("€5", "5 EUR"), ("5 sec", "5 s"), ("5 hrs", "5 hours"), ("5 ft", "5 feet"),
+    ("60 km per hour", "60 kilometers per hour"), ("5 pounds", "£5"), ("5 lbs", "5 lb"), ("5mg", "5 mg"),
+    # powers and indices, with braces and without
+    ("x_1", "x_{1}"), ("x_n = 3", "x_{n} = 3"), ("x_{max} = 3", "3"), ("x_max = 3", "3"), (r"\log_2 3", r"\log_{2}3"),
+    (r"\log_2x", r"\log_{ 2 } x"), ("a_nb", "a_{n}b"), ("101_2", "101_{2}"), ("x^2y", "x^{2}y"), ("x^10", "x^{10}"),
+    ("x^-1", "x^{-1}"), ("x^0.5", "x^{0.5}"), ("e^ {-x}", "e^-x"), (r"x^\pi", r"x^{\pi}"), ("x²3", "x^{2}3"),
+    (r"x^\frac12", "x^(1/2)"), (r"\mathbf{x^{2}}", "x^2"), ("10^ { 3 }", "1000"), ("√12", r"\sqrt{12}"),
+    # quotients with a slash
+    (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2"), (r"\frac{3\pi}{4}", r"3\pi/4"), (r"(3 \pi)/4", "3π / 4"),
+    (r"-\frac{2\sqrt{3}}{3}", r"-2\sqrt{3}/3"), (r"\frac{-\sqrt3}{2}", r"-\frac{\sqrt3}2"), (r"\frac{x^2}{2}", "x^2/2"),
+    (r"\frac{1}{\sqrt{2}}", r"1/\sqrt2"), (r"1/(\sqrt{2})", r"1/\sqrt{2}"), (r"\frac{x}{-2}", "x/(-2)"),
+    (r"x = \frac{ -3 }{4}", "-0.75"), (r"-\frac{-3}{4}", "0.75"), (r"\frac{\sqrt{x^{2}}}2", r"\frac{\sqrt{x^2}}{2}"),
+    (r"\left(\frac{2}{3}\right)^2", r"\frac{2}{3}^2"), (r"\frac{\text{3}}{4}", "3/4"),
+    (r"\infty", r"+\infty"), ("+∞", r"\infty"), (r"(-\infty, +\infty)", r"(-\infty, \infty)"),
+    # words in formulas: the blank behind a command is no blank between words
+    (r"\pi xy", r"\pi x y"), ("x y", "xy"), ("2 sin x", "2sinx"), ("no table", "No  Table"), ("北京 大学", "北京大学"),
 ]  # fmt: skip
 NOT_THREE = [
     "3 or 4", "3, 4", "4,3", "3|4", r"\pm 3", "±3", "[0,3]", "(3,4)", "3;4", "3 and 4", "3/4", "a=3, b=4", "b=4, a=3",
@@ -253,7 +275,37 @@ DIFFERENT = [(text, "3") for text in NOT_THREE] + [
     ("1 2 = 2", "2"), ("1:2 = 3:6", "6"), ("not 2+1 = 3", "3"), ("2+40 == 42", "2"),
     ("2 < x = 3", "3"), ("2 < 3 = 3", "3"), ("x = 3 < 4", "4"), ("x = 3 < 4", "3"), ("1 + 2 > 2 = 2", "2"),
     (r"4 \neq 3 = 3", "3"), (r"2 \le 3 = 3", "3"), (r"\frac{22}{7} \approx 3.14 = 3.14", "3.14"),
+    # braces and brackets that say what belongs together
+    ("e^{2}x", "e^{2x}"), ("x^{2}3", "x^{23}"), ("2^{10}0", "2^{100}"), ("2^{10}0", "2^100"), ("a^{n}b", "a^{nb}"),
+    ("10^{2}5", "10^25"), ("x^{-1}2", "x^{-12}"), ("x^{0}.5", "x^0.5"), ("x^2_1", "x^{2_1}"), ("x²3", "x^23"),
+    ("x_{1}2", "x_{12}"), ("x_1 2", "x_12"), (r"\log_2 3", r"\log_{23}"), ("√23", r"\sqrt{2}3"),
+    ("x_{1} = 3", "x_2 = 3"),
+    (r"\frac123", "1/23"), (r"\frac{1}{2} 3", r"\frac{1}{23}"), (r"\frac12.5", "1/2.5"), (r"\frac{2}{3}^2", "2/3^2"),
+    (r"\frac42!", "4/2!"), (r"a/\frac{1}{2}", "a/1/2"), (r"x^\frac12", "x^1/2"), (r"x\frac{-3}{4}", "x - 3/4"),
+    (r"2\frac{-1}{2}", "2 - 1/2"), (r"\frac{-1}{2}", "1/2"), (r"2\frac{3\pi}{4}", r"23\pi/4"), ("f(x)/2", "fx/2"),
+    (r"\frac{x+1}{2}", "x+1/2"), (r"\frac{\sin x}{2}", r"\sin x/2"), (r"\frac{1}{2x}", "1/2x"), ("2(3)/4", "23/4"),
+    (r"\frac{2}{\sqrt{3}x}", r"2/\sqrt{3}x"), ("x^(2)/3", "x^2/3"), (r"\boxed{3\boxed{4}}", "34"), (r"3\boxed{4}", "4"),
+    (r"3+\infty", r"3\infty"), (r"+\infty", r"-\infty"), ("++", "+"),
+    # blanks between words
+    ("no table", "notable"), ("not able", "notable"), ("no table", "not able"), ("a part", "apart"), ("I ran", "Iran"),
+    (r"\text{to day}", "today"),
+    # names of units
+    ("5 min", "5 m"), ("5 s", "5 m"), ("5 min", "5 mines"), ("5 mi", "5"), ("5 ms", "5 m"), ("5ms", "5"),
+    ("5 m", "5 m m"),
+    ("5 USD", "5 EUR"), ("£5", "5 lb"), ("5 cm^2", "5 cm"), ("5 M", "5"), ("$5 M", "5"), ("5 in", "5 min"),
 ]  # fmt: skip
+NUMBER_WORDS = """one twos ten tens twelve nineteen forty sixties hundreds thousands millions quadrillion zillion bil
+    mil mln dozen dozens lakh crore grand third fourths fifths sixths sevenths eighth eighths ninths tenths elevenths
+    twelfths thirteenths twentieths twenty-fifths fortieths hundredths thousandths millionth half halves quarters
+    half-hours fold tenfold double doubled doubling triple quadruple quintupled twice thrice halved negative inverted
+    reciprocal squared times_ten times_itself out_of_ten point_five below_zero degrees_below_zero under_par
+    divided_by_itself M MM"""
+NOUNS = """apples minutes times folds zeros tents tennis canteens bills mills miles mild millionaires pavilions onions
+    forts eightball grandmas pairs couples seconds overalls people_in_total times_a_day more_apples ten-dollar_bills
+    two-story_houses five-year-olds sixth-graders"""
+NO_UNITS = """5个半小时 5半 5分之一 5又二分之一 5点二 5成 5折 5打鸡蛋 5的平方 5的两倍 5萬 5億 5兆
+    5⁴ 5x⁴ 5xθ 5θ 5① 10⁶"""
+CHINESE = "5个苹果 5个三角形 5倍 5加仑 5平方米 5台打印机 5名乘客 5点 5€"
 
 
 @pytest.mark.parametrize(("a", "b"), SAME)
@@ -266,6 +318,19 @@ def test_same_answers_match(a, b):
 def test_different_answers_do_not_match(a, b):
     """Tolerances, hedging with a list, and taking the first number of a text reward wrong answers."""
     assert not answers_match(a, b) and not answers_match(b, a)
+
+
+def test_a_noun_is_a_unit_and_a_number_word_is_none():
+    """`5 fifths` and `5 dozen` scored as 5; or `5 tents` not, because a tenth begins like it."""
+    for word in NUMBER_WORDS.split():
+        for form in ("5 {}", r"5 \text{{ {} }}", "$5 {}", "5{}", "5 {} of them", "5 apples {}"):
+            text = form.format(word.replace("_", " "))
+            assert not answers_match(text, "5") and not answers_match("5", text) and answers_match(text, text), text
+    for word in NOUNS.split():
+        text = f"5 {word}".replace("_", " ")
+        assert answers_match(text, "5") and not answers_match(text, "5 cm"), text
+    assert [text for text in NO_UNITS.split() if answers_match(text, "5") or answers_match(text, "10")] == []
+    assert [text for text in CHINESE.split() if not answers_match(text, "5")] == []
 
 
 def spellings(value: Fraction, rng: random.Random) -> str:
@@ -334,6 +399,7 @@ HUGE = {
     "thinks": "</think>" * (M // 8), "blanks": "#### " + " " * M, "stars": "Answer:" + "*" * M,
     "dots": "answer is " + ". " * M,
     "braces": r"\boxed" + "{" * 100_000, "closed braces": r"\boxed" + "{" * 40_000 + "}" * 40_000,
+    "boxes in boxes": (r"\boxed{" * 9 + "{}" * 4_500 + r"\boxed{") * 99 + "{}" * 4_500 + "}" * 20,
     "million digits": "#### " + "1" * 10**6, "boxed million": r"\boxed{" + "1" * 10**6 + "}",
     "power": "#### 10**10**10",
     "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
@@ -343,7 +409,8 @@ DENSE = ["(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\fra
          "x_", "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9",
          " 111", r",\!111", r",\! ", r"\,", "\\\\", r"\\a", "1+", "1=", "1+1=", "1+(", "1)", "+ ", "1!", "(1",
          "1+\\sqrt{",
-         "1,111+", "'", '"', "“", "</s>", "<"]  # fmt: skip
+         "1,111+", "'", '"', "“", "</s>", "<", r"\text{{", "(x)/", r"/(\sqrt{", r"/\frac", "^a", "_{", "ab ", r"\a ",
+         "illion ", "ten-"]  # fmt: skip
 
 
 def fastest(function) -> float:
