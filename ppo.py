@@ -614,7 +614,7 @@ def main(argv=None):
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if run.step > args.critic_warmup_steps and not result["reward/skipped"]:  # otherwise the policy has not moved
+        if run.step > args.critic_warmup_steps and not result.get("reward/skipped"):  # else the policy has not moved
             coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):

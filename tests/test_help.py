@@ -56,7 +56,9 @@ def test_every_command_is_accepted():
 
 def test_every_option_exists():
     names = {name for script_name in ALL for name in script(script_name).Args.__dataclass_fields__}
-    named = set(re.findall(r"(?<![\w-])--(\w+)", TEXT)) - {"mixed_precision"}  # accelerate's
+    named = {x.removeprefix("no_") for x in re.findall(r"(?<![\w-])--(\w+)", TEXT)} - {
+        "mixed_precision"
+    }  # accelerate's
     assert len(named) >= 40 and named - names == set()
 
 
@@ -116,7 +118,8 @@ def test_what_is_not_finite_ends_with_the_printed_line(command, tmp_path):
 
 
 def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monkeypatch):
-    (tmp_path / "longer.py").write_text(blocks("troubleshooting", "python")[0], encoding="utf-8")
+    (reward,) = [block for block in blocks("troubleshooting", "python") if "def longer" in block]
+    (tmp_path / "longer.py").write_text(reward, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     rows = run("grpo.py --reward longer.py:longer", tmp_path / "run", 2)
     assert rows[2]["completion/length"] > rows[1]["completion/length"] + 3

@@ -189,8 +189,10 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
     assert "eval/accuracy before" in printed and (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
-    steps = r"5+5=10\n10-4=6\n6-5=1\n1+7=8\n8+8=16\n#### 16<eos>"  # the first pair as the model sees it
-    assert f"the model gets it: '5+5-4-5+7+8?'\nits completion with its stop token: '{steps}'\n" in printed
+    # The first pair as the model sees it, of the training data if they are read.
+    assert re.search(
+        r"the model gets it: '[\d+-]+\?'\nits completion with its stop token: '.*#### \d+<eos>'\n", printed
+    )
 
 
 @pytest.fixture(scope="module")
