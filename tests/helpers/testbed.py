@@ -13,14 +13,17 @@ import tempfile
 import torch
 from accelerate import Accelerator
 
-import family
 from common.batches import left_pad
 from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
-from tree import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))  # in a process of its own it is not there
+
+import family  # noqa: E402
+from tree import Tree  # noqa: E402
+
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text(encoding="utf-8"))
 FAMILY = family.names(Tree(), "groups")  # advantages by groups: found by their presence
 SCRIPTS = [*FAMILY, *family.names(Tree(), "critic")]  # the suites run over all of them
