@@ -377,7 +377,7 @@ SENTENCES = {
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
             "place of the rules."
         ),
-        "main ceaf1a": (
+        "main 757254": (
             "The advantages move into `update`, because they need the old values. The rates of both models and the "
             "coefficients are set and logged in each step."
         ),
