@@ -84,9 +84,8 @@ def split_rollout(accelerator, batch, args):
     columns of some rows; `totals`, which token weights are made of: tokens, rows and prompts of the whole optimizer
     step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so that no
     forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). A row without a
-    reward (NaN) has an empty loss mask, and no total counts it; if there is no other row on any process, the list is
-    empty. All processes get equally many, since each pass of FSDP2 is a collective; a filler is a real row without a
-    loss mask.
+    reward (NaN) has an empty loss mask, and no total counts it; if no process has another row, the list is empty. All
+    get equally many, since each pass of FSDP2 is a collective; a filler is a real row without a loss mask.
     """
     rows, device = len(batch["completions"]) // args.num_minibatches, batch["completions"].device
     scored = ~batch["rewards"].isnan()  # (R,)

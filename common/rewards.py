@@ -244,14 +244,19 @@ def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: l
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
-        problem, plain = str(error) if isinstance(error, TypeError) else "", isinstance(rows[0].prompt, str)
-        if "unexpected keyword argument" in problem:
-            message += "; let it take **kwargs, as in TRL"
-        if "string indices must be integers" in problem and plain:
-            message += "; completions are text here, since the prompts of the data are text: write completion for "
-            message += 'completion[0]["content"], or give data whose prompts are messages'
-        raise InputError(message) from error
+        raise InputError(_failure(reward, where, rows, error)) from error
+
+
+def _failure(reward: Reward, where: str, rows: list, error: BaseException) -> str:
+    """What a reward raised, and what to do about the two errors that functions written for TRL raise here."""
+    message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
+    problem, plain = str(error) if isinstance(error, TypeError) else "", isinstance(rows[0].prompt, str)
+    if "unexpected keyword argument" in problem:
+        message += "; let it take **kwargs, as in TRL"
+    if "string indices must be integers" in problem and plain:
+        message += "; completions are text here, since the prompts of the data are text: write completion for "
+        message += 'completion[0]["content"], or give data whose prompts are messages'
+    return message
 
 
 def _number(reward: Reward, row: int, value) -> float:
