@@ -10,30 +10,19 @@ import torch
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import (
-    CONVERSATION,
-    EMBEDDED,
-    PROMPT_COLUMNS,
-    TEMPLATE_COLUMNS,
-    UNREAD,
-    Row,
-    Source,
+from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
+from common.harness.messages import (
     check_prompt,
     check_unicode,
-    encode_text,
-    end_token,
-    find_sources,
-    hold_out,
     is_message,
     join_parts,
-    limit,
     prompt_key,
-    read_rows,
     shared_prompt,
     split_answer,
-    tokenize,
     without_none,
 )
+from common.harness.rows import CONVERSATION, PROMPT_COLUMNS, TEMPLATE_COLUMNS, Source, read_rows
+from common.harness.tokens import Row, encode_text, end_token, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
