@@ -2127,7 +2127,7 @@ MUTANTS = [
         "[x for pair in pairs for x in (pair.ref_chosen, pair.ref_rejected)]",
         "test_dpo.py::test_log_probs_are_sums_over_the_completion_with_its_eos"),
     mutant("pairs: what is held out is trained on", "common",
-        "        train = [row for row in train if row[0] in trained]\n",
+        "        train = [row for row in train if row[0] not in held_out]\n",
         "",
         "test_pairs.py::test_pairs_are_held_out_by_prompt"),
     mutant("pairs: the evaluation counts its fillers", "common",
