@@ -29,16 +29,7 @@ import numpy as np
 from common.answers import extract_answer
 from common.errors import InputError
 from common.harness.messages import check_prompt, join_parts, prompt_key, shared_prompt, split_answer
-from common.harness.rows import (
-    ANSWER_COLUMNS,
-    CONVERSATION,
-    EXTENSIONS,
-    PROMPT_COLUMNS,
-    TEMPLATE_COLUMNS,
-    Source,
-    describe,
-    read_rows,
-)
+from common.harness.rows import CONVERSATION, EXTENSIONS, TEMPLATE_COLUMNS, Source, find_columns, load_splits, read_rows
 from common.harness.tokens import Row, tokenize
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
@@ -145,20 +136,6 @@ def split_files(folder: Path) -> dict[str, Source]:
     return splits
 
 
-def load_splits(name: str, config: str | None) -> dict[str, Source]:
-    """The splits of a hub dataset, of a local copy of one, or of a folder that `save_to_disk` made."""
-    import datasets  # imported here, because it takes seconds and bad input should be reported first
-
-    saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
-    try:
-        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config)
-    except Exception as error:  # datasets raises nearly every type there is
-        raise InputError(f"cannot load the dataset {name}: {describe(error)}") from None
-    if isinstance(loaded, datasets.Dataset):
-        loaded = {"train": loaded}
-    return {split: Source(f"{name} [{split}]", dataset) for split, dataset in loaded.items()}
-
-
 def get_split(splits: dict[str, Source], split: str, name: str, option: str) -> Source:
     if split not in splits:
         raise InputError(f"{name} has no split {split!r} but {', '.join(splits)}: choose with {option}")
@@ -224,14 +201,12 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     kept: dict[Any, Row] = {}
     repeated = 0
     for where, row in chain([first], rows):
-        row = row | {
-            name: join_parts(row[name], where) for name in ("chosen", "rejected", prompt_column) if name in row
-        }
-        raw = row.get(prompt_column) if prompt_column else shared_prompt(row.get("chosen"), row.get("rejected"))
+        row |= {name: join_parts(row[name], where) for name in ("chosen", "rejected", prompt_column) if name in row}
+        prompt = row.get(prompt_column) if prompt_column else shared_prompt(row.get("chosen"), row.get("rejected"))
         last = None
         if prompt_column == CONVERSATION:
-            raw, last = split_answer(raw)
-        prompt = check_prompt(raw, where)
+            prompt, last = split_answer(prompt)
+        prompt = check_prompt(prompt, where)
         text = answer_text(row.get(answer_column) if answer_column else last, where)
         if needs_answers and text is None:
             place = repr(answer_column) if answer_column else f"the last turn of {CONVERSATION!r}"
@@ -243,25 +218,6 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
         else:
             kept[key] = Row(where, prompt, answer, {k: v for k, v in row.items() if k != prompt_column})
     return list(kept.values()), repeated
-
-
-def find_columns(name: str, columns: list[str], args, needs_answers: bool) -> tuple[str | None, str | None]:
-    """The prompt column (None: what `chosen` and `rejected` share) and the answer column (None: no answers)."""
-
-    def find(kind, asked, known, optional):
-        wanted = [asked] if asked else known
-        found = next((column for column in wanted if column in columns), None)
-        if found is None and (asked or not optional):
-            raise InputError(
-                f"{name}: no {kind} column, looked for {', '.join(wanted)} and found {', '.join(columns)}:"
-                f" name it with --{kind}_column"
-            )
-        return found
-
-    pairs = "chosen" in columns and "rejected" in columns
-    prompt = find("prompt", args.prompt_column, PROMPT_COLUMNS if pairs else (*PROMPT_COLUMNS, CONVERSATION), pairs)
-    optional = not needs_answers or prompt == CONVERSATION
-    return prompt, find("answer", args.answer_column, ANSWER_COLUMNS, optional)
 
 
 def answer_text(value: Any, where: str) -> str | None:

@@ -4,8 +4,37 @@ from itertools import takewhile
 from typing import Any
 
 from common.errors import InputError
+from common.harness.rows import CONVERSATION, PROMPT_COLUMNS
 
 ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
+
+
+def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
+    """(prompt, chosen text, rejected text) of a row in any of the formats."""
+    answers = [join_parts(row.get(name), where) for name in ("chosen", "rejected")]
+    messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
+    if not messages and not all(isinstance(answer, str) for answer in answers):
+        has = ", ".join(row)
+        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages; it has {has}")
+    if messages:
+        answers = [without_none(answer) for answer in answers]
+    if args.prompt_column and args.prompt_column not in row:
+        raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
+    prompt_column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
+    prompt = join_parts(row.get(prompt_column), where)
+    if prompt_column == CONVERSATION:
+        prompt, _ = split_answer(prompt)
+    whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
+    own = prompt is not None and not whole
+    prompt = check_prompt(prompt if own else shared_prompt(*answers), where)
+    if not own or (messages and all(answer[: len(prompt)] == prompt for answer in answers)):
+        answers = [answer[len(prompt) :] for answer in answers]
+    if messages:
+        if any(len(answer) != 1 or answer[0]["role"] != "assistant" for answer in answers):
+            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
+        answers = [answer[0]["content"] for answer in answers]
+    check_unicode("".join(answers), "a completion", where)
+    return prompt, *answers
 
 
 def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
@@ -29,13 +58,13 @@ def join_parts(messages: Any, where: str) -> Any:
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content]
-            if others := [str(kind) for kind in kinds if kind != "text"]:
-                raise InputError(f"{where}: a message has a part of type {others[0]}; only parts of type text are read")
-            texts = [part.get("text") for part in content]
-            if others := [type(text).__name__ for text in texts if not isinstance(text, str | None)]:
-                raise InputError(f"{where}: a message has a part whose text is of type {others[0]}")
-            message = message | {"content": "".join(filter(None, texts))}
+            for part in content:
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                if kind != "text":
+                    raise InputError(f"{where}: a message has a part of type {kind}; only parts of type text are read")
+                if not isinstance(text := part.get("text"), str | None):
+                    raise InputError(f"{where}: a message has a part whose text is of type {type(text).__name__}")
+            message = message | {"content": "".join(part.get("text") or "" for part in content)}
         joined.append(message)
     return joined
 

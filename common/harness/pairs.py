@@ -12,17 +12,8 @@ import torch
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
 from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
-from common.harness.messages import (
-    check_prompt,
-    check_unicode,
-    is_message,
-    join_parts,
-    prompt_key,
-    shared_prompt,
-    split_answer,
-    without_none,
-)
-from common.harness.rows import CONVERSATION, PROMPT_COLUMNS, TEMPLATE_COLUMNS, Source, read_rows
+from common.harness.messages import prompt_key, split_pair
+from common.harness.rows import TEMPLATE_COLUMNS, Source, read_rows
 from common.harness.tokens import Row, encode_text, end_token, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
@@ -101,34 +92,6 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
         note += f", {unknown} with characters unknown to the tokenizer"
     return pairs, note
-
-
-def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
-    """(prompt, chosen text, rejected text) of a row in any of the formats."""
-    answers = [join_parts(row.get(name), where) for name in ("chosen", "rejected")]
-    messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
-    if not messages and not all(isinstance(answer, str) for answer in answers):
-        has = ", ".join(row)
-        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages; it has {has}")
-    if messages:
-        answers = [without_none(answer) for answer in answers]
-    if args.prompt_column and args.prompt_column not in row:
-        raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
-    prompt_column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
-    prompt = join_parts(row.get(prompt_column), where)
-    if prompt_column == CONVERSATION:
-        prompt, _ = split_answer(prompt)
-    whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
-    own = prompt is not None and not whole
-    prompt = check_prompt(prompt if own else shared_prompt(*answers), where)
-    if not own or (messages and all(answer[: len(prompt)] == prompt for answer in answers)):
-        answers = [answer[len(prompt) :] for answer in answers]
-    if messages:
-        if any(len(answer) != 1 or answer[0]["role"] != "assistant" for answer in answers):
-            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
-        answers = [answer[0]["content"] for answer in answers]
-    check_unicode("".join(answers), "a completion", where)
-    return prompt, *answers
 
 
 def cut_pair(pair: Pair, max_length: int) -> Pair:

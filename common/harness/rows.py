@@ -1,4 +1,4 @@
-"""The rows of data files and datasets, each with the place where it stands."""
+"""The rows of data files and datasets, each with the place where it stands, and the columns that are known by name."""
 
 import codecs
 import gzip
@@ -86,15 +86,48 @@ def parse_json(text: bytes, where: str) -> Any:
         raise InputError(f"{where}: not valid JSON: {error}") from None
 
 
+def find_columns(name: str, columns: list[str], args, needs_answers: bool) -> tuple[str | None, str | None]:
+    """The prompt column (None: what `chosen` and `rejected` share) and the answer column (None: no answers)."""
+
+    def find(kind, asked, known, optional):
+        wanted = [asked] if asked else known
+        column = next((column for column in wanted if column in columns), None)
+        if column is None and (asked or not optional):
+            raise InputError(
+                f"{name}: no {kind} column, looked for {', '.join(wanted)} and found {', '.join(columns)}:"
+                f" name it with --{kind}_column"
+            )
+        return column
+
+    pairs = "chosen" in columns and "rejected" in columns
+    prompt = find("prompt", args.prompt_column, PROMPT_COLUMNS if pairs else (*PROMPT_COLUMNS, CONVERSATION), pairs)
+    optional = not needs_answers or prompt == CONVERSATION
+    return prompt, find("answer", args.answer_column, ANSWER_COLUMNS, optional)
+
+
+def load_splits(name: str, config: str | None) -> dict[str, Source]:
+    """The splits of a hub dataset, of a local copy of one, or of a folder that `save_to_disk` made."""
+    import datasets  # imported here, because it takes seconds and bad input should be reported first
+
+    saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config)
+    except Exception as error:  # datasets raises nearly every type there is
+        raise InputError(f"cannot load the dataset {name}: {describe(error)}") from None
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"train": loaded}
+    return {split: Source(f"{name} [{split}]", dataset) for split, dataset in loaded.items()}
+
+
 def load_table(path: Path, kind: str, text_columns: tuple[str | None, ...]) -> Any:
     """A parquet or CSV file as a datasets.Dataset."""
-    import datasets  # imported here, because it takes seconds and bad input should be reported first
+    import datasets
 
     as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT.__add__)
     options = {"converters": as_text} if kind == "csv" else {}
     try:
         return datasets.load_dataset(kind, data_files={"train": str(path)}, split="train", **options)
-    except Exception as error:  # datasets raises nearly every type there is
+    except Exception as error:
         raise InputError(f"{path}: cannot be read: {describe(error)}") from None
 
 
