@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from common.answers import answers_match
 from common.errors import InputError
-from common.harness.data import EMBEDDED, Prompt, PromptSampler, encode_text, end_token, load_prompts, shared_prompt
+from common.harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
+from common.harness.messages import shared_prompt
 from common.harness.pairs import Pair, load_pairs
+from common.harness.tokens import encode_text, end_token
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 from testbed import GSM8K
 

@@ -22,7 +22,7 @@ from transformers import (
 import grpo
 import ppo
 from common.errors import InputError
-from common.harness.data import EMBEDDED, end_token
+from common.harness.data import EMBEDDED
 from common.harness.loading import (
     check_vocabulary,
     find_stop_tokens,
@@ -31,6 +31,7 @@ from common.harness.loading import (
     load_tokenizer,
     save_pretrained,
 )
+from common.harness.tokens import end_token
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,

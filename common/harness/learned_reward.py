@@ -3,8 +3,8 @@
 import torch
 
 from common.batches import micro_batches
-from common.harness.data import Row, encode_text, end_token, tokenize
 from common.harness.loading import load_classifier, most_positions, read_tokenizer, refuse
+from common.harness.tokens import Row, encode_text, end_token, tokenize
 from common.rewards import Reward
 
 

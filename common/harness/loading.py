@@ -11,9 +11,10 @@ from torch import nn
 
 from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
-from common.harness.data import EMBEDDED_FOLDERS, end_of_turn, end_token
+from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
+from common.harness.tokens import end_of_turn, end_token
 from common.policy import Policy
 
 # Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and

@@ -4,36 +4,17 @@
 
 import copy
 from functools import reduce
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import (
-    CONVERSATION,
-    EMBEDDED,
-    PROMPT_COLUMNS,
-    TEMPLATE_COLUMNS,
-    UNREAD,
-    Row,
-    Source,
-    check_prompt,
-    check_unicode,
-    encode_text,
-    end_token,
-    find_sources,
-    hold_out,
-    is_message,
-    join_parts,
-    limit,
-    prompt_key,
-    read_rows,
-    shared_prompt,
-    split_answer,
-    tokenize,
-    without_none,
-)
+from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
+from common.harness.messages import prompt_key, split_pair
+from common.harness.rows import TEMPLATE_COLUMNS, Source, read_rows
+from common.harness.tokens import Row, encode_text, end_token, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
@@ -60,15 +41,14 @@ def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pa
             setattr(args, name, str(EMBEDDED_PAIRS))
     source, eval_source = find_sources(args)
     train, note = read_pairs(source, args, tokenizer) if source else ([], UNREAD)
-    trained = list(dict.fromkeys(key for key, _ in train))
     if eval_source:
         evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
     else:
-        trained, held_out = map(set, hold_out(trained, args.seed))
+        held_out = set(hold_out(list(dict.fromkeys(key for key, _ in train)), args.seed)[1])
         evaluation, eval_note = [row for row in train if row[0] in held_out], "held out of these by prompt"
-        train = [row for row in train if row[0] in trained]
+        train = [row for row in train if row[0] not in held_out]
     evaluation, eval_note = limit(evaluation, most_eval, args.seed, eval_note)
-    trained = set(trained)
+    trained = {key for key, _ in train}
     if seen := sum(key in trained for key, _ in evaluation):
         eval_note += f", {seen} of prompts also in training"
     summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
@@ -88,63 +68,30 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     rows, answers, end = [], [], end_token(tokenizer)
     written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
     for where, row in read_rows(source, args.prompt_column):
-        prompt, chosen, rejected = split_pair(row, args, where)
+        prompt, *texts = split_pair(row, args, where)
         rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
-        answers += [reduce(str.removesuffix, written, text) for text in (chosen, rejected)]
+        answers.append([reduce(str.removesuffix, written, text) for text in texts])
     if not rows:
         raise InputError(f"{source.name}: no rows")
     prompts = tokenize(rows, args, tokenizer)
-    encoded = encode_text(answers, tokenizer)
-    pairs, cut, dropped = [], 0, 0
-    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        whole = Pair(prompt, [*encoded[2 * i], end], [*encoded[2 * i + 1], end])
+    encoded = iter(encode_text(list(chain(*answers)), tokenizer))
+    pairs, cut = [], 0
+    for row, prompt, texts in zip(rows, prompts, answers, strict=True):
+        whole = Pair(prompt, [*next(encoded), end], [*next(encoded), end])
         pair = cut_pair(whole, args.max_length)
-        if pair.chosen == pair.rejected or not answers[2 * i].strip() or not answers[2 * i + 1].strip():
-            dropped += 1
-        else:
+        if pair.chosen != pair.rejected and all(map(str.strip, texts)):
             cut += pair != whole
             pairs.append((prompt_key(row.prompt), pair))
     if not pairs:
         raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
     note = source.name
-    if dropped:
+    if dropped := len(rows) - len(pairs):
         note += f", {dropped} with equal or empty completions dropped"
     if cut:
         note += f", {cut} cut to {args.max_length} tokens"
     if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
         note += f", {unknown} with characters unknown to the tokenizer"
     return pairs, note
-
-
-def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]:
-    """(prompt, chosen text, rejected text) of a row in any of the formats."""
-    answers = [join_parts(row.get(name), where) for name in ("chosen", "rejected")]
-    messages = all(isinstance(answer, list) and answer and all(map(is_message, answer)) for answer in answers)
-    if not messages and not all(isinstance(answer, str) for answer in answers):
-        has = ", ".join(row)
-        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages; it has {has}")
-    if messages:
-        answers = [without_none(answer) for answer in answers]
-    if args.prompt_column and args.prompt_column not in row:
-        raise InputError(f"{where}: no column {args.prompt_column!r} but {', '.join(row)}: see --prompt_column")
-    prompt_column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
-    prompt = join_parts(row.get(prompt_column), where)
-    if prompt_column == CONVERSATION:
-        prompt, _ = split_answer(prompt)
-    whole = messages and len(answers[0]) > 1 and isinstance(prompt, str)  # the messages hold the prompt as well
-    if prompt is None or whole:
-        prompt = check_prompt(shared_prompt(*answers), where)
-        answers = [answer[len(prompt) :] for answer in answers]
-    else:
-        prompt = check_prompt(prompt, where)
-        if messages and isinstance(prompt, list) and all(answer[: len(prompt)] == prompt for answer in answers):
-            answers = [answer[len(prompt) :] for answer in answers]
-    if messages:
-        if any(len(answer) != 1 or answer[0]["role"] != "assistant" for answer in answers):
-            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
-        answers = [answer[0]["content"] for answer in answers]
-    check_unicode("".join(answers), "a completion", where)
-    return prompt, *answers
 
 
 def cut_pair(pair: Pair, max_length: int) -> Pair:
@@ -160,21 +107,22 @@ def cut_pair(pair: Pair, max_length: int) -> Pair:
 def pair_batch(pairs, device):
     """Pairs as a batch of 2B rows for one forward: all chosen completions, then all rejected ones; the columns of
     `Policy.forward`, and the reference's log-probs (2B,) of whole completions."""
-    prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)
-    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    width = max(map(len, rows))
-    lengths = torch.tensor([[len(row)] for row in rows])
-    completions = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    prompts = [pair.prompt for pair in pairs] * 2
+    completions = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)]
+    prompt_ids, prompt_mask = left_pad(prompts, 0, device)
+    width = max(map(len, completions))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in completions])
+    mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in completions])
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
-        "prompts": prompts,
+        "prompts": prompt_ids,
         "prompt_mask": prompt_mask,
-        "completions": completions.to(device, non_blocking=True),
-        "completion_mask": (torch.arange(width)[None] < lengths).to(device, non_blocking=True),
+        "completions": ids.to(device, non_blocking=True),
+        "completion_mask": mask.to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
         "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
-        "lengths": [(len(pair.prompt), len(pair.chosen)) for pair in pairs]
-        + [(len(pair.prompt), len(pair.rejected)) for pair in pairs],
+        "lengths": lengths,
         "groups": [*range(len(pairs))] * 2,
     }
 
