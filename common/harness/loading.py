@@ -13,7 +13,7 @@ from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
 from common.harness.data import EMBEDDED_FOLDERS, end_of_turn, end_token
 from common.harness.distributed import first_device, is_sharded, set_threads
-from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
+from common.harness.probes import find_shortcuts, freeze_unused, is_causal, reads_last_token, sampling_problem
 from common.policy import Policy
 
 # Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and
@@ -96,8 +96,9 @@ def find_stop_tokens(tokenizer, generation_config):
     return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
 
 
-def load_policy(args, tokenizer, accelerator=None):
-    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
+def load_policy(args, tokenizer, accelerator=None, temperature=None):
+    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout; its log-probs are those at
+    `temperature` [--temperature].
 
     Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
     repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
@@ -108,7 +109,11 @@ def load_policy(args, tokenizer, accelerator=None):
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature)
+    # Checkpointing switches the cache off. Of a sharded model, each pass waits for the other processes; sharing takes
+    # more passes for some batches.
+    shortcuts = find_shortcuts(lm, may_share=not (args.gradient_checkpointing or is_sharded(accelerator)))
+    temperature = args.temperature if temperature is None else temperature
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if problem := sampling_problem(policy):
@@ -119,10 +124,7 @@ def load_policy(args, tokenizer, accelerator=None):
     if args.lora_rank:
         lora.add_adapters(lm, args, model_path(args))
     freeze(args, "model_name_or_path", lm)
-    if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
-        policy.shares_prompts = False
-    if args.gradient_checkpointing:  # it switches the cache off
-        policy.shares_prompts = False
+    if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
 
