@@ -89,7 +89,7 @@ def test_the_command_takes_folders_and_refuses_in_a_row(capsys, tmp_path):
     header, _, row, missing = capsys.readouterr().out.splitlines()
     assert header.count("|") == row.count("|") == missing.count("|") == len(docs_models.COLUMNS) + 1
     assert row.startswith(f"| {tmp_path} | LlamaForCausalLM | sdpa | shared | chunks | once | works |")
-    assert "| refused: no tokenizer could be loaded" in missing
+    assert "| refused: no such folder |" in missing
 
 
 # --- weights that texts do not use ---

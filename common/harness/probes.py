@@ -1,4 +1,4 @@
-"""What a model does with a few tokens: whether it can be trained here, with which shortcuts, and what texts use of it."""
+"""What a model does with a few tokens: whether it can be trained here, and how; and which weights texts use."""
 
 import copy
 import re
@@ -113,9 +113,8 @@ def sampling_problem(policy):
 def find_shortcuts(lm, may_share=True):
     """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them; none shares prompts without
     `may_share`."""
-    chunked, plain_cache = passes(head_is_last, lm), passes(has_plain_cache, lm)
-    shares_prompts = may_share and chunked and plain_cache and passes(sharing_is_exact, lm)
-    return dict(chunked=chunked, plain_cache=plain_cache, shares_prompts=shares_prompts)
+    found = dict(chunked=passes(head_is_last, lm), plain_cache=passes(has_plain_cache, lm))
+    return found | dict(shares_prompts=may_share and all(found.values()) and passes(sharing_is_exact, lm))
 
 
 def passes(check, *inputs):
