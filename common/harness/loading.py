@@ -19,7 +19,7 @@ from common.harness.model_checks import (
     refuse_model,
     some,
 )
-from common.harness.probes import find_shortcuts, freeze_unused, is_causal, reads_last_token, sampling_problem
+from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
 from common.policy import Policy
 
 
@@ -79,7 +79,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     check_positions(args, "model_name_or_path", lm)
     if args.lora_rank:
         lora.add_adapters(lm, args, model_path(args))
-    freeze(args, "model_name_or_path", lm)
+    freeze_unused(args, "model_name_or_path", lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
@@ -158,9 +158,15 @@ def class_for(config, auto_class):
     return AutoModelForImageTextToText if whole in (config.architectures or []) else auto_class
 
 
-def freeze(args, option, lm):
-    """Freeze what texts do not use of a model of several inputs, and say so."""
-    if names := freeze_unused(lm):
+def freeze_unused(args, option, lm):
+    """Freeze the weights that texts do not use, those for images or sound, and say so.
+
+    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
+    """
+    names = unused_weights(lm)
+    for name in names:
+        lm.get_parameter(name).requires_grad_(False)
+    if names:
         count = sum(lm.get_parameter(name).numel() for name in names)
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
 
@@ -190,7 +196,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
         nn.init.zeros_(lm.get_parameter(name))
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
         lora.add_to_classifier(lm, args, option)
-    freeze(args, option, lm)
+    freeze_unused(args, option, lm)
     return lm, saved_dtype, dropout
 
 

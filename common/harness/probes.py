@@ -60,17 +60,6 @@ def unused_weights(lm):
     return [name for name in trainable if not re.search(r"(^|[._])experts?[._]", name)]
 
 
-def freeze_unused(lm):
-    """Freeze the weights that texts do not use, and return their names.
-
-    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
-    """
-    names = unused_weights(lm)
-    for name in names:
-        lm.get_parameter(name).requires_grad_(False)
-    return names
-
-
 @torch.no_grad()
 def sampling_problem(policy):
     """Why the log-probs of training would not be those of sampling, or why a row would depend on its padding; or None.
