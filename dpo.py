@@ -402,8 +402,8 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
     end = last_step(args, given_pairs)
-    policy = load_policy(args, tokenizer, accelerator)
-    policy.temperature = 1.0  # log-probs of the model itself, at whatever temperature the pairs are sampled
+    # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
+    policy = load_policy(args, tokenizer, accelerator, temperature=1.0)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.

@@ -194,8 +194,8 @@ def load_critic(args, policy):
     the policy's with a head of zeros."""
     if args.critic_path:  # InstructGPT (arXiv 2203.02155, C.4): a value is at first the score of the text so far
         lm = load_scorer(args, "critic_path", policy.lm.device)
-        critic = Critic(lm.score.in_features, Backbone(lm.base_model))
-        critic.backbone.shares_prompts = False  # whole rows are exact for any architecture
+        backbone = Backbone(lm.base_model, shares_prompts=False)  # whole rows are exact for any architecture
+        critic = Critic(lm.score.in_features, backbone)
         critic.head.load_state_dict({"bias": torch.zeros(1)} | lm.score.state_dict())
         critic.head.to(policy.lm.device, policy.lm.dtype)  # the backbone has rotary frequencies in float32
         return critic.train()
@@ -206,8 +206,7 @@ def load_critic(args, policy):
         return Critic(hidden_size).to(policy.lm.device, policy.lm.dtype).train()
     if policy.lm.base_model is policy.lm:
         raise InputError(f"--critic separate: the base model of a {type(policy.lm).__name__} contains the head")
-    backbone = Backbone(copy.deepcopy(policy.lm.base_model))
-    backbone.shares_prompts = policy.shares_prompts
+    backbone = Backbone(copy.deepcopy(policy.lm.base_model), policy.shares_prompts)
     critic = Critic(hidden_size, backbone)
     critic.head.to(policy.lm.device, policy.lm.dtype)  # as above
     return critic.train()

@@ -9,21 +9,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from common.masked import logprobs_and_entropy, positions
-from common.shared_prompts import has_plain_cache, shared_states, sharing_is_exact, token_places
+from common.shared_prompts import shared_states, token_places
 
 CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 
 
 class Backbone(nn.Module):
-    """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share."""
+    """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share.
 
-    chunked = True  # whether the states are hidden states of the base model; otherwise they are logits
+    `shares_prompts`: a prompt is computed once for its rows. `chunked`: nothing happens to the logits after the head,
+    so it can be applied to some tokens at a time; without it, the states are logits.
+    """
 
-    def __init__(self, lm):
+    def __init__(self, lm, shares_prompts, chunked=True):
         super().__init__()
         self.lm = lm
+        self.shares_prompts, self.chunked = shares_prompts, chunked
         self.size = sum(parameter.numel() for parameter in lm.parameters())
-        self.shares_prompts = True
 
     def states(self, batch):
         """Row (N,) and column (N,) of each completion token in (R, T), and the hidden state (N, H) that predicts it."""
@@ -58,17 +60,15 @@ class Policy(Backbone):
 
     This module is what Accelerate prepares, so that the gradient goes through its wrapper (DDP, FSDP2). The backbone
     runs on the whole rows; the vocabulary head only on completion tokens, in chunks that are recomputed in the backward
-    pass, so that no (R, T, V) tensor exists.
+    pass, so that no (R, T, V) tensor exists. What the model allows of this is found by `find_shortcuts`
+    (common/harness/probes.py): `chunked`, `shares_prompts`, and `plain_cache`, without which stock `generate` samples.
     """
 
-    def __init__(self, lm, pad_token, stop_tokens, temperature):
-        super().__init__(lm)
+    def __init__(self, lm, pad_token, stop_tokens, temperature, chunked, plain_cache, shares_prompts):
+        super().__init__(lm, shares_prompts, chunked)
         self.pad_token, self.stop_tokens = pad_token, stop_tokens
-        self.temperature = temperature
+        self.temperature, self.plain_cache = temperature, plain_cache
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
-        self.chunked = passes(head_is_last, lm)
-        self.plain_cache = passes(has_plain_cache, lm)  # else stock `generate` samples
-        self.shares_prompts = self.chunked and self.plain_cache and passes(sharing_is_exact, self)
 
     def notes(self, tokenizer):
         """What a user should know about this model, a line each."""
@@ -110,37 +110,3 @@ class Policy(Backbone):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
         logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, entropy_grad)
-
-
-def passes(check, *inputs):
-    """What `check` says of a model; of one that it cannot be run on it says no. A shortcut is not worth a crash."""
-    try:
-        return check(*inputs)
-    except Exception:  # models raise nearly every type there is; what they need beside the shortcut raises again
-        return False
-
-
-@torch.no_grad()
-def head_is_last(lm):
-    """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
-
-    Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
-    the head's output amplified, so that a soft cap also shows when the logits are small. It raises an error where
-    `base_model` gives no hidden states (Llama 4, whose text model contains the head).
-    """
-    head, seen = lm.get_output_embeddings(), {}
-
-    def amplify(module, inputs, output):
-        seen.update(hidden=inputs[0], logits=output * 100)
-        return seen["logits"]
-
-    ids = torch.arange(8, device=lm.device)[None] % head.weight.shape[0]
-    hook = head.register_forward_hook(amplify)
-    try:
-        logits = lm(input_ids=ids, use_cache=False).logits
-    finally:
-        hook.remove()
-    hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    if not torch.equal(logits, seen["logits"]):
-        return False
-    return hidden.shape == seen["hidden"].shape and torch.allclose(hidden, seen["hidden"], rtol=1e-3, atol=1e-5)

@@ -1,6 +1,7 @@
 """common/harness/loading.py: what is loaded is what the checkpoint holds, or it is refused in one line; where a
 completion ends; and what is saved."""
 
+import dataclasses
 import json
 import types
 
@@ -401,6 +402,19 @@ def test_dropout_of_a_checkpoint_is_switched_off(name, dropout, tmp_path):
     loaded, batch = load_policy(args, tokenizer), random_batch()
     assert loaded.training
     assert torch.equal(loaded(batch)[0], loaded(batch)[0])
+
+
+def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatch):
+    # It is decided before the policy is made: the critic of ppo.py takes what the policy has.
+    _, args, tokenizer, _ = embedded()
+    policies = [load_policy(args, tokenizer)]
+    policies.append(load_policy(dataclasses.replace(args, gradient_checkpointing=True), tokenizer))
+    monkeypatch.setattr("common.harness.loading.is_sharded", lambda accelerator: True)
+    policies.append(load_policy(args, tokenizer))
+    assert [policy.shares_prompts for policy in policies] == [True, False, False]
+    assert all(policy.chunked and policy.plain_cache for policy in policies)
+    for policy in policies:
+        assert ppo.load_critic(ppo.Args(), policy).backbone.shares_prompts == policy.shares_prompts
 
 
 def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):

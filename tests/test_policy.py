@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
 from common.harness.data import EMBEDDED
+from common.harness.probes import find_shortcuts
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from testbed import embedded, hand_made_batch, largest_difference
@@ -69,8 +70,17 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(policy.lm.model, "forward", forward)
-    policy = Policy(policy.lm, 0, [2], 1.0)
-    assert policy.chunked and not policy.plain_cache and not policy.shares_prompts
+    assert find_shortcuts(policy.lm) == dict(chunked=True, plain_cache=False, shares_prompts=False)
+
+
+def test_a_policy_takes_its_shortcuts_as_they_are_given():
+    lm, ran = random_policy("qwen2").lm, []
+    lm.model.register_forward_hook(lambda *inputs: ran.append(inputs))
+    for facts in (dict(chunked=True, plain_cache=False, shares_prompts=False), find_shortcuts(lm, may_share=False)):
+        ran.clear()
+        policy = Policy(lm, 0, [2], 0.7, **facts)
+        assert not ran and {name: getattr(policy, name) for name in facts} == facts
+    assert facts == dict(chunked=True, plain_cache=True, shares_prompts=False)
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):
@@ -129,6 +139,7 @@ def small_config():
 
 def test_policy_forward_is_what_accelerate_prepares():
     # A forward through the unwrapped model leaves gradients unreduced: the module is the whole model.
-    policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0)
+    facts = dict(chunked=True, plain_cache=True, shares_prompts=True)
+    policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0, **facts)
     assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.lm.parameters())
     assert policy._no_split_modules == policy.lm._no_split_modules

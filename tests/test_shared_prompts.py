@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from common.shared_prompts import layer_types, runs_of_similar_length
+from common.harness.probes import layer_types
+from common.shared_prompts import runs_of_similar_length
 from small_models import backward, random_batch, random_policy
 from testbed import largest_difference
 

@@ -32,6 +32,7 @@ from common.harness.dry_run import GIB, estimate, peak  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
 from common.harness.memory import Job, sizes_of  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
+from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
 
 PAGE, RESULTS = "docs/memory.md", ROOT / "lab" / "results" / "memory.json"
@@ -127,10 +128,10 @@ def random_policy(args, sizes):
     lm = AutoModelForCausalLM.from_config(config, **options)
     if args.lora_rank:
         lora.add_adapters(lm, args)
-    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature)
+    shortcuts = find_shortcuts(lm, may_share=not args.gradient_checkpointing)
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, **shortcuts)
     lm.generation_config = GenerationConfig()
     if args.gradient_checkpointing:
-        policy.shares_prompts = False
         enable_checkpointing(lm)
     return policy.train()
 

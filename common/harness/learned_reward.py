@@ -3,7 +3,9 @@
 import torch
 
 from common.batches import micro_batches
-from common.harness.loading import load_classifier, most_positions, read_tokenizer, refuse
+from common.errors import refuse
+from common.harness.loading import load_classifier, read_tokenizer
+from common.harness.model_checks import most_positions
 from common.harness.tokens import Row, encode_text, end_token, tokenize
 from common.rewards import Reward
 

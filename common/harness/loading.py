@@ -1,47 +1,26 @@
-"""Load and check tokenizer, policy and reference of a checkpoint; write model/."""
+"""Load tokenizer, policy, reference and classifiers of a checkpoint; write model/."""
 
 import copy
-import json
-import os
-import pathlib
-import re
 
 import torch
 from torch import nn
 
-from common.errors import InputError, in_short, refuse, say
+from common.errors import InputError, refuse, say
 from common.harness import lora
-from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
-from common.harness.probes import freeze_unused, is_causal, reads_last_token, sampling_problem
+from common.harness.model_checks import (
+    check_json,
+    check_not_quantised,
+    check_positions,
+    check_vocabulary,
+    check_weights,
+    model_path,
+    refuse_model,
+    some,
+)
+from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
 from common.harness.tokens import end_of_turn, end_token
 from common.policy import Policy
-
-# Weights that a text model leaves unused: those for images, sound, and the prediction of several tokens at once, and
-# the causal masks that old checkpoints of GPT-Neo and GPT-J hold.
-BESIDE_TEXT = re.compile(
-    r"(^|[._])(vision|visual|image|video|audio|speech|multi_modal|mm|mtp|nextn)([._]|$)"
-    r"|\.(attn|attention)\.(masked_)?bias$"
-)
-
-SAVED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def model_path(args, option="model_name_or_path"):
-    """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
-    name = os.path.expanduser(getattr(args, option))
-    return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
-
-
-def refuse_model(args, option, problem, error):
-    """An InputError about a model that could not be loaded: that its folder is not there, or what was raised."""
-    path = pathlib.Path(name := model_path(args, option))
-    if not path.exists():
-        if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
-            refuse(args, option, "no such folder")
-        if "/" in name and path.parent.is_dir():
-            problem = f"no such folder, and {problem}"
-    refuse(args, option, f"{problem}: {in_short(error)}")
 
 
 def read_tokenizer(args, option):
@@ -54,30 +33,6 @@ def read_tokenizer(args, option):
         raise
     except Exception as error:  # it raises nearly every type there is
         refuse_model(args, option, "no tokenizer could be loaded", error)
-
-
-def check_json(args, option):
-    """Refuse what transformers takes without a word: a dtype that would round or destroy the weights of model/, a
-    damaged generation_config.json, which it leaves out with its EOS ids, and EOS ids that are none."""
-    from transformers.utils import cached_file
-
-    base, _ = lora.find_base(model_path(args, option))
-    quiet = {f"_raise_exceptions_for_{x}": False for x in ("gated_repo", "missing_entries", "connection_errors")}
-    for name in ("config.json", "generation_config.json"):
-        path = cached_file(base, name, **quiet)
-        try:
-            values = dict(json.loads(pathlib.Path(path).read_bytes())) if path else {}
-        except (ValueError, TypeError) as error:
-            refuse(args, option, f"{name} is damaged: {in_short(error)}")
-        parts = (values, values.get("text_config") or {})
-        for dtype in (part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None):
-            if not isinstance(dtype, str) or getattr(torch, dtype, None) not in SAVED_DTYPES:
-                kinds = "float32, bfloat16, float16 or float64"
-                refuse(args, option, f"{name} has dtype {json.dumps(dtype)}: model/ is saved in it, take {kinds}")
-        ids = values.get("eos_token_id") if name == "generation_config.json" else None
-        for i in ids if isinstance(ids, list) else [ids]:
-            if i is not None and (type(i) is not int or i < 0):
-                refuse(args, option, f"{name} has eos_token_id {json.dumps(ids)}: {json.dumps(i)} is no token id")
 
 
 def load_tokenizer(args):
@@ -97,8 +52,9 @@ def find_stop_tokens(tokenizer, generation_config):
     return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
 
 
-def load_policy(args, tokenizer, accelerator=None):
-    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout.
+def load_policy(args, tokenizer, accelerator=None, temperature=None):
+    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout; its log-probs are those at
+    `temperature` [--temperature].
 
     Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
     repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
@@ -109,7 +65,11 @@ def load_policy(args, tokenizer, accelerator=None):
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, args.temperature)
+    # Checkpointing switches the cache off. Of a sharded model, each pass waits for the other processes; sharing takes
+    # more passes for some batches.
+    shortcuts = find_shortcuts(lm, may_share=not (args.gradient_checkpointing or is_sharded(accelerator)))
+    temperature = args.temperature if temperature is None else temperature
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
     policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
     policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
     if problem := sampling_problem(policy):
@@ -119,11 +79,8 @@ def load_policy(args, tokenizer, accelerator=None):
     check_positions(args, "model_name_or_path", lm)
     if args.lora_rank:
         lora.add_adapters(lm, args, model_path(args))
-    freeze(args, "model_name_or_path", lm)
-    if is_sharded(accelerator):  # each pass waits for the other processes; sharing takes more passes for some batches
-        policy.shares_prompts = False
-    if args.gradient_checkpointing:  # it switches the cache off
-        policy.shares_prompts = False
+    freeze_unused(args, "model_name_or_path", lm)
+    if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
 
@@ -201,79 +158,17 @@ def class_for(config, auto_class):
     return AutoModelForImageTextToText if whole in (config.architectures or []) else auto_class
 
 
-def check_not_quantised(args, option, config):
-    """Refuse fp8, mxfp4, bitsandbytes, GPTQ and their like: what is rounded to a few bits cannot be trained."""
-    for part in (config, config.get_text_config()):
-        if quantised := getattr(part, "quantization_config", None):
-            method = quantised.get("quant_method", "bitsandbytes")  # whose old checkpoints do not say it
-            refuse(args, option, f"its weights are quantised ({method}): a copy in bfloat16 or float32 is needed")
+def freeze_unused(args, option, lm):
+    """Freeze the weights that texts do not use, those for images or sound, and say so.
 
-
-def check_weights(args, option, lm, info, new_head):
-    """Refuse a checkpoint whose weights are not those of the model; returns the names of a new head's weights.
-
-    Transformers has left out what is tied or known to be unused. Unused weights of images or sound get one line.
+    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
     """
-
-    def of_backbone(name):
-        part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
-        return part == lm.base_model_prefix or hasattr(lm.base_model, part)
-
-    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    new = [name for name in missing if new_head and not of_backbone(name)]
-    beside_text = [name for name in unused if BESIDE_TEXT.search(name)]
-    unused = [name for name in unused if name not in beside_text]
-    if new_head:
-        missing, unused = (list(filter(of_backbone, names)) for names in (missing, unused))
-    reshaped = sorted(name for name, *_ in info["mismatched_keys"])
-    kind = type(lm).__name__
-    for names, problem in (
-        (missing, f"the checkpoint lacks weights of a {kind}"),
-        (reshaped, f"the checkpoint has weights of other shapes than its config.json gives a {kind}"),
-        (unused, f"the checkpoint has weights that a {kind} does not use"),
-    ):
-        if names:
-            refuse(args, option, f"{problem}: {some(names)}")
-    if beside_text:
-        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {some(beside_text)}")
-    return new
-
-
-def freeze(args, option, lm):
-    """Freeze what texts do not use of a model of several inputs, and say so."""
-    if names := freeze_unused(lm):
+    names = unused_weights(lm)
+    for name in names:
+        lm.get_parameter(name).requires_grad_(False)
+    if names:
         count = sum(lm.get_parameter(name).numel() for name in names)
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
-
-
-def some(names):
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def check_vocabulary(args, option, lm, tokenizer):
-    """Refuse a tokenizer with ids that the model has no embedding for."""
-    rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
-    for kind in ("image", "audio", "video"):  # placeholders that a text never has; Gemma 3 1B has no embedding for one
-        vocabulary.pop(getattr(tokenizer, f"{kind}_token", None), None)
-    if max(vocabulary.values()) >= rows:
-        token = max(vocabulary, key=vocabulary.get)
-        refuse(args, option, f"its tokenizer has {token!r} as {vocabulary[token]}, its embedding has {rows} rows")
-
-
-def check_positions(args, option, lm):
-    """Refuse rows that may be longer than the model's table of positions."""
-    limit = most_positions(lm)
-    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
-        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
-            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
-            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
-
-
-def most_positions(lm):
-    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
-    config = lm.config.get_text_config()
-    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
@@ -301,7 +196,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
         nn.init.zeros_(lm.get_parameter(name))
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
         lora.add_to_classifier(lm, args, option)
-    freeze(args, option, lm)
+    freeze_unused(args, option, lm)
     return lm, saved_dtype, dropout
 
 

@@ -4,7 +4,6 @@ A layer's weight is W + alpha / rank B A, where W is frozen, A is random and B s
 model stays the one of transformers (`lm.add_adapter`), so that `Policy` finds its parts where they were.
 """
 
-import contextlib
 import copy
 import os
 import warnings
@@ -51,7 +50,7 @@ def peft(what):
 
 
 def merge_adapter(lm, args, option, path):
-    """The model `lm` with the adapter of `path` added to its weights."""
+    """The model `lm` with the adapter of the folder `path` added to its weights, all of them trainable."""
     from peft import PeftConfig, PeftModel
 
     try:
@@ -64,10 +63,10 @@ def merge_adapter(lm, args, option, path):
 
 
 def add_adapters(lm, args, path=None, task="CAUSAL_LM"):
-    """Freeze `lm` and put adapters in, in float32 whatever its dtype is: those of `path` if it is an adapter, or new
-    ones, which change nothing at first and are the same on all processes.
+    """Freeze the model `lm` and add adapters to its linear layers, in float32 whatever its dtype is.
 
-    Loaded ones are there twice: the second stays as it is, for the reference.
+    They are those of `path` where it is an adapter folder, else new ones, which change nothing at first and are the
+    same on all processes. Loaded ones are added a second time and never trained: the reference of `Reference`.
     """
     config = peft(f"--lora_rank {args.lora_rank}").LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules="all-linear", task_type=task
@@ -91,7 +90,7 @@ def add_adapters(lm, args, path=None, task="CAUSAL_LM"):
 
 
 def add_adapter(lm, config, name, seed):
-    """Put the adapter `name` into `lm`, in float32, with the random start of `seed`."""
+    """Add to `lm` an adapter of this name and `PeftConfig`, in float32; its random start is that of `seed`."""
     with seeded((seed, 0), lm.device), warnings.catch_warnings():
         # Of GPT-2's layers, where peft does the right thing, and of a second adapter.
         warnings.filterwarnings("ignore", ".*(fan_in_fan_out|Already found)")
@@ -102,7 +101,7 @@ def add_adapter(lm, config, name, seed):
 
 
 def add_to_classifier(lm, args, option):
-    """Adapters in a classifier; the head is trained in full."""
+    """Add adapters to the backbone of a classifier; its head is trained in full."""
     if option == "model_name_or_path" and not args.lora_merge:  # neither does a new pad token
         refuse(args, "lora_rank", "the head of a reward model does not fit into an adapter folder: add --lora_merge")
     add_adapters(lm, args, task="SEQ_CLS")
@@ -112,7 +111,7 @@ def add_to_classifier(lm, args, option):
 
 
 def check_continued(args, adapter, config):
-    """Refuse to train an adapter on that is not what the options say."""
+    """Refuse to go on training a loaded adapter whose rank or alpha is not the options', or that is no plain LoRA."""
     for option, name in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
         if getattr(adapter, name, None) != getattr(config, name):
             refuse(args, option, f"the adapter of --model_name_or_path has {getattr(adapter, name, None)}")
@@ -127,7 +126,10 @@ def check_continued(args, adapter, config):
 
 
 def load_weights(model, path, name):
-    """Give the adapter `name` of `model` (or of a `PeftModel`) the weights of the adapter of `path`, all of them."""
+    """Load the weights of the adapter folder `path` into the adapter `name` of `model`, which may be a `PeftModel`.
+
+    Raises a ValueError where either has weights that the other lacks: peft itself would go on.
+    """
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
     weights = load_peft_weights(path, device=str(model.device))
@@ -142,7 +144,8 @@ def load_weights(model, path, name):
 class Reference:
     """The policy at its start without a second copy of its weights: with its adapters off, or as they were loaded.
 
-    To be called as a `Policy`; nothing of the policy is changed by a call.
+    It is called as a `Policy`. A call changes nothing of the policy: what peft switches, it also freezes or unfreezes,
+    and that is undone.
     """
 
     def __init__(self, policy):
@@ -150,28 +153,20 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, *inputs, **options):
-        training = self.policy.training
-        with at_start(self.policy.lm):
-            outputs = self.policy.eval()(*inputs, **options)
-        self.policy.train(training)
-        return outputs
-
-
-@contextlib.contextmanager
-def at_start(lm):
-    """`lm` as it was at the start of the run. What peft switches, it also freezes or unfreezes: that is undone."""
-    flags = [(weight, weight.requires_grad) for weight in lm.parameters()]
-    if START in lm.peft_config:
-        lm.set_adapter(START)
-    else:
-        lm.disable_adapters()
-    try:
-        yield
-    finally:
-        lm.enable_adapters()
-        lm.set_adapter(TRAINED)
-        for weight, flag in flags:
-            weight.requires_grad_(flag)
+        lm, training = self.policy.lm, self.policy.training
+        flags = [(weight, weight.requires_grad) for weight in lm.parameters()]
+        if START in lm.peft_config:
+            lm.set_adapter(START)
+        else:
+            lm.disable_adapters()
+        try:
+            return self.policy.eval()(*inputs, **options)
+        finally:
+            self.policy.train(training)
+            lm.enable_adapters()
+            lm.set_adapter(TRAINED)
+            for weight, flag in flags:
+                weight.requires_grad_(flag)
 
 
 def has_adapters(lm):
@@ -179,7 +174,7 @@ def has_adapters(lm):
 
 
 def merge_into(lm, weights):
-    """The `weights` {name: tensor} of `lm` with the trained adapter added, under the names that a whole model has."""
+    """The `weights` {name: tensor} of `lm` with the trained adapter added to them, under the names of a whole model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     lm._hf_peft_config_loaded = False  # `save_pretrained` then writes a whole model

@@ -1,4 +1,4 @@
-"""What a model does with a few tokens: whether it can be trained here, and which of its weights texts use."""
+"""What a model does with a few tokens: whether it can be trained here, and how; and which weights texts use."""
 
 import copy
 import re
@@ -8,6 +8,7 @@ import torch
 from common.errors import in_short
 from common.generation import sampling_config, seeded
 from common.masked import logprobs_and_entropy
+from common.policy import Policy
 
 
 def is_causal(lm):
@@ -59,17 +60,6 @@ def unused_weights(lm):
     return [name for name in trainable if not re.search(r"(^|[._])experts?[._]", name)]
 
 
-def freeze_unused(lm):
-    """Freeze the weights that texts do not use, and return their names.
-
-    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
-    """
-    names = unused_weights(lm)
-    for name in names:
-        lm.get_parameter(name).requires_grad_(False)
-    return names
-
-
 @torch.no_grad()
 def sampling_problem(policy):
     """Why the log-probs of training would not be those of sampling, or why a row would depend on its padding; or None.
@@ -107,3 +97,88 @@ def sampling_problem(policy):
     rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # logits of 32 are a quarter apart in bfloat16
     if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
         return f"gives other log-probs when a row is padded on the left (one differs by {float(error):.2g})"
+
+
+def find_shortcuts(lm, may_share=True):
+    """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them; none shares prompts without
+    `may_share`."""
+    found = dict(chunked=passes(head_is_last, lm), plain_cache=passes(has_plain_cache, lm))
+    return found | dict(shares_prompts=may_share and all(found.values()) and passes(sharing_is_exact, lm))
+
+
+def passes(check, *inputs):
+    """What `check` says of a model; of one that it cannot be run on it says no. A shortcut is not worth a crash."""
+    try:
+        return check(*inputs)
+    except Exception:  # models raise nearly every type there is; what they need beside the shortcut raises again
+        return False
+
+
+@torch.no_grad()
+def head_is_last(lm):
+    """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
+
+    Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
+    the head's output amplified, so that a soft cap also shows when the logits are small. It raises an error where
+    `base_model` gives no hidden states (Llama 4, whose text model contains the head).
+    """
+    head, seen = lm.get_output_embeddings(), {}
+
+    def amplify(module, inputs, output):
+        seen.update(hidden=inputs[0], logits=output * 100)
+        return seen["logits"]
+
+    ids = torch.arange(8, device=lm.device)[None] % head.weight.shape[0]
+    hook = head.register_forward_hook(amplify)
+    try:
+        logits = lm(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.equal(logits, seen["logits"]):
+        return False
+    return hidden.shape == seen["hidden"].shape and torch.allclose(hidden, seen["hidden"], rtol=1e-3, atol=1e-5)
+
+
+@torch.no_grad()
+def has_plain_cache(lm):
+    """Whether `lm` keeps keys and values, and nothing else: the rows of such a cache can be repeated and selected.
+
+    Hybrids keep the states of convolutions and of linear attention too, some in subclasses of the plain layers.
+    """
+    from transformers import DynamicCache
+
+    if not layer_types(lm) <= {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}:
+        return False
+    cache, ids = DynamicCache(config=lm.config), torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+    outputs = lm(input_ids=ids, past_key_values=cache, use_cache=True)
+    return getattr(outputs, "past_key_values", None) is cache
+
+
+def layer_types(lm):
+    """The names of the classes of the layers in the cache that `generate` makes for `lm`."""
+    from transformers import DynamicCache
+
+    return {type(layer).__name__ for layer in DynamicCache(config=lm.config).layers}
+
+
+@torch.no_grad()
+def sharing_is_exact(lm):
+    """Whether prompts that are computed once give the log-probs of whole rows, on rows of unequal lengths.
+
+    Never for layers that use the keys and values of another one, where nobody has looked at the gradient.
+    """
+    if "DummyLayer" in layer_types(lm):
+        return False
+    policy = Policy(lm, 0, [], temperature=1.0, chunked=True, plain_cache=True, shares_prompts=True)
+    device, vocabulary = lm.device, lm.get_output_embeddings().weight.shape[0]
+    counts = torch.arange(6, device=device)
+    batch = {
+        "prompts": (torch.arange(24, device=device) * 7 % vocabulary).view(2, 12).repeat_interleave(3, dim=0),
+        "prompt_mask": torch.arange(12, device=device) >= counts[:, None] // 3 * 5,
+        "completions": (torch.arange(48, device=device) * 5 % vocabulary).view(6, 8),
+        "completion_mask": torch.arange(8, device=device) <= counts[:, None],
+    }
+    shared = batch | {"prompt_index": (counts // 3)[:, None]}
+    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(shared, with_entropy=False)
+    return torch.allclose(plain, other, atol=1e-4 if lm.dtype == torch.float32 else 0.1)

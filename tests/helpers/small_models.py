@@ -21,6 +21,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt
 from common.harness.learned_reward import learned_reward
 from common.harness.loading import load_policy, load_tokenizer
+from common.harness.probes import find_shortcuts
 from common.policy import Policy
 from reward_model import load_reward_model
 
@@ -57,7 +58,7 @@ def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
     with torch.no_grad():
         for parameter in lm.parameters():  # freshly made models are nearly uniform: nothing would depend on anything
             parameter.mul_(scale) if parameter.dim() > 1 else None
-    policy = Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature)
+    policy = Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, **find_shortcuts(lm))
     lm.generation_config = GenerationConfig()
     return policy
 
