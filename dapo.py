@@ -42,6 +42,7 @@ from common.batches import completion_texts, left_pad, split_rollout, trim_group
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
+from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
@@ -353,7 +354,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
 
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
-    args = Args.parse(argv)
+    args = parse_args(Args, argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
     if args.overlong == "soft" and not 0 < args.overlong_cache <= args.max_new_tokens:

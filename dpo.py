@@ -44,7 +44,8 @@ from torch.nn.utils.rnn import pad_sequence
 from common.batches import completion_texts, left_pad
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
-from common.harness.args import RolloutArgs, last_step, learning_rate, option
+from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate, option
+from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.loading import load_policy, load_tokenizer
@@ -56,7 +57,9 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+class Args(PairArgs, RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once
+    sampled_by = "pair_prompts", "pair_samples"
+
     eval_dataset: str | None = option(
         None,
         "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]; prompts: by sampling",
@@ -394,7 +397,7 @@ def check_loss(args):
 
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
-    args = Args.parse(argv)
+    args = parse_args(Args, argv)
     check_loss(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)

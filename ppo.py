@@ -42,6 +42,7 @@ from common.batches import completion_texts, left_pad, split_rollout
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
+from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
 from common.harness.learned_reward import learned_reward
@@ -555,7 +556,7 @@ def check_own_args(args):
 
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
-    args = Args.parse(argv)
+    args = parse_args(Args, argv)
     check_own_args(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)

@@ -30,7 +30,8 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from common.errors import InputError, clean_exit
-from common.harness.args import RunArgs, last_step, learning_rate, option
+from common.harness.args import PairArgs, RunArgs, last_step, learning_rate, option
+from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
 from common.harness.loading import check_positions, enable_checkpointing, load_classifier, load_tokenizer
@@ -41,7 +42,7 @@ from common.masked import positions
 
 
 @dataclass
-class Args(RunArgs):  # the options of model, data and run are declared there, once for all scripts
+class Args(PairArgs, RunArgs):  # the options of model, data and run are declared there, once for all scripts
     model_name_or_path: str = option(
         "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny", "model"
     )
@@ -183,7 +184,7 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
-    args = Args.parse(argv)
+    args = parse_args(Args, argv)
     accelerator = launch(args)
     run = Run(accelerator, args, "reward_model")
     tokenizer = load_tokenizer(args)

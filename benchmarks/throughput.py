@@ -146,7 +146,7 @@ def make_random(workload, number, folder):
 def make_embedded(number):
     """The embedded model's folder and prompts."""
     import grpo
-    from common.harness.args import parse_args
+    from common.harness.command_line import parse_args
     from common.harness.data import EMBEDDED, PromptSampler, load_prompts
     from common.harness.loading import load_tokenizer
 
@@ -222,7 +222,7 @@ def run_loop(turns, task, plain):
     """`ours`, or with `plain` the stock contestant, which shares data, rewards and advantages."""
     import grpo
     from common.batches import completion_texts
-    from common.harness.args import parse_args
+    from common.harness.command_line import parse_args
     from common.harness.data import Prompt
     from common.harness.distributed import launch
     from common.harness.loading import load_policy, load_tokenizer

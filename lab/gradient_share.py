@@ -38,6 +38,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 import grpo
 from common.batches import completion_texts
+from common.harness.command_line import parse_args
 from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.rewards import load_rewards
@@ -116,7 +117,7 @@ def shares(rewards, weight, norm2, classes, args):
 
 
 def main(argv=None):
-    args = grpo.Args.parse([*TASK, *(sys.argv[1:] if argv is None else argv)])
+    args = parse_args(grpo.Args, [*TASK, *(sys.argv[1:] if argv is None else argv)])
     tokenizer = load_tokenizer(args)
     prompts, _, _ = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer)

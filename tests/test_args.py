@@ -1,4 +1,4 @@
-"""common/harness/args.py: options from the command line and from YAML, their bounds, and the schedules."""
+"""common/harness/args.py, command_line.py: options of the command line and of YAML, their bounds, and the schedules."""
 
 import json
 import math
@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import InputError
-from common.harness.args import check_args, last_step, learning_rate, parse_args
+from common.harness.args import last_step, learning_rate
+from common.harness.command_line import parse_args
 from common.harness.names import NAMES
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
@@ -168,14 +169,14 @@ def test_a_value_that_would_fail_later_is_one_line(name, options, message):
 
 
 def test_the_largest_values_are_taken():
-    check_args(script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1))  # docs/troubleshooting.md has such a rate
+    script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1).check()  # docs/troubleshooting.md has such a rate
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_seed_that_numpy_does_not_take_is_refused(name):
     with pytest.raises(InputError, match=r"--seed 4294967296: must lie in \[0, 4294967296\)"):
         script(name).main(["--seed", "4294967296"])
-    check_args(script(name).Args(seed=2**32 - 1))
+    script(name).Args(seed=2**32 - 1).check()
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
@@ -187,9 +188,9 @@ def test_a_number_that_is_not_finite_is_refused(value):
 @pytest.mark.parametrize("name, option", [("grpo", "prompts_per_step"), ("dpo", "pairs_per_step")])
 def test_sizes_divide_over_the_processes(name, option, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    check_args(script(name).Args(**{option: 33}))
+    script(name).Args(**{option: 33}).check()
     with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes"):
-        check_args(script(name).Args(**{option: 32}))
+        script(name).Args(**{option: 32}).check()
 
 
 def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
@@ -239,3 +240,44 @@ def test_the_schedules_in_closed_form():
     assert [learning_rate(step, args) for step in range(4)] == pytest.approx([2, 1.5, 1, 0.5])
     args.lr_scheduler, args.warmup_steps = "constant", 4
     assert [learning_rate(step, args) for step in range(6)] == pytest.approx([0.5, 1, 1.5, 2, 2, 2])
+
+
+# --- what a class of options knows of its step ---
+
+
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        (
+            "dapo",
+            dict(micro_batch_tokens=4096),
+            "32 prompts x 8 completions = 256 rows; 1 epochs x 4 minibatches = 4 updates of 64 rows, 32 on each "
+            "process, at most 4096 tokens in a forward",
+        ),
+        (
+            "dpo",
+            dict(pairs_per_step=6, micro_batch_size=5),
+            "6 pairs = 12 completions, 6 on each process, at most 2 pairs in a forward; 1 passes over the pairs",
+        ),
+        (
+            "reward_model",
+            {},
+            "32 pairs = 64 completions, 32 on each process, at most 32 pairs in a forward; 3 passes over the pairs",
+        ),
+    ],
+)
+def test_a_step_is_said_as_an_equation(name, options, said):
+    assert script(name).Args(**options).describe_step(2) == said
+
+
+@pytest.mark.parametrize("name, option", [("ppo", "group_size"), ("dpo", "pair_samples")])
+def test_samples_of_a_prompt_fit_in_one_call_whatever_option_counts_them(name, option):
+    script(name).Args(rollout_batch_size=9, **{option: 9}).check()
+    with pytest.raises(InputError, match=f"10 are needed .the larger of --{option} and --eval_samples"):
+        script(name).Args(rollout_batch_size=9, **{option: 10}).check()
+
+
+def test_declared_options_know_no_dry_run_and_no_script():
+    """The classes say what differs between scripts; who parses them calls the dry run."""
+    source = (ROOT / "common" / "harness" / "args.py").read_text(encoding="utf-8")
+    assert "hasattr" not in source and "import dry_run" not in source

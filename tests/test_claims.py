@@ -9,6 +9,7 @@ import torch
 import gradient_share
 import grpo
 import kl_estimators
+from common.harness.command_line import parse_args
 from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 
@@ -72,7 +73,7 @@ def test_the_shares_of_a_table_made_by_hand():
 
 def test_the_deviation_scales_a_groups_weight_and_gradient():
     """The same answers with and without it: all of a group's gradient is divided by its standard deviation."""
-    args = grpo.Args.parse([*gradient_share.TASK, "--group_size", "4", "--seed", "1"])
+    args = parse_args(grpo.Args, [*gradient_share.TASK, "--group_size", "4", "--seed", "1"])
     tokenizer = load_tokenizer(args)
     prompts, policy = load_prompts(args, tokenizer, True)[0][:8], load_policy(args, tokenizer)
     rewards, weight, norm2 = gradient_share.sample(policy, tokenizer, prompts, args)

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 import exercises
+from common.harness.command_line import parse_args
 from test_help import changed
 from testbed import script
 
@@ -48,7 +49,7 @@ def test_there_are_ten_with_a_solution_each():
     assert all(len(parts) == 2 and "<summary>Solution" in parts[1] for parts in TASKS.values())
     for number in TASKS:
         for name, arguments in commands(number):
-            script(name).Args.parse(arguments)
+            parse_args(script(name).Args, arguments)
 
 
 @pytest.mark.parametrize("number", [7, 8, 9])

@@ -12,6 +12,7 @@ import torch
 import family
 import same_text
 from common.errors import InputError
+from common.harness.command_line import parse_args
 from testbed import ALL, ROOT, b1, script, totals_of
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("troubleshooting", "your_own")}
@@ -51,7 +52,7 @@ def run(command, folder, steps):
 def test_every_command_is_accepted():
     assert len(commands()) >= 15
     for name, arguments in commands():
-        script(name).Args.parse(arguments)
+        parse_args(script(name).Args, arguments)
 
 
 def test_every_option_exists():

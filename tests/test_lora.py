@@ -13,6 +13,7 @@ import ppo
 import reward_model
 import worker
 from common.errors import InputError
+from common.harness.command_line import parse_args
 from common.harness.data import EMBEDDED
 from common.harness.distributed import launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
@@ -348,7 +349,7 @@ def test_a_reward_model_is_written_merged(tmp_path):
 
 def test_what_is_refused(monkeypatch):
     with pytest.raises(InputError, match="--lora_merge needs --lora_rank"):
-        grpo.Args.parse(["--lora_merge"])
+        parse_args(grpo.Args, ["--lora_merge"])
     monkeypatch.setattr("common.harness.distributed.is_sharded", lambda accelerator: True)
     with pytest.raises(InputError, match="--lora_rank 4: LoRA runs on one process or with DDP"):
         launch(grpo.Args(lora_rank=4))

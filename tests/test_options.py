@@ -10,6 +10,7 @@ import torch
 import family
 import options
 from common.errors import InputError
+from common.harness.command_line import parse_args
 from testbed import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, script
 
 PAGE = options.written(tuple(ALL))
@@ -55,8 +56,8 @@ def test_values_and_bounds(name, cell):
 
 def test_a_bound_of_the_page_is_that_of_the_command_line():
     with pytest.raises(InputError, match=r"must lie in \[0, 1\)"):
-        script("grpo").Args.parse(["--adam_beta1", "1"])
-    assert script("grpo").Args.parse(["--no_normalize_std"]).normalize_std is False
+        parse_args(script("grpo").Args, ["--adam_beta1", "1"])
+    assert parse_args(script("grpo").Args, ["--no_normalize_std"]).normalize_std is False
 
 
 def test_notes_in_parentheses_are_not_repeated_with_the_text_before_them():

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from common.errors import InputError
-from common.harness.args import parse_args
+from common.harness.command_line import parse_args
 from common.harness.loading import load_policy, load_reference
 from testbed import (
     ALL,

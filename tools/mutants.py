@@ -287,8 +287,8 @@ MUTANTS = [
         'if job.strategy == "none":',
         "test_memory.py::test_the_options_change_what_they_should"),
     mutant("a dry run goes on", "common",
-        "            raise SystemExit(0)",
-        "            pass",
+        "        raise SystemExit(0)",
+        "        pass",
         "test_memory.py::test_a_dry_run_prints_and_stops"),
     # --- the update loop ---
     mutant("the loss counts the padding", "grpo",

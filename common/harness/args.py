@@ -1,17 +1,13 @@
-"""Options: their declaration with bounds, the command line, and what sizes a step has."""
+"""Options: their declaration, what is refused of them, and what sizes and learning rate they give to a step."""
 
 import argparse
-import copy
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import InputError, world_size
-from common.harness.config_file import yaml_arguments
 from common.harness.distributed import device_and_threads, strategy
-from common.harness.names import name_here
 
 GROUPS = {  # of --help, in this order
     "model": "model",
@@ -103,21 +99,26 @@ class RunArgs:
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
     reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
-    @classmethod
-    def parse(cls, argv=None):
-        """The options of the command line (`parse_args`). With --dry_run this is the end."""
-        args = parse_args(cls, argv)
-        if args.dry_run:
-            from common.harness.dry_run import dry_run
-
-            dry_run(args)
-            raise SystemExit(0)
-        return args
+    def check(self):
+        """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for item in value if isinstance(value, list) else [value]:
+                check_value(field.name, item, **field.metadata["bounds"])
+        if self.resume and not self.output_dir:
+            raise InputError("--resume needs --output_dir, the folder of the run to continue")
+        if self.reward_changed and not self.resume:
+            raise InputError("--reward_changed needs --resume: it accepts another reward file than the checkpoint's")
+        if self.lora_merge and not self.lora_rank:
+            raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
+        self.check_step()
 
 
 @dataclass
 class RolloutArgs(RunArgs):
     """The options of every script that samples: those of `RunArgs`, reward and evaluation."""
+
+    sampled_by = "prompts_per_step", "group_size"  # no option: those that say how many prompts, and samples of each
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
     max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", above=0)
@@ -146,61 +147,66 @@ class RolloutArgs(RunArgs):
         """Whether a reward compares with gold answers."""
         return "accuracy" in self.reward or "math_verify" in self.reward
 
+    def check(self):
+        super().check()
+        if self.eval_k > self.eval_samples and self.eval_temperature > 0:
+            raise InputError(f"--eval_k {self.eval_k} is more than --eval_samples {self.eval_samples}")
+        _, samples = self.sampled_by
+        most = max(getattr(self, samples), self.eval_samples)
+        if 0 < self.rollout_batch_size < most:
+            raise InputError(
+                f"--rollout_batch_size {self.rollout_batch_size}: the completions of one prompt are sampled together, "
+                f"{most} are needed (the larger of --{samples} and --eval_samples)"
+            )
 
-def parse_args(cls, argv=None):
-    """`cls` from the command line, checked; `--config FILE.yaml` gives defaults that the command line overrides.
+    def check_step(self):
+        splits = world_size() * self.num_minibatches
+        if self.prompts_per_step % splits:
+            raise InputError(
+                f"--prompts_per_step {self.prompts_per_step} is not a multiple of {world_size()} processes x "
+                f"--num_minibatches {self.num_minibatches} = {splits}"
+            )
+        if self.dual_clip and self.dual_clip <= 1:
+            raise InputError(f"--dual_clip {self.dual_clip}: must be above 1 (0 turns it off)")
 
-    Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
-    refused.
-    """
-    from transformers import HfArgumentParser
+    def update_rows(self):
+        """How many completions all processes train on in an optimizer step."""
+        return self.prompts_per_step * self.group_size // self.num_minibatches
 
-    used, groups = {field.metadata["group"] for field in dataclasses.fields(cls)}, {}
-
-    class Parser(HfArgumentParser):
-        def _parse_dataclass_field(self, parser, field):  # called for each field
-            if not groups:
-                groups.update({name: self.add_argument_group(title) for name, title in GROUPS.items() if name in used})
-            field = copy.copy(field)
-            group, field.metadata = groups[field.metadata["group"]], field.metadata["parsed"]
-            super()._parse_dataclass_field(group, field)
-
-        def error(self, message):
-            raise InputError(f"{message} (--help lists the options)")
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(cls, allow_abbrev=False, description=sys.modules[cls.__module__].__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
-    namespace, unknown = parser.parse_known_args(argv)
-    if namespace.config is not None:
-        namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
-    if unknown:
-        here = name_here(unknown[0], vars(namespace))
-        raise InputError(f"unknown option {unknown[0]}{here} (--help lists the options)")
-    args = cls(**{name: value for name, value in vars(namespace).items() if name != "config"})
-    check_args(args)
-    return args
+    def describe_step(self, processes):
+        """The sizes of a step as an equation."""
+        rows, updates = self.prompts_per_step * self.group_size, self.num_epochs * self.num_minibatches
+        update_rows = self.update_rows()
+        limit = f"{self.micro_batch_tokens} tokens" if self.micro_batch_tokens else f"{self.micro_batch_size} rows"
+        return (
+            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; "
+            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches = {updates} updates of "
+            f"{update_rows} rows, {update_rows // processes} on each process, at most {limit} in a forward"
+        )
 
 
-def check_args(args):
-    """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
-    for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
-        for item in value if isinstance(value, list) else [value]:
-            check_value(field.name, item, **field.metadata["bounds"])
-    if args.resume and not args.output_dir:
-        raise InputError("--resume needs --output_dir, the folder of the run to continue")
-    if args.reward_changed and not args.resume:
-        raise InputError("--reward_changed needs --resume: it accepts another reward file than the checkpoint's")
-    if args.lora_merge and not args.lora_rank:
-        raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
-    if hasattr(args, "pairs_per_step"):
-        check_pairs(args)
-    else:
-        check_rollouts(args)
-    if hasattr(args, "eval_samples"):
-        check_sampling(args)
+class PairArgs:
+    """What holds where a step trains on preference pairs, whatever class declares the options; it stands before that
+    class in the bases of `Args`, and takes the place of a step over rollouts."""
+
+    def check_step(self):
+        processes = world_size()
+        if self.pairs_per_step % processes:
+            raise InputError(f"--pairs_per_step {self.pairs_per_step} is not a multiple of {processes} processes")
+        if self.micro_batch_size < 2:
+            raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
+
+    def update_rows(self):
+        """How many completions all processes train on in an optimizer step."""
+        return 2 * self.pairs_per_step
+
+    def describe_step(self, processes):
+        """The sizes of a step as an equation."""
+        rows = self.update_rows()
+        return (
+            f"{self.pairs_per_step} pairs = {rows} completions, {rows // processes} on each process, at most "
+            f"{self.micro_batch_size // 2} pairs in a forward; {self.num_epochs} passes over the pairs"
+        )
 
 
 def check_value(name, value, above, least, most, below):
@@ -229,39 +235,6 @@ def check_value(name, value, above, least, most, below):
     raise InputError(f"--{name} {value}: must {rule}")
 
 
-def check_rollouts(args):
-    num_processes = world_size()
-    if args.prompts_per_step % (num_processes * args.num_minibatches):
-        raise InputError(
-            f"--prompts_per_step {args.prompts_per_step} is not a multiple of {num_processes} processes x "
-            f"--num_minibatches {args.num_minibatches} = {num_processes * args.num_minibatches}"
-        )
-    if args.dual_clip and args.dual_clip <= 1:
-        raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")
-
-
-def check_pairs(args):
-    num_processes = world_size()
-    if args.pairs_per_step % num_processes:
-        raise InputError(f"--pairs_per_step {args.pairs_per_step} is not a multiple of {num_processes} processes")
-    if args.micro_batch_size < 2:
-        raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
-    if args.max_length < 3:
-        raise InputError(f"--max_length {args.max_length}: a prompt, a completion and its end are at least 3 tokens")
-
-
-def check_sampling(args):
-    if args.eval_k > args.eval_samples and args.eval_temperature > 0:
-        raise InputError(f"--eval_k {args.eval_k} is more than --eval_samples {args.eval_samples}")
-    samples = "group_size" if hasattr(args, "group_size") else "pair_samples"
-    most = max(getattr(args, samples), args.eval_samples)
-    if 0 < args.rollout_batch_size < most:
-        raise InputError(
-            f"--rollout_batch_size {args.rollout_batch_size}: the completions of one prompt are sampled together, "
-            f"{most} are needed (the larger of --{samples} and --eval_samples)"
-        )
-
-
 def last_step(args, pairs):
     """The step at which a run over given preference pairs ends; max_steps if the script makes its own pairs."""
     if not pairs:
@@ -287,19 +260,4 @@ def batch_equation(args, accelerator):
     """Devices and sizes of a step, once, as an equation."""
     processes = accelerator.num_processes
     where = f"processes: {processes} on {device_and_threads(accelerator)}, {strategy(accelerator)}"
-    if hasattr(args, "pairs_per_step"):
-        pairs = args.pairs_per_step
-        return (
-            f"{where}\n"
-            f"a step: {pairs} pairs = {2 * pairs} completions, {2 * pairs // processes} on each process, at most "
-            f"{args.micro_batch_size // 2} pairs in a forward; {args.num_epochs} passes over the pairs"
-        )
-    rows, updates = args.prompts_per_step * args.group_size, args.num_epochs * args.num_minibatches
-    step_rows = rows // args.num_minibatches
-    limit = f"{args.micro_batch_tokens} tokens" if args.micro_batch_tokens else f"{args.micro_batch_size} rows"
-    return (
-        f"{where}\n"
-        f"a step: {args.prompts_per_step} prompts x {args.group_size} completions = {rows} rows; "
-        f"{args.num_epochs} epochs x {args.num_minibatches} minibatches = {updates} updates of {step_rows} rows, "
-        f"{step_rows // processes} on each process, at most {limit} in a forward"
-    )
+    return f"{where}\na step: {args.describe_step(processes)}"

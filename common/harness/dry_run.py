@@ -9,6 +9,7 @@ import torch
 
 from common.errors import InputError, world_size
 from common.harness import memory
+from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
@@ -57,16 +58,16 @@ class Shape(NamedTuple):
 
 
 def update_shape(args, job, sizes):
-    if hasattr(args, "pairs_per_step"):
-        group, step_rows = 2, 2 * args.pairs_per_step // job.processes
+    step_rows = args.update_rows() // job.processes
+    if isinstance(args, PairArgs):
+        group = 2
         lengths = [(1, args.max_length - 1)]  # what was cut to --max_length; dpo.py may sample its own
-        if hasattr(args, "max_new_tokens"):
+        if isinstance(args, RolloutArgs):
             lengths.append((args.max_prompt_tokens, args.max_new_tokens))
         prompt, completion = max(lengths, key=sum)
         most = args.micro_batch_size // 2 * 2
     else:
         group = args.group_size
-        step_rows = args.prompts_per_step * group // args.num_minibatches // job.processes
         prompt, completion = args.max_prompt_tokens, args.max_new_tokens
         most = args.micro_batch_size
         if args.micro_batch_tokens:
@@ -80,9 +81,7 @@ def update_shape(args, job, sizes):
 def rollout_rows(args, job):
     """(rows, completions of a prompt) of the largest generate() call of one process, in training and in evaluation;
     rows are None where an evaluation takes all prompts of a data set."""
-    number, n = (args.pair_prompts, args.pair_samples) if hasattr(args, "pair_samples") else (0, 0)
-    if hasattr(args, "group_size"):
-        number, n = args.prompts_per_step, args.group_size
+    number, n = (getattr(args, option) for option in args.sampled_by)
     calls = []
     for prompts, samples in ((number, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
         rows = math.ceil(prompts / job.processes) * samples
@@ -108,7 +107,7 @@ def estimate(args, job, sizes, critic=None, scorer=None):
         "gradient buckets": total(memory.buckets),
     }
     phases = {}
-    if hasattr(args, "rollout_batch_size"):
+    if isinstance(args, RolloutArgs):
         for phase, (rows, n) in zip(("rollout", "evaluation"), rollout_rows(args, job), strict=True):
             if rows:
                 phases[phase] = held | rollout_terms(sizes, args, job, rows, n)
@@ -157,7 +156,7 @@ def peak(phases):
 
 def dry_run(args):
     """Print the estimate for these options."""
-    job, sizes, critic, scorer = launched_job(), read_sizes(args, head=hasattr(args, "max_new_tokens")), None, None
+    job, sizes, critic, scorer = launched_job(), read_sizes(args, head=isinstance(args, RolloutArgs)), None, None
     if getattr(args, "critic", None) == "separate":
         critic = read_sizes(args, "critic_path" if args.critic_path else "model_name_or_path", head=False)
     if getattr(args, "reward_model_path", None):
@@ -189,7 +188,7 @@ def report(args, job, sizes, critic=None, scorer=None):
         phase, most = peak(estimate(args, job._replace(gpu=False), sizes, critic, scorer))
         yield f"This machine has no GPU: on its CPU the peak is {most / GIB:.1f} GiB, in {phase}."
     yield f"Rows are as long as allowed: {shape.prompt} + {shape.completion} tokens, {shape.rows} of them in a forward."
-    if hasattr(args, "rollout_batch_size") and "evaluation" not in phases:
+    if isinstance(args, RolloutArgs) and "evaluation" not in phases:
         extra = rollout_terms(sizes, args, job, 100 * args.eval_samples, args.eval_samples)
         all_at_once = f"{sum(extra.values()) / GIB:.1f} GiB for each 100 of a process"
         yield f"Not counted: an evaluation samples all its prompts at once, {all_at_once};"
@@ -209,7 +208,7 @@ def less_memory(args, job, sizes, critic, scorer, most):
     name = "micro_batch_tokens" if getattr(args, "micro_batch_tokens", 0) else "micro_batch_size"
     value = max(2, getattr(args, name) // 4)
     changes[f"--{name} {value}"] = {name: value}
-    if hasattr(args, "rollout_batch_size"):
+    if isinstance(args, RolloutArgs):
         rows, n = rollout_rows(args, job)[0]
         most_rows = max(n, args.eval_samples, rows // 4)
         changes[f"--rollout_batch_size {most_rows}"] = dict(rollout_batch_size=most_rows)

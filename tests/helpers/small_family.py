@@ -54,7 +54,7 @@ def token_weights(mask, args):
 
 
 def main(argv=None):
-    args = Args.parse(argv)
+    args = parse_args(Args, argv)
     run = Run(accelerator, args, "grpo")
     batch = {"prompts": [], "completion_mask": mean(argv)}
     loss = policy_loss(batch["completion_mask"], 0, compute_advantages(batch["prompts"], args), args)
