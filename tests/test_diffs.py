@@ -94,7 +94,7 @@ def test_a_readme_shows_all_code_that_makes_one_script_of_another(tmp_path, monk
     tree = Tree(tmp_path)
     diffs.refresh(tree)
     shown = [
-        "diff grpo.py copy.py    # 2 lines out, 2 in",
+        "diff grpo.py copy.py    # 2 lines removed, 2 added",
         "@@ token_weights",
         "-    return mask / mask.sum()",
         "+    return mask / args.group_size  # a constant",

@@ -137,7 +137,7 @@ def changed_code(old_name, new_name, sources):
     """What makes one script out of another, for a README: the lines of code that change, under the names of places."""
     old, new = (without_docstrings(sources[name]) for name in (old_name, new_name))
     removed, added, _ = same_text.changes(same_text.bare(old), same_text.bare(new))
-    shown, last = [f"diff {old_name} {new_name}    # {removed} lines out, {added} in"], None
+    shown, last = [f"diff {old_name} {new_name}    # {removed} lines removed, {added} added"], None
     for place, _, lines in hunks(old, new):
         shown += [f"@@ {place}"] * (place != last)
         shown += [line[0] + line[2:] for line in lines if line[:1] in ("-", "+")]
