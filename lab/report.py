@@ -22,8 +22,8 @@ from run import RESULTS, ROOT, read_rows
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
 HOLDS, FAILS, UNSEEN, OPEN = "holds", "does not hold", "cannot be seen here", "not decided yet"
 CHINESE = {HOLDS: "成立", FAILS: "不成立", UNSEEN: "在这里看不出来", OPEN: "还没有定论"}
-LINK = re.compile(r"\[([^\]]+)\]\(docs/claims\.md#([^)]+)\)")
-LIST = re.compile(r"(?:^- \*\*.*docs/claims\.md#.*\n)+", re.MULTILINE)
+READMES = {"README.md": ({word: word for word in CHINESE}, ": ", ", "), "README.zh.md": (CHINESE, "：", "，")}
+COUNTS = re.compile(rf"\*\*(?:{'|'.join([*CHINESE, *CHINESE.values()])})[:：] ?\d+\b.*?\*\*")
 
 
 def load(name):
@@ -191,39 +191,17 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-@functools.cache
-def verdicts():
-    """{verdict: anchors of its claims}"""
-    found = {}
-    for claim in CLAIMS.values():
-        found.setdefault(decide(claim) or OPEN, []).append(anchor(claim.title))
-    return {verdict: found[verdict] for verdict in (HOLDS, FAILS, UNSEEN, OPEN) if verdict in found}
-
-
-def verdict_list(titles, words, colon, semicolon, stop):
-    """The list of a README: the claims by their verdicts, each with its link."""
-    return "".join(
-        f"- **{words[verdict]}{colon}** "
-        + semicolon.join(f"[{titles[anchor]}](docs/claims.md#{anchor})" for anchor in anchors)
-        + f"{stop}\n"
-        for verdict, anchors in verdicts().items()
-    )
+def counts(words, colon, comma):
+    """How many claims have which verdict, as a README says it."""
+    found = [decide(claim) or OPEN for claim in CLAIMS.values()]
+    return f"**{comma.join(f'{word}{colon}{n}' for verdict, word in words.items() if (n := found.count(verdict)))}**"
 
 
 def refresh(tree):
     tree.write(PAGE, build())
-    titles, found = {anchor(claim.title): claim.title for claim in CLAIMS.values()}, []
-    english = {verdict: verdict.capitalize() for verdict in CHINESE}
-    for page, words, *signs in (("README.md", english, ":", "; ", "."), ("README.zh.md", CHINESE, "：", "；", "。")):
-        text = tree.read(page)
-        own = titles if words is english else titles | {place: title for title, place in LINK.findall(text)}
-        tree.write(page, LIST.sub(lambda _, own=own, words=words, signs=signs: verdict_list(own, words, *signs), text))
-        found += [
-            f"{page}: translate the title of the claim “{title}”"
-            for place, title in titles.items()
-            if words is CHINESE and LIST.search(text) and own[place] == title
-        ]
-    return found
+    for page, signs in READMES.items():
+        tree.write(page, COUNTS.sub(counts(*signs), tree.read(page)))
+    return []
 
 
 def write_figures():

@@ -8,6 +8,7 @@ import diffs
 import family
 import same_text
 from small_family import COPY, ENTRIES, GRPO, OWN
+from tree import Tree
 
 SOURCES = {"grpo.py": GRPO, "copy.py": COPY, "own.py": OWN}
 
@@ -79,3 +80,26 @@ def test_the_page_has_each_hunk_after_its_sentence(sentences):
                          "+     clipped = clipped.clamp(max=args.cap)"]  # fmt: skip
     assert "### Gone from own.py\n\n- `token_weights`:" in own and "- def token_weights" not in own
     assert len(found) == 2  # `weights` is new, and `token_weights` gone
+
+
+def test_a_readme_shows_all_code_that_makes_one_script_of_another(tmp_path, monkeypatch):
+    """Worked by hand: places, counts, no docstring; other blocks stay."""
+    copy = COPY.replace("The loss of each token.", "Another text.\n\n    Of two paragraphs.\n    ")
+    assert copy != COPY
+    monkeypatch.setattr(family, "found", lambda tree: {"grpo.py": GRPO, "copy.py": copy})
+    (tmp_path / "docs").mkdir()
+    page = "```diff\n{}```\n\n```diff\n- 1\n+ 2\n```\n"
+    for readme in ("README.md", "README.zh.md"):
+        (tmp_path / readme).write_text(page.format("diff grpo.py copy.py    # old\n- x\n"), encoding="utf-8")
+    tree = Tree(tmp_path)
+    diffs.refresh(tree)
+    shown = [
+        "diff grpo.py copy.py    # 2 lines removed, 2 added",
+        "@@ token_weights",
+        "-    return mask / mask.sum()",
+        "+    return mask / args.group_size  # a constant",
+        "@@ main",
+        '-    run = Run(accelerator, args, "grpo")',
+        '+    run = Run(accelerator, args, "copy")',
+    ]
+    assert tree.read("README.md") == tree.read("README.zh.md") == page.format("".join(f"{line}\n" for line in shown))

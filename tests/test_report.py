@@ -1,6 +1,7 @@
 """lab: the rules that decide, on made-up results; the page is what the results say."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -177,22 +178,23 @@ def test_claims_name_runs_and_runs_name_files():
         assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
 
 
-def test_the_readmes_get_the_verdicts_with_their_own_titles(tmp_path, monkeypatch):
+def test_the_readmes_get_the_counts_of_the_verdicts(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "CLAIMS", {name: Claim(name, f"Claim {name}", "", [], (), ()) for name in "abc"})
     monkeypatch.setattr(report, "decide", lambda claim: report.FAILS if claim.name == "b" else report.HOLDS)
     monkeypatch.setattr(report, "build", lambda: "the page")
-    report.verdicts.cache_clear()
-    old = "{0}\n\n- **Holds:** [{1} a](docs/claims.md#claim-a); [{1} b](docs/claims.md#claim-b).\n"
-    old += "- **Not:** [x](docs/claims.md#x).\n\nEnd.\n"
-    (tmp_path / "README.md").write_text(old.format("Text.", "Claim"), encoding="utf-8")
-    (tmp_path / "README.zh.md").write_text(old.format("文字。", "论断"), encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("**Text**: **holds: 8, not decided yet: 9**, **more**.\n", encoding="utf-8")
+    (tmp_path / "README.zh.md").write_text("**文字**：**还没有定论：4**，**更多**。\n", encoding="utf-8")
     tree = Tree(tmp_path)
-    assert report.refresh(tree) == ["README.zh.md: translate the title of the claim “Claim c”"]
-    assert tree.read("docs/claims.md") == "the page" and tree.read("README.md") == (
-        "Text.\n\n- **Holds:** [Claim a](docs/claims.md#claim-a); [Claim c](docs/claims.md#claim-c).\n"
-        "- **Does not hold:** [Claim b](docs/claims.md#claim-b).\n\nEnd.\n"
-    )
-    assert "- **成立：** [论断 a](docs/claims.md#claim-a)；[Claim c](docs/claims.md#claim-c)。\n" in tree.read(
-        "README.zh.md"
-    )
-    report.verdicts.cache_clear()
+    assert report.refresh(tree) == [] and tree.read("docs/claims.md") == "the page"
+    assert tree.read("README.md") == "**Text**: **holds: 2, does not hold: 1**, **more**.\n"
+    assert tree.read("README.zh.md") == "**文字**：**成立：2，不成立：1**，**更多**。\n"
+
+
+@pytest.mark.parametrize("page", report.READMES)
+def test_a_readme_counts_all_verdicts_and_its_findings_are_claims_that_do_not_hold(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert report.counts(*report.READMES[page]) in text
+    claims = {report.anchor(claim.title): claim for claim in CLAIMS.values()}
+    found = re.findall(r"docs/claims\.md#([^)]+)", text)
+    assert len(found) == 3 and {report.decide(claims[place]) for place in found} == {report.FAILS}

@@ -3,15 +3,18 @@
 tools/refresh.py writes it. The sentences are in tools/family.py.
 """
 
+import ast
 import difflib
 import functools
 import hashlib
+import re
 import textwrap
 
 import family
 import same_text
 
 PAGE = "docs/diffs.md"
+SHOWN = re.compile(r"(?<=^```diff\n)diff (\w+\.py) (\w+\.py)\b.*\n(?:.*\n)*?(?=```$)", re.MULTILINE)  # in the READMEs
 INTRO = """# What each script changes in grpo.py
 
 Every script of the family is `grpo.py` with the changes of one paper. Here they are, hunk by hunk, in the order of the
@@ -121,7 +124,31 @@ def build(sources, sentences=family.SENTENCES):
     return "\n".join(page).rstrip() + "\n", found
 
 
+def without_docstrings(source):
+    """The source less the docstrings of its functions."""
+    lines = source.splitlines()
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)]
+    for text in sorted((n.body[0] for n in nodes), key=lambda n: -n.lineno):
+        del lines[text.lineno - 1 : text.end_lineno]
+    return "\n".join(lines)
+
+
+def changed_code(old_name, new_name, sources):
+    """What makes one script out of another, for a README: the lines of code that change, under the names of places."""
+    old, new = (without_docstrings(sources[name]) for name in (old_name, new_name))
+    removed, added, _ = same_text.changes(same_text.bare(old), same_text.bare(new))
+    shown, last = [f"diff {old_name} {new_name}    # {removed} lines removed, {added} added"], None
+    for place, _, lines in hunks(old, new):
+        shown += [f"@@ {place}"] * (place != last)
+        shown += [line[0] + line[2:] for line in lines if line[:1] in ("-", "+")]
+        last = place
+    return "".join(f"{line}\n" for line in shown)
+
+
 def refresh(tree):
-    page, found = build(family.found(tree))
+    sources = family.found(tree)
+    page, found = build(sources)
     tree.write(PAGE, page)
+    for readme in ("README.md", "README.zh.md"):
+        tree.write(readme, SHOWN.sub(lambda names: changed_code(*names.groups(), sources), tree.read(readme)))
     return found

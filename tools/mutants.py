@@ -69,6 +69,23 @@ def mutant(name, files, old, new, *tests, equivalent=""):
 
 # fmt: off
 MUTANTS = [
+    # --- what the READMEs show ---
+    mutant("readme: the diff of two scripts shows docstrings", "tools/diffs",
+        "        del lines[text.lineno - 1 : text.end_lineno]",
+        "        del lines[text.end_lineno :]",
+        "test_diffs.py::test_a_readme_shows_all_code_that_makes_one_script_of_another"),
+    mutant("readme: the diff shows only what is added", "tools/diffs",
+        'shown += [line[0] + line[2:] for line in lines if line[:1] in ("-", "+")]',
+        'shown += [line[0] + line[2:] for line in lines if line[:1] == "+"]',
+        "test_diffs.py::test_a_readme_shows_all_code_that_makes_one_script_of_another"),
+    mutant("readme: another diff is written over", "tools/diffs",
+        r'(?<=^```diff\n)diff (\w+\.py) (\w+\.py)\b.*\n(?:.*\n)*?(?=```$)',
+        r'(?<=^```diff\n)diff (\w+\.py) (\w+\.py)\b.*\n(?:.*\n)*(?=```$)',
+        "test_diffs.py::test_a_readme_shows_all_code_that_makes_one_script_of_another"),
+    mutant("readme: claims without runs are not counted", "lab/report",
+        "    found = [decide(claim) or OPEN for claim in CLAIMS.values()]",
+        "    found = [decide(claim) for claim in CLAIMS.values()]",
+        "test_report.py::test_a_readme_counts_all_verdicts_and_its_findings_are_claims_that_do_not_hold"),
     # --- one command after a change ---
     mutant("refresh: a comment is code", "tools",
         '    return line.lstrip().startswith("#")',
