@@ -167,10 +167,11 @@ CLAIM_LIST = [
         ],
         ("completion/length_incorrect", "reward/accuracy"),
         ("grpo", "grpo-no_std", "dr_grpo-std", "dr_grpo"),
-        why="By a rule that was changed with its first data (see the history of the rules); under the rule that stood "
-        "before, it is inconclusive. The effect is that of the weights alone: both runs divide by the deviation. It comes in the first "
-        "ten steps and then stays, some 3 % of the length. Wrong answers also grow under Dr. GRPO, unlike in "
-        "the paper: perhaps they have little to gain here from words beyond their steps.",
+        why="By a rule that was changed with its first data (see the history of the rules); under the rule "
+        "that stood before, it is inconclusive. The effect is that of the weights alone: both runs divide "
+        "by the deviation. It comes in the first ten steps and then stays, some 3 % of the length. Wrong "
+        "answers also grow under Dr. GRPO, unlike in the paper: perhaps they have little to gain here "
+        "from words beyond their steps.",
         more="`--max_new_tokens 256` and more steps: does a gap grow in the long run?",
     ),
     Claim(

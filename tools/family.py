@@ -385,7 +385,7 @@ SENTENCES = {
         "imports 390b75": "For the critic, the learned reward and the whitening.",
     },
     "reward_model.py": {
-        "Args c1c6bc": (
+        "Args 326cc2": (
             "Nothing is sampled, so the base class is `RunArgs`, which has no options of sampling. A step counts "
             "pairs, and the default is three passes over them."
         ),
@@ -408,13 +408,13 @@ SENTENCES = {
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
         "main ab485a": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports 26c496": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "imports f88956": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
     },
     "dpo.py": {
-        "Args 82caa2": (
+        "Args ffe42a": (
             "A step counts pairs. Given pairs that are longer than `--max_length` are cut, from the start of the "
             "prompt first; to evaluate by sampling as well, `--eval_dataset` names prompts."
         ),
@@ -449,11 +449,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main c9d73d": (
+        "main 2247b3": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports aad42d": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports a6ae0d": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 
