@@ -78,7 +78,7 @@ def load_eval_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt
 
 
 def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
-    """`most` of the rows (0: all), chosen by `seed`, in their order."""
+    """At most `most` of the rows (0: all), drawn by `seed` and left in their order, and the note on it."""
     if not 0 < most < len(rows):
         return rows, note
     chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
@@ -86,8 +86,8 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
 
 
 def find_sources(args) -> tuple[Source | None, Source | None]:
-    """The training data, None where a run only evaluates and needs none of it, and the evaluation data, None where it
-    is to be held out. dpo.py makes pairs of the training data at --max_steps 0 too, and a resumed run compares it."""
+    """(training data, evaluation data). The first is None if a run only evaluates and holds nothing out; the second is
+    None if it is to be held out. At --max_steps 0 too, dpo.py makes pairs and a resumed run compares training data."""
     alone = args.max_steps == 0 and not args.resume and not hasattr(args, "pair_prompts")
     splits = {} if alone and args.eval_dataset else find_splits(args.dataset, args.dataset_config, siblings=True)
     eval_source = find_eval_source(args, splits)
@@ -128,6 +128,7 @@ def find_files(names: list[str]) -> Source:
 
 
 def split_files(folder: Path) -> dict[str, Source]:
+    """The files train.*, test.* and validation.* of a folder, as splits."""
     splits = {}
     for split in ("train", "test", "validation"):
         paths = [folder / (split + suffix) for suffix in EXTENSIONS]
@@ -221,6 +222,7 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
 
 
 def answer_text(value: Any, where: str) -> str | None:
+    """What an answer column holds, as text; None where there is no answer."""
     if isinstance(value, dict):  # verl's reward_model
         value = value.get("ground_truth")
     if isinstance(value, list) and len(value) == 1:  # as some of verl's data write it
@@ -231,6 +233,7 @@ def answer_text(value: Any, where: str) -> str | None:
 
 
 def hold_out(prompts: list, seed: int) -> tuple[list, list]:
+    """(prompts to train on, prompts to evaluate on): 5 % of them, at most 512, are held out, drawn by `seed`."""
     if len(prompts) < 2:
         raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
     size = min(512, max(1, len(prompts) // 20))

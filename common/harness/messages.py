@@ -51,7 +51,7 @@ def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
 
 
 def join_parts(messages: Any, where: str) -> Any:
-    """Messages whose content is a list of parts, with the text of the parts; other values as they are."""
+    """Messages with plain text as content, where it was a list of text parts; anything else as it is."""
     if not isinstance(messages, list):
         return messages
     joined = []
@@ -70,14 +70,14 @@ def join_parts(messages: Any, where: str) -> Any:
 
 
 def split_answer(messages: Any) -> tuple[Any, str | None]:
-    """A conversation without its last turn, and the text of that, if it is the assistant's."""
+    """(conversation, None), or if its last turn is the assistant's (the turns before, text of that turn)."""
     if isinstance(messages, list) and messages and is_message(messages[-1]) and messages[-1]["role"] == "assistant":
         return messages[:-1], messages[-1]["content"]
     return messages, None
 
 
 def check_prompt(prompt: Any, where: str) -> str | list[dict]:
-    """The prompt, text or messages, checked."""
+    """The prompt as the row has it; InputError unless it is text or messages, not empty, and valid Unicode."""
     if isinstance(prompt, list) and all(map(is_message, prompt)):
         prompt = without_none(prompt)
         texts = [message["content"] for message in prompt]
@@ -99,7 +99,7 @@ def check_unicode(text: str, what: str, where: str) -> None:
 
 
 def without_none(value: Any) -> Any:
-    """Lists and dicts without the keys that are None, which Arrow adds where only other rows have them."""
+    """The value without dictionary entries that are None, which Arrow adds for keys that only other rows have."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     return list(map(without_none, value)) if isinstance(value, list) else value
@@ -110,4 +110,5 @@ def is_message(value: Any) -> bool:
 
 
 def prompt_key(prompt: str | list[dict]) -> Any:
+    """What equal prompts have in common, hashable: the text, or role and content of each message."""
     return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)

@@ -95,8 +95,8 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
 
 
 def cut_pair(pair: Pair, max_length: int) -> Pair:
-    """The pair in at most `max_length` tokens a row: the prompt loses its first ones, the same for both completions;
-    once only one is left, the completions lose those before their end token."""
+    """The pair with at most `max_length` tokens in prompt and completion: the prompt loses its first tokens, the same
+    for both completions; once it has only one, the completions lose their last tokens, but not the end token."""
     room = max_length - max(len(pair.chosen), len(pair.rejected))
     prompt = pair.prompt[-max(1, room) :]
     most = max_length - len(prompt)
@@ -128,14 +128,14 @@ def pair_batch(pairs, device):
 
 
 def pair_tokens(pair):
-    """Tokens of the longer of its two rows."""
+    """Tokens of the prompt with the longer completion."""
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
 
 
 def spread_pairs(accelerator, pairs, args):
-    """All pairs in single forwards of this process: (indices, real, batch), equally many on all processes.
+    """This process's share of the pairs, one forward at a time: (indices, real, batch); each process gets equally many.
 
-    `real` (B,) is false for the fillers that make them so. Sorted by length, so that a forward needs little padding.
+    `real` (B,) is false for the fillers that make it so. Sorted by length, so that a forward needs little padding.
     """
     rank, processes = accelerator.process_index, accelerator.num_processes
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))

@@ -1,4 +1,4 @@
-"""Token ids of prompts, through the chat template or as plain text, and of completions; the token that ends them."""
+"""Token ids of prompts, through the chat template or as plain text, of completions, and of what ends a completion."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]
 
 
 def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[int]]:
-    """Token ids of each text, a thousand texts at a time: in a call the tokenizer takes some 400 bytes a token."""
+    """Token ids of each text, a thousand texts a call: the tokenizer takes some 400 bytes a token while it works."""
     encoded = []
     for start in range(0, len(texts), 1000):
         part = texts[start : start + 1000]
@@ -51,8 +51,8 @@ def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[i
 
 
 def beginning(text: str, most: int, tokenizer) -> str:
-    """`text`, or its first characters where they alone have more than 2 x `most` tokens: what follows may change the
-    last tokens of them, and does not halve their number. A text of 5 MB takes 2 GB otherwise, only to be dropped."""
+    """The text, or only its first 16 x `most` characters if these alone make more than 2 x `most` tokens: what follows
+    can change the last of them, but not halve their number. A text of 5 MB would take 2 GB, only to be dropped."""
     start = text[: 16 * most]
     if len(start) < len(text) and len(encode([start], tokenizer, add_special_tokens=False)[0]) > 2 * most:
         return start
@@ -116,7 +116,7 @@ def plain_text(messages: list[dict], row: Row) -> str:
 
 
 def trim_special(ids: list[int], tokenizer) -> list[int]:
-    """Without the EOS that some tokenizers append (it would end the prompt) and without a BOS twice."""
+    """The ids without the EOS that some tokenizers append, which would end the prompt, and without a second BOS."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids = ids[:-1]
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -148,9 +148,9 @@ def end_of_turn(tokenizer) -> int | None:
 
 
 def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
-    """Token ids of completions; a special token that is spelled in one is text and not that token.
+    """Token ids of completions, in which a spelled special token, such as `</s>`, is ordinary text.
 
-    Such a token is cut behind its first character and the parts are tokenized apart. (`split_special_tokens=True` does
+    Its spelling is cut after the first character, and the parts are tokenized apart. (`split_special_tokens=True` does
     not reach every tokenizer: a unigram model has special tokens among its ordinary pieces.)
     """
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
