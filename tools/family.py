@@ -449,7 +449,7 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main c9d73d": (
+        "main 2247b3": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),

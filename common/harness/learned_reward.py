@@ -5,8 +5,7 @@ import torch
 from common.batches import micro_batches
 from common.errors import refuse
 from common.harness.data import Row, encode_text, end_token, tokenize
-from common.harness.loading import load_classifier, read_tokenizer
-from common.harness.model_checks import most_positions
+from common.harness.loading import load_classifier, most_positions, read_tokenizer
 from common.rewards import Reward
 
 

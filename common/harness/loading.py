@@ -12,7 +12,6 @@ from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.model_checks import (
     check_json,
     check_not_quantised,
-    check_positions,
     check_vocabulary,
     check_weights,
     model_path,
@@ -169,6 +168,21 @@ def freeze_unused(args, option, lm):
     if names:
         count = sum(lm.get_parameter(name).numel() for name in names)
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
+
+
+def check_positions(args, option, lm):
+    """Refuse rows that may be longer than the model's table of positions."""
+    limit = most_positions(lm)
+    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
+        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
+            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
+            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+
+
+def most_positions(lm):
+    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
+    config = lm.config.get_text_config()
+    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
