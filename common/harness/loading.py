@@ -103,9 +103,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
 
-    Of a PEFT adapter folder it is the base model, to which `merge` adds the adapter.
-
-    Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
+    Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. `check_weights`
+    refuses other weights that the checkpoint lacks, which would be random, or that the model lacks, which would be lost.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -186,11 +185,10 @@ def most_positions(lm):
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
+    """The classifier of `option`, with one output at the last token, and the dtype and dropout values of its checkpoint.
 
-    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer without a pad
-    token, or with what ends a completion as one, gets a pad token of its own, else the score would be read before the
-    end.
+    A new head starts at zero. The last token is the last one that is not padding: a tokenizer that has no pad token, or
+    pads with what ends a completion, gets one of its own; else the score would be read before the end.
     """
     from transformers import AutoModelForSequenceClassification
 
