@@ -104,7 +104,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
 
     Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. `check_weights`
-    refuses other weights that the checkpoint lacks, which would be random, or that the model lacks, which would be lost.
+    refuses other weights that the checkpoint lacks, which would be random, or the model lacks, which would be lost.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -185,7 +185,7 @@ def most_positions(lm):
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of `option`, with one output at the last token, and the dtype and dropout values of its checkpoint.
+    """The classifier of `option`, one output at the last token, and the dtype and dropout values of its checkpoint.
 
     A new head starts at zero. The last token is the last one that is not padding: a tokenizer that has no pad token, or
     pads with what ends a completion, gets one of its own; else the score would be read before the end.
