@@ -34,9 +34,8 @@ from common.harness.args import PairArgs, RunArgs, last_step, learning_rate, opt
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
-from common.harness.loading import enable_checkpointing, load_classifier, load_tokenizer
+from common.harness.loading import check_positions, enable_checkpointing, load_classifier, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
-from common.harness.model_checks import check_positions
 from common.harness.pairs import load_pairs, pair_batch, pair_tokens, spread_pairs
 from common.harness.run import Run
 from common.masked import positions

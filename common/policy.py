@@ -17,8 +17,8 @@ CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 class Backbone(nn.Module):
     """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share.
 
-    `shares_prompts`: a prompt is computed once for its rows. `chunked`: nothing happens to the logits after the head,
-    so it can be applied to some tokens at a time; without it, the states are logits.
+    With `shares_prompts` the rows of a prompt may compute it once. Without `chunked` something happens to the logits
+    after the head, which can then not be applied to a chunk of the states: the states are the logits themselves.
     """
 
     def __init__(self, lm, shares_prompts, chunked=True):
@@ -60,8 +60,8 @@ class Policy(Backbone):
 
     This module is what Accelerate prepares, so that the gradient goes through its wrapper (DDP, FSDP2). The backbone
     runs on the whole rows; the vocabulary head only on completion tokens, in chunks that are recomputed in the backward
-    pass, so that no (R, T, V) tensor exists. What the model allows of this is found by `find_shortcuts`
-    (common/harness/probes.py): `chunked`, `shares_prompts`, and `plain_cache`, without which stock `generate` samples.
+    pass, so that no (R, T, V) tensor exists. Whether a model allows this, and `plain_cache`, without which stock
+    `generate` samples, is found before (`find_shortcuts` in common/harness/probes.py).
     """
 
     def __init__(self, lm, pad_token, stop_tokens, temperature, chunked, plain_cache, shares_prompts):

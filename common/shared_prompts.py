@@ -1,7 +1,7 @@
 """The hidden states of rows that share a prompt, with each prompt computed once: an exact shortcut.
 
 Completions of one prompt attend to the keys and values of one pass over it, through which the gradient flows back. The
-result is that of `Policy.plain_states`, up to rounding (tests/test_shared_prompts.py).
+result is that of `Backbone.plain_states`, up to rounding (tests/test_shared_prompts.py).
 """
 
 import copy
@@ -12,10 +12,10 @@ from common.masked import positions
 
 
 def shared_states(lm, batch, size):
-    """What `Policy.plain_states` returns, from one pass over each distinct prompt and a pass over the completions that
-    attends to its keys and values (through which the gradient reaches the prompt).
+    """[(rows, columns, hidden)] as `Backbone.plain_states` returns it, a tuple for each run of completions.
 
-    The completions go in runs of similar length, so that they need little padding. `size` counts the weights of `lm`.
+    One pass over the distinct prompts gives their keys and values; the completions attend to these, in runs of similar
+    length, so that they need little padding. `size`: the number of weights of `lm`.
     """
     from transformers import DynamicCache
 
@@ -66,7 +66,7 @@ def token_places(lengths, device):
 
 
 def select_cache(cache, rows):
-    """A key-value cache that holds the given rows of `cache`; the original stays as it is."""
+    """A key-value cache of the given rows of `cache`, which itself stays as it is."""
     selected = copy.copy(cache)
     selected.layers = [copy.copy(layer) for layer in cache.layers]
     selected.batch_select_indices(rows)

@@ -628,6 +628,7 @@ def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_pat
                 assert float(values[i, t]) == pytest.approx(float(rewards(text[None]).logits), abs=1e-5)
     assert (values[~batch["completion_mask"]] == 0).all() and float(values.std()) > 0.05
     assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
+    assert policy.shares_prompts and not actor_critic.critic.backbone.shares_prompts  # nothing has looked at that model
 
 
 def test_a_critic_gets_a_pad_token_where_its_tokenizer_has_none(tmp_path):

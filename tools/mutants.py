@@ -175,6 +175,10 @@ MUTANTS = [
         "Backbone(copy.deepcopy(policy.lm.base_model), policy.shares_prompts)",
         "Backbone(copy.deepcopy(policy.lm.base_model), shares_prompts=True)",
         "test_loading.py::test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes"),
+    mutant("ppo: a critic from a reward model shares prompts, which no probe has looked at", "ppo",
+        "Backbone(lm.base_model, shares_prompts=False)",
+        "Backbone(lm.base_model, policy.shares_prompts)",
+        "test_ppo.py::test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores"),
     # --- LoRA ---
     mutant("lora: what was frozen is trained after a call of the reference", "common",
         "                weight.requires_grad_(flag)",

@@ -4,20 +4,19 @@ import torch
 
 from common.batches import micro_batches
 from common.errors import refuse
-from common.harness.loading import load_classifier, read_tokenizer
-from common.harness.model_checks import most_positions
+from common.harness.loading import load_classifier, most_positions, read_tokenizer
 from common.harness.tokens import Row, encode_text, end_token, tokenize
 from common.rewards import Reward
 
 
 def learned_reward(args, prompts, device):
-    """The model of `--reward_model_path` as a reward, one scalar for a completion (arXiv 1909.08593, 2203.02155).
+    """The model of `--reward_model_path` as a `Reward`, one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
-    It reads text: prompt and completion go through its own tokenizer and chat template, whatever the policy's are, put
-    together as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and the end token unless
-    the completion was cut; special tokens that the policy spells are text). Refused are checkpoints without a trained
-    scalar head that reads the last token, and tokenizers that have no EOS, pad with the end token (the model would read
-    the score before it), or do not know the characters of the prompts.
+    It reads text: its own tokenizer and chat template encode prompt and completion, whatever the policy's are, joined
+    as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and the end token unless the
+    completion was cut; special tokens that the policy spells are text). An InputError refuses a checkpoint without a
+    trained scalar head that reads the last token, and a tokenizer that has no EOS, pads with the end token (the score
+    would be read before it), or does not know the characters of the prompts.
     """
     option = "reward_model_path"
     tokenizer = read_tokenizer(args, option)

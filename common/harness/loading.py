@@ -11,7 +11,6 @@ from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.model_checks import (
     check_json,
     check_not_quantised,
-    check_positions,
     check_vocabulary,
     check_weights,
     model_path,
@@ -104,9 +103,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
     weights of a new head: with `new_head` a language model becomes a classifier of one output.
 
-    Of a PEFT adapter folder it is the base model, to which `merge` adds the adapter.
-
-    Other weights that the checkpoint lacks would be random, and those that the model lacks lost: `check_weights`.
+    Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. `check_weights`
+    refuses other weights that the checkpoint lacks, which would be random, or the model lacks, which would be lost.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -171,12 +169,26 @@ def freeze_unused(args, option, lm):
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
 
 
-def load_classifier(args, option, tokenizer, device, new_head=False):
-    """A classifier of one output that reads it at the last token, and the dtype and dropout values of its checkpoint.
+def check_positions(args, option, lm):
+    """Refuse rows that may be longer than the model's table of positions."""
+    limit = most_positions(lm)
+    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
+        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
+            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
+            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
 
-    A new head is one of zeros. The last token is the last one that is not padding: a tokenizer without a pad
-    token, or with what ends a completion as one, gets a pad token of its own, else the score would be read before the
-    end.
+
+def most_positions(lm):
+    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
+    config = lm.config.get_text_config()
+    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
+
+
+def load_classifier(args, option, tokenizer, device, new_head=False):
+    """The classifier of `option`, one output at the last token, and the dtype and dropout values of its checkpoint.
+
+    A new head starts at zero. The last token is the last one that is not padding: a tokenizer that has no pad token, or
+    pads with what ends a completion, gets one of its own; else the score would be read before the end.
     """
     from transformers import AutoModelForSequenceClassification
 

@@ -110,21 +110,6 @@ def check_vocabulary(args, option, lm, tokenizer):
         refuse(args, option, f"its tokenizer has {token!r} as {vocabulary[token]}, its embedding has {rows} rows")
 
 
-def check_positions(args, option, lm):
-    """Refuse rows that may be longer than the model's table of positions."""
-    limit = most_positions(lm)
-    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
-        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
-            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
-            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
-
-
-def most_positions(lm):
-    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
-    config = lm.config.get_text_config()
-    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
-
-
 def some(names):
     """The first of some names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
