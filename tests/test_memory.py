@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+import dpo
 import grpo
 import memory
 import reward_model
 from common.errors import InputError
 from common.harness import dry_run
-from common.harness.memory import Job, layer_activations, trained
+from common.harness.memory import Job, Terms
 from testbed import ALL, script
 
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
@@ -75,7 +76,7 @@ def test_a_layer_keeps_the_tensors_that_the_formula_lists(dtype):
     kept = [tensor for tensor in kept if tuple(tensor.shape) not in shapes | shared]
     total = sum(tensor.untyped_storage().nbytes() for tensor in kept)
     job = Job(bf16=dtype == "autocast")
-    assert total == layer_activations(memory.meta_sizes(TINY), args, job, 2, 12, 12)
+    assert total == Terms(memory.meta_sizes(TINY), args, job).layer_activations(2, 12, 12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -133,7 +134,7 @@ def test_the_options_change_what_they_should():
         assert terms(Job(8, strategy), dtype="bfloat16")["AdamW"] == 12 * sizes.weights / 8
     adapters = terms(lora_rank=8)
     assert adapters["reference"] == 0 and adapters["AdamW"] == 2 * adapters["gradients"]
-    number, size = trained(sizes, grpo.Args(lora_rank=8))
+    number, size = Terms(sizes, grpo.Args(lora_rank=8), Job()).trained
     assert adapters["AdamW"] == number * 2 * size == 8 * 24 * (5 * 896 + 2 * 128 + 896 + 3 * (896 + 4864)) * 8
 
 
@@ -143,6 +144,8 @@ def test_pairs_and_evaluations():
     assert dry_run.update_shape(args, Job(), sizes) == (6, 3, 1, 99, 6)  # pairs are not split
     assert dry_run.update_shape(args, Job(8, "DDP"), sizes) == (4, 2, 1, 99, 1)
     assert dry_run.update_shape(args, Job(8, "FSDP2"), sizes).prompts == 0
+    own = [dpo.Args(max_length=length, max_prompt_tokens=60, max_new_tokens=40) for length in (99, 100)]
+    assert [dry_run.update_shape(each, Job(), sizes)[2:4] for each in own] == [(60, 40), (1, 99)]  # what is longer
     assert dry_run.rollout_rows(grpo.Args(), Job()) == [(256, 8), (None, 8)]  # how many prompts, only the data says
     assert dry_run.rollout_rows(grpo.Args(eval_prompts=100), Job(8, "DDP")) == [(32, 8), (104, 8)]
     assert dry_run.rollout_rows(grpo.Args(rollout_batch_size=20), Job()) == [(16, 8), (16, 8)]

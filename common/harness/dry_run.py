@@ -1,6 +1,7 @@
 """`--dry_run`: what a step takes of memory on each process, from config.json and the options alone."""
 
 import dataclasses
+import functools
 import math
 import os
 from typing import NamedTuple
@@ -8,12 +9,11 @@ from typing import NamedTuple
 import torch
 
 from common.errors import InputError, world_size
-from common.harness import memory
 from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
-from common.harness.memory import Job, sizes_of
+from common.harness.memory import Job, Terms, sizes_of
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
@@ -58,36 +58,31 @@ class Shape(NamedTuple):
 
 
 def update_shape(args, job, sizes):
-    step_rows = args.update_rows() // job.processes
+    lengths = [(args.max_prompt_tokens, args.max_new_tokens)] if isinstance(args, RolloutArgs) else []
     if isinstance(args, PairArgs):
-        group = 2
-        lengths = [(1, args.max_length - 1)]  # what was cut to --max_length; dpo.py may sample its own
-        if isinstance(args, RolloutArgs):
-            lengths.append((args.max_prompt_tokens, args.max_new_tokens))
-        prompt, completion = max(lengths, key=sum)
-        most = args.micro_batch_size // 2 * 2
+        lengths.insert(0, (1, args.max_length - 1))  # what was cut to --max_length; dpo.py may sample its own
+        group, most = 2, args.micro_batch_size // 2 * 2
     else:
-        group = args.group_size
-        prompt, completion = args.max_prompt_tokens, args.max_new_tokens
-        most = args.micro_batch_size
+        group, most = args.group_size, args.micro_batch_size
         if args.micro_batch_tokens:
-            most = max(1, args.micro_batch_tokens // (prompt + completion))
+            most = max(1, args.micro_batch_tokens // sum(*lengths))
+    prompt, completion = max(lengths, key=sum)
+    step_rows = args.update_rows() // job.processes
     rows = min(most, step_rows)
     shared = group > 1 and sizes.vocabulary and not args.gradient_checkpointing and job.strategy in ("single", "DDP")
-    prompts = math.ceil(rows / group) if shared else 0
-    return Shape(rows, prompts, prompt, completion, math.ceil(step_rows / rows))
+    return Shape(rows, math.ceil(rows / group) if shared else 0, prompt, completion, math.ceil(step_rows / rows))
 
 
 def rollout_rows(args, job):
     """(rows, completions of a prompt) of the largest generate() call of one process, in training and in evaluation;
     rows are None where an evaluation takes all prompts of a data set."""
-    number, n = (getattr(args, option) for option in args.sampled_by)
+    prompts, n = (getattr(args, option) for option in args.sampled_by)
     calls = []
-    for prompts, samples in ((number, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
-        rows = math.ceil(prompts / job.processes) * samples
+    for number, samples in ((prompts, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
+        rows = math.ceil(number / job.processes) * samples
         if args.rollout_batch_size:
             most = max(1, args.rollout_batch_size // samples) * samples
-            rows = min(rows, most) if prompts else most
+            rows = min(rows, most) if number else most
         calls.append((rows or None, samples))
     return calls
 
@@ -95,63 +90,43 @@ def rollout_rows(args, job):
 def estimate(args, job, sizes, critic=None, scorer=None):
     """{phase: {term: bytes}} of one process; the peak of a step is that of its largest phase. `critic` is that of
     ppo.py on a backbone of its own, `scorer` its reward model."""
-    models = [sizes, critic] if critic else [sizes]
-
-    def total(term, *more):
-        return sum(term(model, args, job, *more) for model in models)
-
-    held = {
-        "weights": total(memory.weights) + (scorer.weights * (2 if args.dtype == "bfloat16" else 4) if scorer else 0),
-        "AdamW": total(memory.adamw),
-        "reference": memory.reference(sizes, args, job),
-        "gradient buckets": total(memory.buckets),
-    }
-    phases = {}
+    policy, shape = Terms(sizes, args, job), update_shape(args, job, sizes)
+    models = [policy, Terms(critic, args, job)] if critic else [policy]
+    held = {term: sum(model.held()[term] for model in models) for term in policy.held()}
+    held["weights"] += scorer.weights * (2 if args.dtype == "bfloat16" else 4) if scorer else 0
+    gradients, phases = held.pop("gradients"), {}
     if isinstance(args, RolloutArgs):
         for phase, (rows, n) in zip(("rollout", "evaluation"), rollout_rows(args, job), strict=True):
             if rows:
-                phases[phase] = held | rollout_terms(sizes, args, job, rows, n)
-    shape = update_shape(args, job, sizes)
-    width = shape.prompt + shape.completion
+                phases[phase] = held | policy.rollout(rows, n)
+    width, tokens = shape.prompt + shape.completion, shape.rows * shape.completion
+    passes = [(shape.rows, width, width)]
     if shape.prompts:
         passes = [(shape.prompts, shape.prompt, shape.prompt), (shape.rows, shape.completion - 1, width - 1)]
-    else:
-        passes = [(shape.rows, width, width)]
-    tokens = shape.rows * shape.completion
-    saved = sum(total(memory.activations, *each) for each in passes) + memory.head_inputs(sizes, args, job, tokens)
-    kept = {"gradients": total(memory.gradients) if shape.forwards > 1 else 0, "activations": saved}
-    work = memory.head_work(sizes, args, job, tokens, backward=False)
-    forward = {"copies of weights": total(memory.copies, "forward"), "work": work}
-    work = max(memory.head_work(sizes, args, job, tokens), memory.layer_work(sizes, args, job, *passes[-1]))
-    backward = {"copies of weights": total(memory.copies, "backward"), "work": work}
-    phases["forward"] = held | kept | forward
-    end = {"gradients": total(memory.gradients), "work": 2 * memory.gradient_of_embedding(sizes, args)}
-    phases["backward"] = held | max(kept | backward, end, key=lambda terms: sum(terms.values()))
-    phases["optimizer"] = held | {"gradients": total(memory.gradients), "work": total(memory.adamw_copy)}
+    kept = {"gradients": gradients if shape.forwards > 1 else 0}
+    kept["activations"] = sum(model.activations(*each) for each in passes for model in models)
+    kept["activations"] += tokens * sizes.hidden * policy.size  # the states of completions, which are the head's input
+    work = {
+        "forward": policy.head_work(tokens, backward=False),
+        "backward": max(policy.head_work(tokens), policy.layer_work(*passes[-1])),
+    }
+    for phase in work:
+        copies = sum(model.copies(phase) for model in models)
+        phases[phase] = held | kept | {"copies of weights": copies, "work": work[phase]}
+    end = held | {"gradients": gradients, "work": 2 * policy.gradient_of_embedding()}
+    phases["backward"] = max(phases["backward"], end, key=total)
+    phases["optimizer"] = held | {"gradients": gradients, "work": sum(model.adamw_copy() for model in models)}
     return phases
 
 
-def rollout_terms(sizes, args, job, rows, n):
-    """The larger of the pass over the prompts, and of the last token of all rows."""
-    prompt, completion = args.max_prompt_tokens, args.max_new_tokens
-    prompts = rows if args.rollout == "stock" else math.ceil(rows / n)
-    copy = {"copies of weights": memory.copies(sizes, args, job, "rollout")}
-    first = {
-        "key-value cache": memory.cache(sizes, args, job, prompts, prompt, 1),
-        "work": memory.prefill(sizes, args, job, prompts, prompt),
-    }
-    last = {
-        "key-value cache": memory.cache(sizes, args, job, rows, prompt, completion),
-        "work": memory.sampling(sizes, args, job, rows),
-    }
-    return copy | max(first, last, key=lambda terms: sum(terms.values()))
+def total(terms):
+    return sum(terms.values())
 
 
 def peak(phases):
     """The largest phase and its bytes."""
-    totals = {phase: sum(terms.values()) for phase, terms in phases.items()}
-    phase = max(totals, key=totals.get)
-    return phase, totals[phase]
+    phase = max(phases, key=lambda phase: total(phases[phase]))
+    return phase, total(phases[phase])
 
 
 def dry_run(args):
@@ -162,12 +137,13 @@ def dry_run(args):
     if getattr(args, "reward_model_path", None):
         scorer = read_sizes(args, "reward_model_path", head=False)
     if os.environ.get("RANK", "0") == "0":
-        print("\n".join(report(args, job, sizes, critic, scorer)))
+        compute = functools.partial(estimate, sizes=sizes, critic=critic, scorer=scorer)
+        print("\n".join(report(args, job, sizes, compute)))
 
 
-def report(args, job, sizes, critic=None, scorer=None):
-    """The lines of --dry_run."""
-    phases, shape = estimate(args, job, sizes, critic, scorer), update_shape(args, job, sizes)
+def report(args, job, sizes, compute):
+    """The lines of --dry_run; `compute` is `estimate` for these models."""
+    phases, shape = compute(args, job), update_shape(args, job, sizes)
     yield f"{args.model_name_or_path}: {sizes.weights:,} weights, {sizes.layers} layers of width {sizes.hidden}"
     where = f"each of {job.processes} GPUs ({job.strategy})" if job.processes > 1 else "one GPU"
     mixed = " with mixed precision bf16" if job.bf16 else ""
@@ -178,46 +154,38 @@ def report(args, job, sizes, critic=None, scorer=None):
         values = [terms.get(term, 0) / GIB for terms in phases.values()]
         if any(values):
             yield f"{term:18}" + "".join(f"{value:11.2f}" for value in values)
-    yield f"{'all':18}" + "".join(f"{sum(terms.values()) / GIB:11.2f}" for terms in phases.values())
+    yield f"{'all':18}" + "".join(f"{total(terms) / GIB:11.2f}" for terms in phases.values())
     yield ""
     phase, most = peak(phases)
     yield f"peak: {most / GIB:.1f} GiB, in {phase}"
-    for option, value in less_memory(args, job, sizes, critic, scorer, most):
+    for option, value in less_memory(args, job, compute, most):
         yield f"  {value / GIB:.1f} GiB with {option}"
     if choose_device().type == "cpu":
-        phase, most = peak(estimate(args, job._replace(gpu=False), sizes, critic, scorer))
+        phase, most = peak(compute(args, job._replace(gpu=False)))
         yield f"This machine has no GPU: on its CPU the peak is {most / GIB:.1f} GiB, in {phase}."
     yield f"Rows are as long as allowed: {shape.prompt} + {shape.completion} tokens, {shape.rows} of them in a forward."
     if isinstance(args, RolloutArgs) and "evaluation" not in phases:
-        extra = rollout_terms(sizes, args, job, 100 * args.eval_samples, args.eval_samples)
-        all_at_once = f"{sum(extra.values()) / GIB:.1f} GiB for each 100 of a process"
-        yield f"Not counted: an evaluation samples all its prompts at once, {all_at_once};"
+        extra = total(Terms(sizes, args, job).rollout(100 * args.eval_samples, args.eval_samples))
+        each = f"{extra / GIB:.1f} GiB for each 100 of a process"
+        yield f"Not counted: an evaluation samples all its prompts at once, {each};"
         yield "--rollout_batch_size or --eval_prompts limits it."
     yield "Weights are counted. The rest is an estimate for dense decoders, not for mixtures of experts or hybrids."
     yield "A CUDA context and fragmentation come on top. docs/memory.md says what was checked."
 
 
-def less_memory(args, job, sizes, critic, scorer, most):
+def less_memory(args, job, compute, most):
     """The three options that lower the peak most, each alone: (text, the peak with it)."""
-    changes = {
-        "--gradient_checkpointing": dict(gradient_checkpointing=True),
-        "--dtype bfloat16": dict(dtype="bfloat16"),
-        "--kl_coef 0": dict(kl_coef=0.0),
-        "--lora_rank 16": dict(lora_rank=16),
-    }
+    options = {"gradient_checkpointing": True, "dtype": "bfloat16", "kl_coef": 0, "lora_rank": 16}
     name = "micro_batch_tokens" if getattr(args, "micro_batch_tokens", 0) else "micro_batch_size"
-    value = max(2, getattr(args, name) // 4)
-    changes[f"--{name} {value}"] = {name: value}
+    options[name] = max(2, getattr(args, name) // 4)
     if isinstance(args, RolloutArgs):
         rows, n = rollout_rows(args, job)[0]
-        most_rows = max(n, args.eval_samples, rows // 4)
-        changes[f"--rollout_batch_size {most_rows}"] = dict(rollout_batch_size=most_rows)
+        options["rollout_batch_size"] = max(n, args.eval_samples, rows // 4)
     found = {}
-    for text, change in changes.items():
-        if all(hasattr(args, name) for name in change):
-            other = dataclasses.replace(args, **change)
-            found[text] = peak(estimate(other, job, sizes, critic, scorer))[1]
+    for name, value in options.items():
+        if name in vars(args):
+            text = f"--{name}" if value is True else f"--{name} {value}"
+            found[text] = peak(compute(dataclasses.replace(args, **{name: value}), job))[1]
     if job.strategy == "DDP":
-        sharded = job._replace(strategy="FSDP2")
-        found["configs/fsdp2.yaml"] = peak(estimate(args, sharded, sizes, critic, scorer))[1]
+        found["configs/fsdp2.yaml"] = peak(compute(args, job._replace(strategy="FSDP2")))[1]
     return sorted([each for each in found.items() if each[1] < 0.99 * most], key=lambda each: each[1])[:3]

@@ -1,7 +1,7 @@
 """The terms of the memory that a step takes on each process, computed from the sizes of a model and the options.
 
-Each function is one term, in bytes, with its reason; `common/harness/dry_run.py` adds them up. docs/memory.md has
-tables, and the measurements that the terms were checked against (`python tools/memory.py --check`).
+Each term has its reason beside it; `common/harness/dry_run.py` adds them up. docs/memory.md has tables, and the
+measurements that the terms were checked against (`python tools/memory.py --check`).
 """
 
 import math
@@ -36,10 +36,14 @@ class Job(NamedTuple):
     bf16: bool = False  # accelerate's mixed precision
     gpu: bool = True  # else CPU, where AdamW and sampling make other copies
 
-    def share(self, of):
-        """The part of weights, gradients or AdamW's state that lies on one process."""
-        whole = {"weights": ("single", "DDP", "ZeRO-2"), "gradients": ("single", "DDP"), "AdamW": ("single", "DDP")}
-        return 1 if self.strategy in whole[of] else 1 / self.processes
+    @property
+    def share(self):
+        """The part of the gradients and of AdamW's state that lies on one process."""
+        return 1 if self.strategy in ("single", "DDP") else 1 / self.processes
+
+    @property
+    def weight_share(self):
+        return 1 if self.strategy == "ZeRO-2" else self.share
 
 
 def sizes_of(lm, head=True):
@@ -66,188 +70,151 @@ def sizes_of(lm, head=True):
     )
 
 
-def precision(args, job):
-    """float32; bfloat16 where the weights of a forward are; autocast where float32 weights are cast to it."""
-    if args.dtype == "bfloat16" or (job.bf16 and job.strategy in ("FSDP2", "ZeRO-2", "ZeRO-3")):
-        return "bfloat16"
-    return "autocast" if job.bf16 else "float32"
+class Terms:
+    """The terms of one model under these options and this job, in bytes on one process."""
 
+    def __init__(self, sizes, args, job):
+        self.sizes, self.args, self.job = sizes, args, job
+        self.zero, bf16 = job.strategy.startswith("ZeRO"), args.dtype == "bfloat16"
+        self.precision = "autocast" if job.bf16 else "float32"  # autocast: float32 weights are cast to bfloat16
+        if bf16 or (job.bf16 and (self.zero or job.strategy == "FSDP2")):
+            self.precision = "bfloat16"  # the weights of a forward are
+        # Bytes of a number in linear layers and attention, in the residual stream, of a weight, of a trained one.
+        self.size = 4 if self.precision == "float32" else 2
+        self.stream = 2 if self.precision == "bfloat16" else 4
+        self.weight = 2 if bf16 or (job.bf16 and self.zero) else 4
+        self.trained = (args.lora_rank * sizes.adapters, 4) if args.lora_rank else (sizes.weights, 2 if bf16 else 4)
 
-# What lies there all the time
+    def held(self):
+        """{term: bytes} of what stays from one forward to the next."""
+        sizes, job, (number, size) = self.sizes, self.job, self.trained
+        adapters, buckets = 4 * self.args.lora_rank * sizes.adapters, 0
+        if job.strategy == "DDP":
+            buckets = number * size
+        elif self.zero:
+            buckets = min(number, 5e8) * self.weight
+        referred = getattr(self.args, "kl_coef", 0) and not self.args.lora_rank and sizes.vocabulary
+        return {
+            # DeepSpeed holds weights in bfloat16. FSDP2 holds them in float32, and gathers them in bfloat16.
+            "weights": (self.weight * sizes.weights + adapters) * job.weight_share,
+            # Two moments in the dtype of the weight; with DeepSpeed a float32 copy of the weight too, all in float32.
+            "AdamW": number * (12 if self.zero else 2 * size) * job.share,
+            # A copy of the policy, whole on each process. With adapters none: it is the policy without them.
+            "reference": sizes.weights * self.stream if referred else 0,
+            # DDP sends gradients in buckets that stay: a second copy of them. DeepSpeed has one, of 5e8 at most.
+            "gradient buckets": buckets,
+            # One for each trained weight, in the dtype in which it is held. `zero_grad` frees them: a rollout has none.
+            "gradients": number * (self.weight if self.zero else size) * job.share,
+        }
 
+    def copies(self, phase):
+        """Copies of weights to compute with.
 
-def weight_bytes(args, job):
-    """Bytes of a weight that is held. DeepSpeed holds it in bfloat16, FSDP2 in float32 and gathers it in bfloat16."""
-    return 2 if args.dtype == "bfloat16" or (job.bf16 and job.strategy.startswith("ZeRO")) else 4
+        Autocast makes a bfloat16 one of each matrix that is trained, once for a forward, and the backward pass keeps
+        it; of a frozen one it makes one for each pass (over prompts, over completions). With gradient checkpointing the
+        backward pass has those of one layer and of the head. Sharded weights are gathered: all for sampling, in an
+        update the embedding, the head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
+        """
+        sizes, frozen, recomputed = self.sizes, self.args.lora_rank, self.args.gradient_checkpointing
+        if self.precision == "autocast":
+            head = sizes.embedding if sizes.vocabulary else 0
+            if (frozen and phase == "rollout") or (recomputed and (frozen or phase == "backward")):
+                return 2 * (sizes.linear - head) / sizes.layers + 2 * head
+            passes = 2 if frozen and phase != "rollout" and sizes.vocabulary else 1
+            return 2 * passes * (sizes.linear - head) + 2 * head
+        if self.job.weight_share == 1:
+            return 0
+        ends = sizes.embedding * (1 if sizes.tied else 2)
+        part = 1e9 if self.job.strategy == "ZeRO-3" else ends + 2 * (sizes.weights - ends) / sizes.layers
+        return self.stream * (sizes.weights if phase == "rollout" else min(part, sizes.weights))
 
+    def rollout(self, rows, n):
+        """{term: bytes} of sampling `rows` completions, n of a prompt: the larger of the pass over the prompts, and of
+        the last token of all rows.
 
-def trained(sizes, args):
-    """Number and bytes of the weights that are trained: all, or float32 adapters."""
-    rank = args.lora_rank
-    return (rank * sizes.adapters, 4) if rank else (sizes.weights, 2 if args.dtype == "bfloat16" else 4)
+        Prompts: the widest point of a layer without gradients, three of the MLP's width, the residual stream and two
+        copies of it in float32; and the mask, as booleans and in the dtype of the attention. Last token: (rows, V) of
+        logits, of float32 scores where they are other numbers, of probabilities, and on a GPU of the copy that
+        `multinomial` gets and of its random numbers, on CPU of the cumulative sum.
+        """
+        sizes, args, size, prompt = self.sizes, self.args, self.size, self.args.max_prompt_tokens
+        prompts = rows if args.rollout == "stock" else math.ceil(rows / n)
+        layer = 3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size)
+        scores = (0 if size == 4 else 2) + (4 if args.temperature != 1 else 0)
+        logits = sizes.vocabulary * (4 + scores + 4 + (8 if self.job.gpu else 4))
+        first = {"key-value cache": self.cache(prompts, prompt, 1), "work": prompts * prompt * layer}
+        last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens), "work": rows * logits}
+        return {"copies of weights": self.copies("rollout")} | max(first, last, key=lambda terms: sum(terms.values()))
 
+    def cache(self, rows, prompt, completion):
+        """Keys and values of all rows in all layers, with the room that a layer of the cache grows by, and the layer
+        that is being copied as it grows. Under autocast rotary keys are float32 and values bfloat16."""
+        tokens = prompt + math.ceil((completion - 1) / RoomyLayer.ROOM) * RoomyLayer.ROOM
+        return rows * tokens * self.sizes.key * (self.size + self.stream) * (self.sizes.layers + 1)
 
-def weights(sizes, args, job):
-    adapters = 4 * args.lora_rank * sizes.adapters
-    return (weight_bytes(args, job) * sizes.weights + adapters) * job.share("weights")
+    def activations(self, rows, queries, keys):
+        """What one pass over (rows, queries) tokens that attend to `keys` tokens keeps for the backward pass."""
+        hidden, tokens = self.sizes.hidden, rows * queries
+        layer = self.layer_activations(rows, queries, keys)
+        if self.args.gradient_checkpointing:  # the inputs of the layers
+            layer = tokens * self.stream * hidden
+        last = tokens * (4 + self.stream) * hidden  # the final norm, as in a layer
+        return self.sizes.layers * layer + last + tokens * keys  # and the mask
 
+    def layer_activations(self, rows, queries, keys):
+        """The tensors that a decoder layer of transformers saves, in bytes: RMSNorm, attention, gated MLP.
 
-def adamw(sizes, args, job):
-    """Two moments in the dtype of the weight; with DeepSpeed a float32 copy of the weight too, all in float32."""
-    number, size = trained(sizes, args)
-    return number * (12 if job.strategy.startswith("ZeRO") else 2 * size) * job.share("AdamW")
+        Two norms: the input in float32, its scale, and the normalized input in the dtype of the residual stream. Linear
+        layers: their inputs; one for queries, keys and values, one for gate and up (under autocast each casts its own).
+        Attention: queries, keys and values repeated to all heads (as with any padding mask), its output, a number for
+        each head, and the mask, which sdpa turns into numbers in each layer; eager keeps the probabilities of each head
+        instead. MLP: gate, its activation, up and the product, which is the input of the last linear layer.
 
+        Linear layers that LoRA freezes keep no input, nor do frozen norms, but the adapters keep theirs: in float32,
+        and for each linear layer its own where the model is in bfloat16.
+        """
+        sizes, size, stream, rank = self.sizes, self.size, self.stream, self.args.lora_rank
+        H, attention = sizes.hidden, self.args.attn_implementation
+        norms = 2 * (4 * H + 4 + stream * H)
+        linear = (3 + 2 if self.precision == "autocast" else 1 + 1) * size * H
+        per_token = norms + linear + size * (2 * sizes.query + 4 * sizes.intermediate) + 4 * sizes.heads
+        if rank:
+            per_token -= 2 * stream * H
+            per_token += 7 * rank * size
+            if self.precision == "bfloat16":
+                per_token += 4 * (5 * H + sizes.query + sizes.intermediate) - linear - size * sizes.intermediate
+        repeated = sizes.key if sizes.key * sizes.heads == sizes.query else sizes.query  # one head is not copied
+        per_mask = size
+        if attention == "eager":
+            per_mask = sizes.heads * (4 if size == 4 else 6)
+        elif attention != "sdpa":
+            per_mask = 0
+        return rows * queries * per_token + rows * keys * 2 * repeated * size + rows * queries * keys * per_mask
 
-def gradients(sizes, args, job):
-    """One for each trained weight, in the dtype in which it is held. `zero_grad` frees them: a rollout has none."""
-    number, size = trained(sizes, args)
-    size = weight_bytes(args, job) if job.strategy.startswith("ZeRO") else size
-    return number * size * job.share("gradients")
+    def head_work(self, tokens, backward=True):
+        """What is there at once of (tokens, V) in a chunk of the head. Forward: the logits, in bfloat16 too where they
+        are that, and two products of the entropy. Backward: five in float32, the logits, the gradient through `gather`,
+        and for `logsumexp` a difference, its exponential and the gradient; with several chunks also the sum of the
+        gradients of the head's matrix."""
+        elements = tokens * self.sizes.vocabulary
+        chunk = min(elements, CHUNK_ELEMENTS)
+        if not backward:
+            return (12 if self.size == 4 else 14) * chunk
+        return 20 * chunk + (self.gradient_of_embedding() if elements > chunk else 0)
 
+    def layer_work(self, rows, queries, keys):
+        """The backward pass of the last layer: in the MLP the gradients of product, gate and up, less the product,
+        which is freed, or in the attention those of queries, output, keys and values; those of the residual stream; and
+        that of the embedding or head. With gradient checkpointing the layer's activations are there again."""
+        sizes, tokens = self.sizes, rows * queries
+        again = self.layer_activations(rows, queries, keys) if self.args.gradient_checkpointing else 0
+        wider = max(tokens * sizes.intermediate, rows * (queries + keys) * sizes.query) * 2 * self.size
+        return again + wider + tokens * 2 * 4 * sizes.hidden + self.gradient_of_embedding()
 
-def buckets(sizes, args, job):
-    """DDP sends gradients in buckets that stay: a second copy of them. DeepSpeed has one bucket, of 5e8 at most."""
-    number, size = trained(sizes, args)
-    if job.strategy == "DDP":
-        return number * size
-    return min(number, 5e8) * weight_bytes(args, job) if job.strategy.startswith("ZeRO") else 0
+    def gradient_of_embedding(self):
+        """That of the embedding and the head is complete at the end of a backward pass, and lies beside .grad."""
+        return 0 if self.args.lora_rank else self.trained[1] * self.sizes.embedding
 
-
-def reference(sizes, args, job):
-    """A copy of the policy, whole on each process. With adapters none: it is the policy without them."""
-    if not getattr(args, "kl_coef", 0) or args.lora_rank:
-        return 0
-    return sizes.weights * (2 if precision(args, job) == "bfloat16" else 4)
-
-
-def copies(sizes, args, job, phase):
-    """Copies of weights to compute with.
-
-    Autocast makes a bfloat16 one of each matrix that is trained, once for a forward, and the backward pass keeps it; of
-    a frozen one it makes one for each pass (over prompts, over completions). With gradient checkpointing the backward
-    pass has those of one layer and of the head. Sharded weights are gathered: all for sampling, in an update the
-    embedding, the head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
-    """
-    frozen, head = args.lora_rank, sizes.embedding if sizes.vocabulary else 0
-    if precision(args, job) == "autocast":
-        if (frozen and phase == "rollout") or (args.gradient_checkpointing and (frozen or phase == "backward")):
-            return 2 * (sizes.linear - head) / sizes.layers + 2 * head
-        passes = 2 if frozen and phase != "rollout" and not args.gradient_checkpointing and sizes.vocabulary else 1
-        return 2 * passes * (sizes.linear - head) + 2 * head
-    if job.share("weights") == 1:
-        return 0
-    size = 2 if precision(args, job) == "bfloat16" else 4
-    ends = sizes.embedding * (1 if sizes.tied else 2)
-    part = 1e9 if job.strategy == "ZeRO-3" else ends + 2 * (sizes.weights - ends) / sizes.layers
-    return size * (sizes.weights if phase == "rollout" else min(part, sizes.weights))
-
-
-# Rollout
-
-
-def cache(sizes, args, job, rows, prompt, completion):
-    """Keys and values of all rows in all layers, with the room that a layer of the cache grows by, and the layer that
-    is being copied as it grows. Under autocast rotary keys are float32 and values bfloat16."""
-    size = {"float32": 8, "bfloat16": 4, "autocast": 6}[precision(args, job)]
-    tokens = prompt + math.ceil((completion - 1) / RoomyLayer.ROOM) * RoomyLayer.ROOM
-    return rows * tokens * sizes.key * size * (sizes.layers + 1)
-
-
-def sampling(sizes, args, job, rows):
-    """(rows, V) at once: logits, float32 scores where they are other numbers, probabilities, and on a GPU the copy that
-    `multinomial` gets and its random numbers, on CPU the cumulative sum."""
-    scores = 0 if precision(args, job) == "float32" else 2
-    scores += 4 if args.temperature != 1 else 0
-    return rows * sizes.vocabulary * (scores + 4 + 4 + (8 if job.gpu else 4))
-
-
-def prefill(sizes, args, job, prompts, prompt):
-    """The widest point of a layer without gradients: three of the MLP's width, the residual stream and two copies of it
-    in float32; and the mask, as booleans and in the dtype of the attention."""
-    size = 4 if precision(args, job) == "float32" else 2
-    return prompts * prompt * (3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size))
-
-
-# Update
-
-
-def activations(sizes, args, job, rows, queries, keys):
-    """What one pass over (rows, queries) tokens that attend to `keys` tokens keeps for the backward pass."""
-    stream = 4 if precision(args, job) != "bfloat16" else 2
-    tokens, mask = rows * queries, rows * queries * keys
-    last = tokens * (4 + stream) * sizes.hidden  # the final norm, as in a layer
-    layer = layer_activations(sizes, args, job, rows, queries, keys)
-    if args.gradient_checkpointing:  # the inputs of the layers
-        layer = tokens * stream * sizes.hidden
-    return sizes.layers * layer + last + mask
-
-
-def layer_activations(sizes, args, job, rows, queries, keys):
-    """The tensors that a decoder layer of transformers saves, in bytes: RMSNorm, attention, gated MLP.
-
-    Two norms: the input in float32, its scale, and the normalized input in the dtype of the residual stream. Linear
-    layers: their inputs; one for queries, keys and values, one for gate and up (under autocast each casts its own).
-    Attention: queries, keys and values repeated to all heads (as with any padding mask), its output, a number for each
-    head, and the mask, which sdpa turns into numbers in each layer; eager keeps the probabilities of each head
-    instead. MLP: gate, its activation, up and the product, which is the input of the last linear layer.
-
-    Linear layers that LoRA freezes keep no input, nor do frozen norms, but the adapters keep theirs: in float32, and
-    for each linear layer its own where the model is in bfloat16.
-    """
-    mode, rank = precision(args, job), args.lora_rank
-    H, size, stream = sizes.hidden, 4 if mode == "float32" else 2, 2 if mode == "bfloat16" else 4
-    attention_input, mlp_input = (3, 2) if mode == "autocast" else (1, 1)
-    norms = 2 * (4 * H + 4 + stream * H)
-    linear = (attention_input + mlp_input) * size * H
-    per_token = norms + linear + size * (2 * sizes.query + 4 * sizes.intermediate) + 4 * sizes.heads
-    if rank:
-        per_token -= 2 * stream * H
-        per_token += 7 * rank * size
-        if mode == "bfloat16":
-            per_token += 4 * (5 * H + sizes.query + sizes.intermediate) - linear - size * sizes.intermediate
-    repeated = sizes.key if sizes.key * sizes.heads == sizes.query else sizes.query  # one head is not copied
-    per_mask = size
-    if args.attn_implementation == "eager":
-        per_mask = sizes.heads * (4 if size == 4 else 6)
-    elif args.attn_implementation != "sdpa":
-        per_mask = 0
-    return rows * queries * per_token + rows * keys * 2 * repeated * size + rows * queries * keys * per_mask
-
-
-def head_inputs(sizes, args, job, tokens):
-    """The states of the completions' tokens, the input of the head."""
-    return tokens * sizes.hidden * (4 if precision(args, job) == "float32" else 2)
-
-
-def head_work(sizes, args, job, tokens, backward=True):
-    """What is there at once of (tokens, V) in a chunk of the head. Forward: the logits, in bfloat16 too where they are
-    that, and two products of the entropy. Backward: five in float32, the logits, the gradient through `gather`, and for
-    `logsumexp` a difference, its exponential and the gradient; with several chunks also the sum of the gradients of the
-    head's matrix."""
-    elements = tokens * sizes.vocabulary
-    if not backward:
-        return (12 if precision(args, job) == "float32" else 14) * min(elements, CHUNK_ELEMENTS)
-    several = gradient_of_embedding(sizes, args) if elements > CHUNK_ELEMENTS else 0
-    return 20 * min(elements, CHUNK_ELEMENTS) + several
-
-
-def layer_work(sizes, args, job, rows, queries, keys):
-    """The backward pass of the last layer: in the MLP the gradients of product, gate and up, less the product, which is
-    freed, or in the attention those of queries, output, keys and values; those of the residual stream; and that of the
-    embedding or head. With gradient checkpointing the layer's activations are there again."""
-    size = 4 if precision(args, job) == "float32" else 2
-    again = layer_activations(sizes, args, job, rows, queries, keys) if args.gradient_checkpointing else 0
-    mlp = rows * queries * 2 * sizes.intermediate * size
-    attention = rows * (queries + keys) * 2 * sizes.query * size
-    return again + max(mlp, attention) + rows * queries * 2 * 4 * sizes.hidden + gradient_of_embedding(sizes, args)
-
-
-def gradient_of_embedding(sizes, args):
-    """The gradient of the embedding and the head is complete at the end of a backward pass, and lies beside .grad."""
-    return 0 if args.lora_rank else trained(sizes, args)[1] * sizes.embedding
-
-
-def adamw_copy(sizes, args, job):
-    """What AdamW computes with: on a GPU the root of all second moments at once, on CPU twice that of one matrix."""
-    number, size = trained(sizes, args)
-    return number * size * job.share("AdamW") if job.gpu else 2 * gradient_of_embedding(sizes, args)
+    def adamw_copy(self):
+        """What AdamW computes with: on a GPU the root of all second moments, on CPU twice that of one matrix."""
+        return math.prod(self.trained) * self.job.share if self.job.gpu else 2 * self.gradient_of_embedding()
