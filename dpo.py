@@ -349,7 +349,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
+    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
@@ -398,7 +398,7 @@ def main(argv=None):
     check_loss(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)
-    run = Run(accelerator, args, "dpo")
+    run = Run(accelerator, args, "dpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
     end = last_step(args, given_pairs)
@@ -431,7 +431,7 @@ def main(argv=None):
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
             metrics.add("time/pairs_s", time.perf_counter() - start)
-            round_metrics = metrics.reduce(accelerator)
+            round_metrics = metrics.reduce(accelerator, reward_functions)
             if train_prompts:
                 round_metrics["reward/skipped"] = float(round_metrics["pairs/unscored"] == 1)
             run.check_scored(round_metrics)

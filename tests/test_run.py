@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
-from common.harness.run import DEAD, Run, close
+from common.harness.run import DEAD, Run
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows
 
@@ -72,11 +72,20 @@ def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     assert not is_free()
-    close(run.accelerator)
+    run.close()
     assert is_free()
     run, *_ = start(tmp_path, resume=True)
     assert not is_free()  # and ends with an exception, before close():
     start(tmp_path, resume=True)
+
+
+def test_a_run_that_fails_is_unlocked_and_its_message_stands_below_the_bar(tmp_path, capsys):
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    run.accelerator = types.SimpleNamespace(is_main_process=False)  # the bar in the line is another process's
+    capsys.readouterr()
+    assert run.abandon() == " (after step 1)" and capsys.readouterr().err == "\n"
+    assert not run.lock.is_locked and (tmp_path / "metrics.jsonl").exists()
 
 
 def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
@@ -416,7 +425,7 @@ def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_res
         run.progress({"reward/skipped": skipped, "reward/unscored": float(skipped)})
     run.progress({"sampling/skipped": 1})  # dapo's own rule is another one
     run.save()
-    close(run.accelerator)
+    run.close()
     run, optimizer, _ = start(tmp_path, resume=True)
     advance(run, optimizer, save=False)
     with pytest.raises(InputError, match="every reward function returned None .*, as 9 times before"):
@@ -435,7 +444,7 @@ def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, 
     for _ in range(4):
         advance(run, optimizer, save=False)
     run.save()
-    close(run.accelerator)
+    run.close()
     for name in (there, 6):  # that of a later step is of the life before this resume: it is written again
         (tmp_path / f"model-step-{name}").mkdir()
     run, *_ = start(tmp_path, resume=True, save_model_every=every)
@@ -449,8 +458,7 @@ def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, 
     assert len(saved) == len(written)
 
 
-def test_a_process_stops_where_another_one_was_signalled(monkeypatch):
-    monkeypatch.setattr(Process, "signal", 0)
+def test_a_process_stops_where_another_one_was_signalled():
     gather = lambda own: torch.cat([own, torch.tensor([15])])  # noqa: E731
-    run = types.SimpleNamespace(accelerator=types.SimpleNamespace(device="cpu", gather=gather))
+    run = types.SimpleNamespace(process=Process(), accelerator=types.SimpleNamespace(device="cpu", gather=gather))
     assert Run.stop_asked(run) and run.interrupted and run.exit_code == 143

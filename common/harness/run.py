@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, Process, one_line
+from common.errors import InputError, one_line, process_of
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
 from common.harness.distributed import agreed
@@ -37,13 +37,13 @@ class Run:
     """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/, model-step-N/, at the end model/.
 
     The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
-    counts the finished steps. An algorithm gives to `keep` what a checkpoint needs besides weights and optimizer.
+    counts the finished steps, which the user's reward functions are told. An algorithm gives to `keep` what a
+    checkpoint needs besides weights and optimizer.
     """
 
     FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
-    lock = None  # on the folder of the run of this process
 
-    def __init__(self, accelerator, args, script):
+    def __init__(self, accelerator, args, script, reward_functions=()):
         from accelerate.utils import broadcast_object_list
 
         self.accelerator, self.args, self.script = accelerator, args, script
@@ -52,6 +52,10 @@ class Run:
         self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
         self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
         self.started = self.last_row = time.perf_counter()
+        self.bar = self.lock = self.new_folder = None
+        self.process = process_of(self)
+        for reward in reward_functions:
+            reward.run = self
         folder = [None]
         with agreed(accelerator):
             if accelerator.is_main_process:
@@ -82,18 +86,17 @@ class Run:
 
     def claim_folder(self):
         """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
-        unlock_folder()  # of an earlier run in this process, which ended with an exception
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
-            Process.new_folder = None if folder.exists() else folder
+            self.new_folder = None if folder.exists() else folder
             folder.mkdir(parents=True, exist_ok=True)
         else:
-            folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-            Process.new_folder = folder
-        Run.lock = filelock.FileLock(folder / "lock", blocking=False)
+            folder = self.new_folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        # One object a file: a run of this process that ended with an exception does not keep the next one out.
+        self.lock = filelock.FileLock(folder / "lock", blocking=False, is_singleton=True)
         try:
-            Run.lock.acquire()
+            self.lock.acquire()
         except filelock.Timeout:
             raise InputError(f"--output_dir {folder}: another run is using it") from None
         self.check_folder(folder)  # again: that run may have ended between the first look and the lock
@@ -174,8 +177,6 @@ class Run:
         # Without a terminal there is no bar (None), but a plain line for each step.
         self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden or None)
         self.plain, self.last_row = not (sys.stdout.isatty() and sys.stderr.isatty()), time.perf_counter()
-        Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
-        Process.training, Process.signal = self.first_eval is not None, 0
 
     def log(self, metrics, shown=None):
         """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl.
@@ -219,7 +220,6 @@ class Run:
             self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
         self.first_eval = self.first_eval or result
         self.last_eval = result
-        Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
@@ -234,7 +234,6 @@ class Run:
             values = [f"{short} {value}" for short, value in shown.items()]
             seconds = time.perf_counter() - self.last_row
             self.print(f"step {self.step}{total}: " + ", ".join([*values, f"{seconds:.1f} s"]))
-        Process.step = self.step
         self.check_alive(metrics)
         self.check_scored(metrics)
 
@@ -282,7 +281,7 @@ class Run:
 
     def stop_asked(self):
         """At the end of a step: whether any process was sent a signal, so that all of them save and stop now."""
-        number = torch.tensor([Process.signal], device=self.accelerator.device)
+        number = torch.tensor([self.process.signal], device=self.accelerator.device)
         number = int(self.accelerator.gather(number).max())
         self.interrupted, self.exit_code = number > 0, 128 + number if number else 0
         return self.interrupted
@@ -317,8 +316,30 @@ class Run:
     def close(self):
         """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
         close(self.accelerator)
+        self.unlock()
         if self.exit_code:
             raise SystemExit(self.exit_code)
+
+    def unlock(self):
+        if self.lock:
+            self.lock.release(force=True)
+
+    def abandon(self):
+        """End a run that failed: close its bar, unlock its folder, and remove that if it is new and holds nothing else.
+
+        Returns " (after step N)", or "" where the run had not started: refused data should leave no trace.
+        """
+        self.unlock()
+        with contextlib.suppress(OSError):
+            if self.new_folder and {path.name for path in self.new_folder.iterdir()} <= {"lock"}:
+                (self.new_folder / "lock").unlink(missing_ok=True)
+                self.new_folder.rmdir()
+        if self.bar is None:
+            return ""
+        self.bar.close()
+        if not self.accelerator.is_main_process:  # its bar is hidden, but the first one's may be in the line
+            print(file=sys.stderr)
+        return f" (after step {self.step})"
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ where it is due: after step N, and after a resume from there unless it was there."""
@@ -358,18 +379,10 @@ class Run:
 
 
 def close(accelerator):
-    """End the work of all processes together, and unlock the folder."""
+    """End the work of all processes together."""
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
-    unlock_folder()
-
-
-def unlock_folder():
-    """Unlock the folder of this process's run, if it has one."""
-    if Run.lock:
-        Run.lock.release(force=True)
-        Run.lock = None
 
 
 def new_folder(name):
