@@ -47,10 +47,11 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, last_step, learning_rate, option
 from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
-from common.harness.run import Run, write_rows
+from common.harness.run import Run
 from common.masked import agree, completion_mask, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
 

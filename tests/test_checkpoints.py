@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
-from common.harness.checkpoints import put_in_place, write_text
+from common.harness.files import put_in_place, write_text
 from small_run import QUICK, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 

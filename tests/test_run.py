@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import sys
+import time
 import types
 
 import filelock
@@ -19,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
-from common.harness.run import DEAD, Run
+from common.harness.display import DEAD, scores
+from common.harness.run import Run
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows
 
@@ -313,15 +315,16 @@ def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: stderr)
     run, *_ = start(tmp_path, max_steps=2)
     now = iter([2.5, 3.0, 7.0])  # the first step is done, its row is written, the second one is done
-    monkeypatch.setattr("common.harness.run.time", types.SimpleNamespace(perf_counter=lambda: next(now)))
-    run.last_row = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    run.display.step_start = 0.0
     metrics = {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0}
     run.step = 1
     run.progress(metrics)
     run.log(metrics)
     run.step = 2
     run.progress(metrics)
-    run.bar.close()
+    monkeypatch.undo()
+    run.display.bar.close()
     printed, bar = capsys.readouterr()
     lines = [f"step {step}/2: reward 0.250, length 3.000, entropy 0.500, {s} s" for step, s in ((1, 2.5), (2, 4.0))]
     assert printed.splitlines() == (lines if not (stdout and stderr) else [])
@@ -353,14 +356,13 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(re
                     if value is not None}
         for values in (first, last)
     )  # fmt: skip
-    args = types.SimpleNamespace(**({"reward": reward} if reward else {}))  # reward_model.py has no such option
-    assert Run.scores(types.SimpleNamespace(args=args, first_eval=first, last_eval=last)) == said
+    assert scores(first or {}, last or {}, reward or []) == said
 
 
 def said_after(folder, steps, capsys):
     """What is printed after which of these steps, each given by its metrics: [(step, line)]."""
     run, *_ = start(folder)
-    run.plain, found = False, []
+    run.display.lines, found = False, []
     capsys.readouterr()
     for run.step, metrics in enumerate(steps, 1):
         run.progress(metrics)
