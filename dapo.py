@@ -349,7 +349,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
+    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def main(argv=None):
@@ -362,7 +362,7 @@ def main(argv=None):
         raise InputError(f"{sizes}: the cache must be between 1 and the longest completion")
     reward_functions = load_rewards(args)
     accelerator = launch(args)
-    run = Run(accelerator, args, "dapo")
+    run = Run(accelerator, args, "dapo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
     if args.filter_by == "accuracy" and any(prompt.answer is None for prompt in train_prompts):
@@ -404,7 +404,7 @@ def main(argv=None):
             metrics.add_rewards(batch["rewards"], args.group_size)
         run.step = step
         none_kept = kept == 0
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args)}
+        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True) or none_kept:
             with gathered(accelerator, model):

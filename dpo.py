@@ -48,10 +48,11 @@ from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate,
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
 from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
-from common.harness.run import Run, write_rows
+from common.harness.run import Run
 from common.masked import agree, completion_mask, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
@@ -352,7 +353,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
+    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
@@ -401,7 +402,7 @@ def main(argv=None):
     check_loss(args)
     reward_functions = load_rewards(args)
     accelerator = launch(args)
-    run = Run(accelerator, args, "dpo")
+    run = Run(accelerator, args, "dpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
     end = last_step(args, given_pairs)
@@ -434,7 +435,7 @@ def main(argv=None):
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
             metrics.add("time/pairs_s", time.perf_counter() - start)
-            round_metrics = metrics.reduce(accelerator)
+            round_metrics = metrics.reduce(accelerator, reward_functions)
             if train_prompts:
                 round_metrics["reward/skipped"] = float(round_metrics["pairs/unscored"] == 1)
             run.check_scored(round_metrics)

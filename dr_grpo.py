@@ -258,7 +258,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
+    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def main(argv=None):
@@ -268,7 +268,7 @@ def main(argv=None):
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
     reward_functions = load_rewards(args)
     accelerator = launch(args)
-    run = Run(accelerator, args, "dr_grpo")
+    run = Run(accelerator, args, "dr_grpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer, accelerator)
@@ -311,7 +311,7 @@ def main(argv=None):
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args)}
+        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with gathered(accelerator, model):

@@ -535,7 +535,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
     metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
     metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator), (mine[:4], texts[: 4 * n], rewards, parts)
+    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
 
 
 def check_own_args(args):
@@ -562,7 +562,7 @@ def main(argv=None):
     accelerator = launch(args)
     if args.target_kl and accelerator.distributed_type == "DEEPSPEED":
         raise InputError("--target_kl: DeepSpeed steps within the last backward pass, before the KL is known")
-    run = Run(accelerator, args, "ppo")
+    run = Run(accelerator, args, "ppo", reward_functions)
     tokenizer = load_tokenizer(args)
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
@@ -612,7 +612,7 @@ def main(argv=None):
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator) | rates
+        result = metrics.reduce(accelerator, reward_functions) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
         if run.step > args.critic_warmup_steps and not result.get("reward/skipped"):  # else the policy has not moved
             coefficients.steer(result, args)

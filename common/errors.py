@@ -16,33 +16,40 @@ class InputError(ValueError):
 
 
 class Process:
-    """What signals and errors need to know about the run of this process. There is one run at a time."""
+    """What `clean_exit` makes the handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one.
 
-    step = None  # the last finished one; None before there is a run
-    max_steps = 0  # of that run
-    new_folder = None  # of that run, where it made one; while it holds nothing but the lock, an error removes it again
-    bar = None
-    training = False  # a signal waits for the end of the step; before, nothing would be lost
-    signal = 0  # the one that came
+    The first signal ends the run after the step that is being made, or at once before the first, when nothing would be
+    lost. The next one has its default action, which ends the process at once, whatever it is waiting for.
+    """
 
     ECHO = 1.0  # seconds in which a second signal is the first one again, which a launcher passed on
 
+    def __init__(self):
+        self.run, self.signal = None, 0  # the number of the signal that came
 
-def on_signal(number, frame):
-    """The first SIGINT (Ctrl-C) or SIGTERM: end the run after the step that is being made, or at once before the first.
-
-    The next one has its default action, which ends the process at once, whatever it is waiting for.
-    """
-    if not Process.training:
+    def __call__(self, number, frame):
+        if self.run is None or self.run.first_eval is None:
+            set_handlers(signal.SIG_DFL)
+            raise KeyboardInterrupt(number)
+        set_handlers(signal.SIG_IGN)
+        self.signal = number
+        if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
+            name = signal.Signals(number).name
+            text = f"\n{script_name()}: {name}: stops after this step; a second one ends at once\n"
+            os.write(2, text.encode())
+        time.sleep(self.ECHO)
         set_handlers(signal.SIG_DFL)
-        raise KeyboardInterrupt(number)
-    set_handlers(signal.SIG_IGN)
-    Process.signal = number
-    if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
-        text = f"\n{script_name()}: {signal.Signals(number).name}: stops after this step; a second one ends at once\n"
-        os.write(2, text.encode())
-    time.sleep(Process.ECHO)
-    set_handlers(signal.SIG_DFL)
+
+
+def process_of(run):
+    """The `Process` of the `clean_exit` around this code, which has this run from now on.
+
+    Without `clean_exit`, as in a notebook, it is a new one, which handles no signal: Python keeps its own Ctrl-C.
+    """
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    process = next((handler for handler in handlers if isinstance(handler, Process)), None) or Process()
+    process.run, process.signal = run, 0
+    return process
 
 
 def set_handlers(action):
@@ -53,12 +60,12 @@ def set_handlers(action):
 
 
 def in_fork():
-    """Take `on_signal` from a fork, such as a worker of a reward's `multiprocessing.Pool`, which SIGTERM is to end.
+    """Take the `Process` from a fork, such as a worker of a reward's `multiprocessing.Pool`, which SIGTERM is to end.
 
     The first Ctrl-C of a terminal reaches forks too, and the step of this process may need what they compute.
     """
     for number, action in ((signal.SIGINT, outlive_first), (signal.SIGTERM, signal.SIG_DFL)):
-        if signal.getsignal(number) is on_signal:
+        if isinstance(signal.getsignal(number), Process):
             signal.signal(number, action)
 
 
@@ -77,19 +84,18 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def clean_exit():
     """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
 
-    A signal ends the run after its step (`on_signal`). One of several processes leaves at once, without the
+    A signal ends the run after its step (`Process`). One of several processes leaves at once, without the
     interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
     others only when this one is gone.
     """
-    Process.step, Process.bar, Process.training, Process.signal, Process.new_folder = None, None, False, 0, None
-    before = set_handlers(on_signal)
+    process = Process()
+    before = set_handlers(process)
     try:
         yield
         return
     except (Exception, KeyboardInterrupt) as error:
         set_handlers(signal.SIG_DFL)
-        code = report(error)
-        remove_unused_folder()
+        code = report(error, process.run)
     finally:
         for number, action in before.items():
             signal.signal(number, action)
@@ -100,16 +106,8 @@ def clean_exit():
     raise SystemExit(code)
 
 
-def remove_unused_folder():
-    """Remove the folder of a run that ended before it wrote anything: refused data should leave no trace."""
-    with contextlib.suppress(OSError):  # Windows does not remove a file that is open
-        if Process.new_folder and {path.name for path in Process.new_folder.iterdir()} <= {"lock"}:
-            (Process.new_folder / "lock").unlink(missing_ok=True)
-            Process.new_folder.rmdir()
-
-
-def report(error):
-    """Print why the run ends, below its progress bar; return the exit code.
+def report(error, run):
+    """Print why a process ends, and with it its run, unless that is None; return the exit code.
 
     If all processes fail, the first one of each machine prints the error: it waits least, and the launcher ends the
     others once it is gone. The launcher also ends those that fail only because another one is gone.
@@ -117,10 +115,7 @@ def report(error):
     first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
         time.sleep(1 if first else 3)
-    if Process.bar is not None:
-        Process.bar.close()
-        if int(os.environ.get("RANK", 0)) > 0:  # its bar is hidden, but the first process's bar may be in the line
-            print(file=sys.stderr)
+    when = run.abandon() if run else ""
     if isinstance(error, KeyboardInterrupt):
         number = error.args[0] if error.args else signal.SIGINT
         if first:
@@ -131,7 +126,6 @@ def report(error):
         return 1
     if error.__cause__ is not None:  # the user's own code failed: they need to see where
         traceback.print_exception(error.__cause__)
-    when = "" if Process.step is None else f" (after step {Process.step})"
     print(f"{script_name()}: error: {error}{when}", file=sys.stderr)
     return 2
 

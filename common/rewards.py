@@ -11,8 +11,8 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -119,12 +119,19 @@ BUILT_IN = {
 }
 
 
-class Reward(NamedTuple):
+@dataclass
+class Reward:
     """One part of the reward: its name in the metrics, its weight, and a function of TRL's kind."""
 
     name: str
     weight: float
     function: Callable
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since the last row of metrics
+    run: object = None  # `Run` says that it is this reward's, which `trainer_state` tells the function
+
+    @property
+    def built_in(self) -> bool:
+        return self.function in BUILT_IN.values()
 
 
 ACCURACY = Reward("accuracy", 1.0, BUILT_IN["accuracy"])
@@ -211,7 +218,7 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     except InputError:
         _find_failing_row(reward, rows, texts, truncated)
         raise
-    if reward.function not in BUILT_IN.values():
+    if not reward.built_in:
         values = _check_values(reward, values, len(rows))
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)  # (R,)
 
@@ -234,9 +241,9 @@ def _check_values(reward: Reward, values, rows: int) -> list:
 
 def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: list[bool]):
     try:
-        if reward.function in BUILT_IN.values():
+        if reward.built_in:
             return reward.function(texts, [row.answer for row in rows], truncated)
-        keywords = trl_keywords(reward.function, rows, texts, truncated)
+        keywords = trl_keywords(reward, rows, texts, truncated)
         with undone():
             values = reward.function(**keywords)
             values = asyncio.run(values) if inspect.iscoroutine(values) else values  # TRL takes async functions too

@@ -6,19 +6,10 @@ import math
 import os
 from collections.abc import Callable
 from itertools import chain
-from typing import ClassVar
 
 import torch
 
 from common.batches import Completion
-from common.errors import Process
-
-
-class Logged:
-    """What functions of the user gave to `log_metric` since `take_logged`."""
-
-    used = False  # a function of the user has been called, on all processes alike
-    values: ClassVar[dict[str, list[float]]] = {}
 
 
 def _matmul_precision():
@@ -55,8 +46,8 @@ def undone():
                     put(value)
 
 
-def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: list[bool]) -> dict:
-    """The keyword arguments for `function` on these rows, which hold `prompt`, `answer` and `columns`.
+def trl_keywords(reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
+    """The keyword arguments for the function of `reward` on these rows, which hold `prompt`, `answer` and `columns`.
 
     As in TRL: prompts and completions, as messages in conversational data; completion_ids, the sampled tokens with the
     stop token; all columns; trainer_state, log_metric and log_extra. Besides: truncated, and the gold as `answer` and
@@ -64,10 +55,9 @@ def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: li
     solution as LaTeX, so they get messages for plain prompts too, and the gold between dollar signs.
     Messages, columns and ids are copies, one for each row: the prompts of later steps are the originals.
     """
-    Logged.used = True
     names = dict.fromkeys(name for row in rows for name in row.columns)
     keywords = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
-    from_trl = is_from_trl(function)
+    from_trl = is_from_trl(reward.function)
     if any(row.answer is not None for row in rows):
         golds = [row.answer for row in rows]
         keywords.setdefault("answer", golds)
@@ -82,8 +72,9 @@ def trl_keywords(function: Callable, rows: list, texts: list[str], truncated: li
         keywords["completions"].append(completion if plain else [{"role": "assistant", "content": completion}])
     if all(isinstance(text, Completion) for text in texts):
         keywords["completion_ids"] = [list(text.ids) for text in texts]
-    log_extra = functools.partial(_log_extra, texts)
-    return keywords | {"trainer_state": trainer_state(), "log_metric": log_metric, "log_extra": log_extra}
+    keywords["trainer_state"] = trainer_state(reward.run)
+    keywords["log_metric"] = functools.partial(_log_metric, reward.logged)
+    return keywords | {"log_extra": functools.partial(_log_extra, texts)}
 
 
 def is_from_trl(function: Callable) -> bool:
@@ -98,33 +89,30 @@ def _latex(gold: str | None) -> str | None:
     return gold if gold is None or gold.startswith("$") else f"${gold}$"
 
 
-def trainer_state():
-    """Transformers' TrainerState, with this run's finished steps and its --max_steps; a step is one rollout."""
+def trainer_state(run):
+    """Transformers' TrainerState with the finished steps of `run` and its --max_steps; a step is one rollout."""
     from transformers import TrainerState
 
-    return TrainerState(global_step=Process.step or 0, max_steps=Process.max_steps)
+    return TrainerState(global_step=run.step, max_steps=run.args.max_steps) if run else TrainerState(max_steps=0)
 
 
-def log_metric(name: str, value: float) -> None:
-    """What TRL passes under this name: the value counts towards the mean `logged/<name>` in the metrics."""
+def _log_metric(logged: dict, name: str, value: float) -> None:
+    """What TRL passes as `log_metric`, with a reward's `logged` bound: the value counts in the mean `logged/<name>`."""
     if not math.isfinite(value):
         raise ValueError(f"log_metric({name!r}, {value!r}): give a finite number")
-    Logged.values.setdefault(str(name), []).append(float(value))
+    logged.setdefault(str(name), []).append(float(value))
 
 
-def take_logged(accelerator, beside: dict[str, float]) -> dict[str, float]:
-    """{logged/name: mean} of what `log_metric` got since the last call, over all its calls on all processes.
-
-    A name that only some processes have is there on all of them. Beside the metrics of an evaluation it is
-    eval/logged/name.
-    """
+def take_logged(accelerator, rewards: list, group: str) -> dict[str, float]:
+    """{group/name: mean} of what functions of these rewards gave to `log_metric` since the last call, over all
+    processes. A name that only some processes have is there on all of them."""
     from accelerate.utils import gather_object
 
-    found, Logged.values = gather_object([Logged.values]), {}  # of each process
-    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
     values = {}
-    for name, numbers in chain.from_iterable(logged.items() for logged in found):
+    for name, numbers in chain.from_iterable(logged.items() for logged in gather_object([r.logged for r in rewards])):
         values.setdefault(name, []).extend(numbers)
+    for reward in rewards:
+        reward.logged = {}
     return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 

@@ -14,14 +14,11 @@ import types
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from common.errors import Process
 from common.harness.distributed import choose_device
 from common.harness.pairs import EMBEDDED_PAIRS
-from common.harness.run import close
 from small_run import advance, start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
-PROCESS = {name: getattr(Process, name) for name in ("step", "max_steps", "new_folder", "bar", "training", "signal")}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,14 +51,12 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
-    """Accelerate, and what a signal has to know of a run, keep their state in singletons; each test starts without.
+    """Accelerate keeps its state in singletons; each test starts without.
 
     One thread: the models here are tiny. No search for garbage at the end of each run: it takes a quarter of a second.
     """
     monkeypatch.setattr("accelerate.utils.memory.gc", types.SimpleNamespace(collect=lambda: 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    for name, value in PROCESS.items():
-        monkeypatch.setattr(Process, name, value)
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
@@ -73,7 +68,7 @@ def ended(tmp_path_factory):
     run, optimizer, numbers = start(tmp_path_factory.mktemp("ended"))
     numbers.values = [0.1 + 0.2]
     advance(run, optimizer)
-    close(run.accelerator)
+    run.close()
     return run.folder
 
 

@@ -7,14 +7,14 @@ import json
 import os
 import pickle
 import shutil
+import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
-from common.harness.checkpoints import put_in_place, write_text
-from common.harness.run import close
+from common.harness.files import put_in_place, write_text
 from small_run import QUICK, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 
@@ -67,7 +67,9 @@ def test_no_file_of_a_checkpoint_runs_code(name, how, checkpoint):
     assert str(checkpoint) in said and not ran.exists()
 
 
-def test_what_is_kept_returns_bit_by_bit(tmp_path):
+def test_what_is_kept_returns_bit_by_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(Process, "ECHO", 0.0)
+    monkeypatch.setattr("common.errors.set_handlers", lambda action: None)
     values = [0.1 + 0.2, 1 / 3, 5e-324, -0.0, float("inf"), 2**60 + 1]
     run, optimizer, numbers = start(tmp_path)
     numbers.values = values
@@ -79,7 +81,8 @@ def test_what_is_kept_returns_bit_by_bit(tmp_path):
     again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
-    assert Process.training and Process.step == 1  # a signal in the next step waits for its end
+    run.process(signal.SIGTERM, None)  # in the next step, whose end it waits for
+    assert run.process.signal == signal.SIGTERM and run.step == 1
 
 
 # --- Windows ---
@@ -219,7 +222,7 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
     for scheduler in ("linear", "constant"):
         run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
         advance(run, optimizer)
-        close(run.accelerator)
+        run.close()
     assert "--max_steps was 5, is 9" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
     assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
 

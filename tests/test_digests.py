@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 import grpo
 from common.errors import InputError
 from common.harness.digests import ADAPTER, WEIGHTS, add_digests, digest, weight_files
-from common.harness.run import close
 from common.rewards import load_rewards
 from small_models import copy_of_embedded
 from small_run import advance, refusal, start
@@ -66,7 +65,7 @@ def resumed(tmp_path, monkeypatch):
     def resume(name, options, change=lambda: None, *more):
         run, optimizer, _ = start(tmp_path / "run", script(name), **options)
         advance(run, optimizer)
-        close(run.accelerator)
+        run.close()
         change()
         values = [x for key, value in options.items() for x in (f"--{key}", *(value if key == "reward" else [value]))]
         monkeypatch.setattr(script(name), "load_tokenizer", stop)

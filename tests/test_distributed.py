@@ -1,5 +1,6 @@
 """common/harness/distributed.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -19,7 +20,15 @@ from transformers import AutoModelForCausalLM
 
 import worker
 from common.errors import InputError
-from common.harness.distributed import SMALL_MODEL, agreed, launch, set_threads, set_up_deepspeed, set_up_fsdp
+from common.harness.distributed import (
+    SMALL_MODEL,
+    agreed,
+    launch,
+    on_first,
+    set_threads,
+    set_up_deepspeed,
+    set_up_fsdp,
+)
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
@@ -259,3 +268,27 @@ def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
     for name, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         own = getattr(reached[0], name)
         assert own == type(own)(value), name
+
+
+@pytest.mark.parametrize("problem", [None, "no room"])
+def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, monkeypatch):
+    sent, called = [], []
+
+    def find():
+        called.append(1)
+        if problem:
+            raise InputError(problem)
+        return "a folder"
+
+    def broadcast(values):
+        sent.append(values[0])
+        return values
+
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", broadcast)
+    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
+        assert on_first(types.SimpleNamespace(is_main_process=True), find) == "a folder"
+    answers = list(sent)
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda values: [answers.pop(0)])
+    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
+        assert on_first(types.SimpleNamespace(is_main_process=False), find) == "a folder"
+    assert len(called) == 1 and not answers  # one call, and as many broadcasts on both

@@ -73,13 +73,25 @@ def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be
 ):
     waited = []
     monkeypatch.setattr(errors.time, "sleep", waited.append)
-    monkeypatch.setattr(errors.Process, "bar", types.SimpleNamespace(close=lambda: waited.append("told")))
+    run = types.SimpleNamespace(abandon=lambda: waited.append("told") or " (after step 3)")
     for rank in "0 1 7".split():
         for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": rank, "RANK": str(int(rank) + 8)}.items():
             monkeypatch.setitem(os.environ, name, value)
-        assert errors.report(error) == code
+        assert errors.report(error, run) == code
     assert waited == [1, "told", 3, "told", 3, "told"]
-    assert capsys.readouterr().err.startswith("\n")  # below the bar of the process with rank 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and (code == 1 or said[0].endswith("error: bad (after step 3)"))
+
+
+def test_a_process_that_failed_leaves_nothing_to_the_next_run():
+    """Of `main` called twice from Python, the second run had the signal, the step and the bar of the first."""
+    found = []
+    for _ in range(2):
+        with pytest.raises(SystemExit), clean_exit():
+            found.append(errors.process_of(types.SimpleNamespace(abandon=lambda: "")))
+            assert signal.getsignal(signal.SIGTERM) is found[-1]
+            raise InputError("bad")
+    assert found[0] is not found[1] and errors.process_of(None) not in found
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
@@ -212,12 +224,13 @@ def forked(*numbers):
 def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
     """A reward's multiprocessing.Pool hung: its workers took the pool's SIGTERM for the run's, and went on."""
     with clean_exit():
-        errors.Process.training = True
+        process = signal.getsignal(signal.SIGTERM)
+        process.run = types.SimpleNamespace(first_eval={})  # it has begun to train
         assert forked(signal.SIGTERM) == signal.SIGTERM
         assert forked(signal.SIGINT, signal.SIGTERM) == signal.SIGTERM
         assert forked(signal.SIGINT, signal.SIGINT) == signal.SIGINT
         assert forked(signal.SIGINT) == 0  # a terminal's Ctrl-C reaches it too: the step needs it
-        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is errors.on_signal
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is process
     assert forked(signal.SIGTERM) == signal.SIGTERM
     assert capfd.readouterr().err == ""
 

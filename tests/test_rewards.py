@@ -471,11 +471,21 @@ def mine(prompts, completions, completion_ids, trainer_state, log_metric, log_ex
 
 def test_logged_names_are_agreed_over_processes(monkeypatch):
     """A name that one process alone has would shift the sums of the others, or hang."""
-    monkeypatch.setattr(user_rewards.Logged, "values", {"b": [1.0, 3.0]})
-    other = {"a": [5.0], "b": [8.0]}
-    monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, other])
-    assert user_rewards.take_logged(None, {}) == {"logged/a": 5.0, "logged/b": 4.0}
-    assert not user_rewards.Logged.values
+    own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0]}), ("g", {"b": [3.0]}))]
+    other = [{"a": [5.0]}, {"b": [8.0]}]
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *other])
+    assert user_rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 4.0}
+    assert not own[0].logged and not own[1].logged
+
+
+def test_runs_of_one_process_share_nothing_that_a_reward_is_told_or_logs(user_file):
+    body = "def mine(trainer_state, log_metric, **_):\n    log_metric('a', 1.0)\n"
+    path = user_file(body + "    return [float(10 * trainer_state.max_steps + trainer_state.global_step)]\n")
+    (one,), (other,) = chosen(f"{path}:mine"), chosen(f"{path}:mine")
+    one.run = SimpleNamespace(step=3, args=SimpleNamespace(max_steps=5))
+    assert score(one, [row()], [""], [False]).item() == 53.0
+    assert one.logged == {"a": [1.0]} and other.logged == {}
+    assert score(other, [row()], [""], [False]).item() == 0.0  # of no run
 
 
 def test_names_and_values_that_json_does_not_have(user_file, monkeypatch):
@@ -487,14 +497,13 @@ def mine(log_metric, log_extra, **_):
     log_extra(("x", 1), [float("nan"), float("-inf"), 0.5])
     return [0.0] * 3
 """
-    monkeypatch.setattr(user_rewards.Logged, "values", {})
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: mine)
     texts = [Completion("") for _ in range(3)]
     for text in texts:
         text.ids, text.extra = [], {}
     (reward,) = chosen(user_file(body) + ":mine")
     score(reward, [row()] * 3, texts, [False] * 3)
-    assert user_rewards.take_logged(None, {}) == {"logged/1": 2.0, "logged/a": 3.0}
+    assert user_rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
     written = [json.dumps(text.extra, allow_nan=False) for text in texts]
     assert written == [f"""{{"('x', 1)": {value}}}""" for value in ("null", "null", "0.5")]
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import sys
+import time
 import types
 
 import filelock
@@ -19,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
-from common.harness.run import DEAD, Run, close
+from common.harness.display import DEAD, scores
+from common.harness.run import Run
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows
 
@@ -72,11 +74,20 @@ def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     assert not is_free()
-    close(run.accelerator)
+    run.close()
     assert is_free()
     run, *_ = start(tmp_path, resume=True)
     assert not is_free()  # and ends with an exception, before close():
     start(tmp_path, resume=True)
+
+
+def test_a_run_that_fails_is_unlocked_and_its_message_stands_below_the_bar(tmp_path, capsys):
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    run.accelerator = types.SimpleNamespace(is_main_process=False)  # the bar in the line is another process's
+    capsys.readouterr()
+    assert run.abandon() == " (after step 1)" and capsys.readouterr().err == "\n"
+    assert not run.lock.is_locked and (tmp_path / "metrics.jsonl").exists()
 
 
 def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
@@ -304,15 +315,16 @@ def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: stderr)
     run, *_ = start(tmp_path, max_steps=2)
     now = iter([2.5, 3.0, 7.0])  # the first step is done, its row is written, the second one is done
-    monkeypatch.setattr("common.harness.run.time", types.SimpleNamespace(perf_counter=lambda: next(now)))
-    run.last_row = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    run.display.step_start = 0.0
     metrics = {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0}
     run.step = 1
     run.progress(metrics)
     run.log(metrics)
     run.step = 2
     run.progress(metrics)
-    run.bar.close()
+    monkeypatch.undo()
+    run.display.bar.close()
     printed, bar = capsys.readouterr()
     lines = [f"step {step}/2: reward 0.250, length 3.000, entropy 0.500, {s} s" for step, s in ((1, 2.5), (2, 4.0))]
     assert printed.splitlines() == (lines if not (stdout and stderr) else [])
@@ -344,14 +356,13 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(re
                     if value is not None}
         for values in (first, last)
     )  # fmt: skip
-    args = types.SimpleNamespace(**({"reward": reward} if reward else {}))  # reward_model.py has no such option
-    assert Run.scores(types.SimpleNamespace(args=args, first_eval=first, last_eval=last)) == said
+    assert scores(first or {}, last or {}, reward or []) == said
 
 
 def said_after(folder, steps, capsys):
     """What is printed after which of these steps, each given by its metrics: [(step, line)]."""
     run, *_ = start(folder)
-    run.plain, found = False, []
+    run.display.lines, found = False, []
     capsys.readouterr()
     for run.step, metrics in enumerate(steps, 1):
         run.progress(metrics)
@@ -416,7 +427,7 @@ def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_res
         run.progress({"reward/skipped": skipped, "reward/unscored": float(skipped)})
     run.progress({"sampling/skipped": 1})  # dapo's own rule is another one
     run.save()
-    close(run.accelerator)
+    run.close()
     run, optimizer, _ = start(tmp_path, resume=True)
     advance(run, optimizer, save=False)
     with pytest.raises(InputError, match="every reward function returned None .*, as 9 times before"):
@@ -435,7 +446,7 @@ def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, 
     for _ in range(4):
         advance(run, optimizer, save=False)
     run.save()
-    close(run.accelerator)
+    run.close()
     for name in (there, 6):  # that of a later step is of the life before this resume: it is written again
         (tmp_path / f"model-step-{name}").mkdir()
     run, *_ = start(tmp_path, resume=True, save_model_every=every)
@@ -449,8 +460,7 @@ def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, 
     assert len(saved) == len(written)
 
 
-def test_a_process_stops_where_another_one_was_signalled(monkeypatch):
-    monkeypatch.setattr(Process, "signal", 0)
+def test_a_process_stops_where_another_one_was_signalled():
     gather = lambda own: torch.cat([own, torch.tensor([15])])  # noqa: E731
-    run = types.SimpleNamespace(accelerator=types.SimpleNamespace(device="cpu", gather=gather))
+    run = types.SimpleNamespace(process=Process(), accelerator=types.SimpleNamespace(device="cpu", gather=gather))
     assert Run.stop_asked(run) and run.interrupted and run.exit_code == 143

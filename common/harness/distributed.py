@@ -241,3 +241,14 @@ def agreed(accelerator):
     problem = broadcast_object_list([problem])[0]
     if problem:
         raise InputError(problem)
+
+
+def on_first(accelerator, function):
+    """What `function()` returns on the first process, which alone calls it; its InputError is raised on all of them."""
+    from accelerate.utils import broadcast_object_list
+
+    found = [None]
+    with agreed(accelerator):
+        if accelerator.is_main_process:
+            found = [function()]
+    return broadcast_object_list(found)[0]

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import world_size
 from common.masked import group_statistics
-from common.user_rewards import Logged, take_logged
+from common.user_rewards import take_logged
 
 
 @dataclass
@@ -104,8 +104,11 @@ class Metrics:
             self.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
-    def reduce(self, accelerator):
-        """{name: float} over all processes; a name without anything to count is left out."""
+    def reduce(self, accelerator, reward_functions=()):
+        """{name: float} over all processes; a name without anything to count is left out.
+
+        With what the user's `reward_functions` logged since the last time: logged/, in an evaluation eval/logged/.
+        """
         result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
         # They meet on the device, to be fetched at once: each of them would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
@@ -122,7 +125,9 @@ class Metrics:
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        return result | (take_logged(accelerator, result) if Logged.used else {})
+        own = [reward for reward in reward_functions if not reward.built_in]
+        group = "eval/logged" if any(name.startswith("eval/") for name in result) else "logged"
+        return result | (take_logged(accelerator, own, group) if own else {})
 
 
 def quantiles(name, values, accelerator):

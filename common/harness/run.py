@@ -1,12 +1,9 @@
-"""The folder of a run: its rows, samples, progress and evaluation lines, its start and its end."""
+"""A run: its folder with rows and samples, its start, its evaluations, and its end."""
 
 import contextlib
 import dataclasses
 import datetime
-import importlib
-import itertools
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -17,83 +14,60 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, Process, one_line
+from common.errors import InputError, process_of
 from common.harness.args import batch_equation
-from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, rows_up_to, write_text, writing
-from common.harness.distributed import agreed
+from common.harness.checkpoints import Checkpoints, find_checkpoints
+from common.harness.display import Display, log_table, scores, start_trackers
+from common.harness.distributed import agreed, on_first
+from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
-# What no healthy run has in five steps in a row: {metric: (value, the section of docs/troubleshooting.md)}
-DEAD = {
-    "completion/truncated": (1, "Everything is truncated"),
-    "advantage/zero_groups": (1, "All groups agree: zero advantages"),
-    "optim/grad_norm": (0, "The loss is 0"),
-}
 
 
 class Run:
     """The folder of a run: args.json, metrics.jsonl, samples.jsonl, checkpoints/, model-step-N/, at the end model/.
 
     The first process locks the folder for as long as the run lives: a second run would mix its rows with these. `step`
-    counts the finished steps. An algorithm gives to `keep` what a checkpoint needs besides weights and optimizer.
+    counts the finished steps, which the user's reward functions are told. An algorithm gives to `keep` what a
+    checkpoint needs besides weights and optimizer.
     """
 
     FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
-    lock = None  # on the folder of the run of this process
 
-    def __init__(self, accelerator, args, script):
-        from accelerate.utils import broadcast_object_list
-
+    def __init__(self, accelerator, args, script, reward_functions=()):
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval, self.model_step = 0, None, None, None
-        self.exit_code, self.interrupted, self.unscored = 0, False, 0.0
+        self.exit_code, self.interrupted = 0, False
         self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
-        self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
-        self.started = self.last_row = time.perf_counter()
-        folder = [None]
-        with agreed(accelerator):
-            if accelerator.is_main_process:
-                with writing("the folder of the run"):
-                    folder = [str(self.claim_folder())]
-        self.folder = pathlib.Path(broadcast_object_list(folder)[0])
+        self.started = time.perf_counter()
+        self.display = self.lock = self.new_folder = None
+        self.process = process_of(self)
+        for reward in reward_functions:
+            reward.run = self
+        self.folder = on_first(accelerator, self.claim_folder)
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
-        with agreed(accelerator):
-            if accelerator.is_main_process:
-                self.checkpoints.look()
+        on_first(accelerator, self.checkpoints.look)
         if args.report_to:
             with agreed(accelerator):
-                self.start_trackers()
+                start_trackers(accelerator, args, script, self.folder.resolve())
 
-    def start_trackers(self):
-        """Start the trackers of --report_to: the project is the script, the run has the name of its folder."""
-        folder = self.folder.resolve()
-        self.accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
-        os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
-        options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
-        values = dataclasses.asdict(self.args)
-        values |= {name: " ".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
-        try:
-            self.accelerator.init_trackers(self.script, config=values, init_kwargs=options)
-        except Exception as error:  # each tracker has its own way to fail: no key, no network, no room
-            raise InputError(f"--report_to {' '.join(self.args.report_to)}: {one_line(error)}") from None
-
+    @writing("the folder of the run")
     def claim_folder(self):
         """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
-        unlock_folder()  # of an earlier run in this process, which ended with an exception
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
-            Process.new_folder = None if folder.exists() else folder
+            self.new_folder = None if folder.exists() else folder
             folder.mkdir(parents=True, exist_ok=True)
         else:
-            folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-            Process.new_folder = folder
-        Run.lock = filelock.FileLock(folder / "lock", blocking=False)
+            folder = self.new_folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        # One object a file: a run of this process that ended with an exception does not keep the next one out.
+        self.lock = filelock.FileLock(folder / "lock", blocking=False, is_singleton=True)
         try:
-            Run.lock.acquire()
+            self.lock.acquire()
         except filelock.Timeout:
             raise InputError(f"--output_dir {folder}: another run is using it") from None
         self.check_folder(folder)  # again: that run may have ended between the first look and the lock
@@ -129,8 +103,7 @@ class Run:
         self.checkpoints.kept |= parts
 
     def state_dict(self):
-        evaluations = {"first_eval": self.first_eval, "last_eval": self.last_eval}
-        return {"step": self.step, "skipped": self.skipped, **evaluations}
+        return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval")}
 
     def load_state_dict(self, state):
         self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
@@ -149,33 +122,27 @@ class Run:
 
     def restore(self):
         """With --resume: load the last checkpoint, and cut the files back to its step."""
-        from accelerate.utils import broadcast_object_list
-
-        main, found = self.accelerator.is_main_process, [None, False]
-        with agreed(self.accelerator):
-            if main and (path := self.checkpoints.last()):
-                found = [path, (self.folder / f"model-step-{int(path.name.removeprefix('step-'))}").exists()]
-        path, has_model = broadcast_object_list(found)
+        path, has_model = on_first(self.accelerator, self.find_last)
         if path:
             self.checkpoints.load(path)
             self.model_step = self.step if has_model else None
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
-        with agreed(self.accelerator):
-            if main:
-                names = ("metrics.jsonl", "samples.jsonl")
-                texts = [rows_up_to(self.folder / name, self.step if path else -1) for name in names]
-                write_text(self.folder / "args.json", json.dumps(dataclasses.asdict(self.args), indent=2) + "\n")
-                for name, text in zip(names, texts, strict=True):
-                    write_text(self.folder / name, text)
-        hidden = not main or self.args.max_steps == 0
-        total = self.args.max_steps if self.args.max_steps > 0 else None
-        # Without a terminal there is no bar (None), but a plain line for each step.
-        self.bar = tqdm(total=total, initial=self.step, unit="step", disable=hidden or None)
-        self.plain, self.last_row = not (sys.stdout.isatty() and sys.stderr.isatty()), time.perf_counter()
-        Process.step, Process.max_steps, Process.bar = self.step, self.args.max_steps, self.bar
-        Process.training, Process.signal = self.first_eval is not None, 0
+        on_first(self.accelerator, lambda: self.rewrite(self.step if path else -1))
+        self.display = Display(self.print, self.step, self.args.max_steps, hidden=not self.accelerator.is_main_process)
+
+    def find_last(self):
+        """The path of the checkpoint to resume from, or None, and whether the model of its step is in the folder."""
+        path = self.checkpoints.last()
+        return path, bool(path) and (self.folder / f"model-step-{int(path.name.removeprefix('step-'))}").exists()
+
+    def rewrite(self, step):
+        """Write args.json, and the rows up to `step` alone. Where a row is damaged, nothing is written."""
+        texts = {"args.json": json.dumps(dataclasses.asdict(self.args), indent=2) + "\n"}
+        texts |= {name: rows_up_to(self.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")}
+        for name, text in texts.items():
+            write_text(self.folder / name, text)
 
     def log(self, metrics, shown=None):
         """Write the row of `self.step` to metrics.jsonl and the trackers, and sample completions to samples.jsonl.
@@ -184,25 +151,15 @@ class Run:
         """
         samples = sample_rows(*shown, number=1) if shown else []
         if self.accelerator.is_main_process:
-            append(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
-            append(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+            append_rows(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
+            append_rows(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
         self.accelerator.log(metrics, step=self.step)
-        self.last_row = time.perf_counter()
+        self.display.step_start = time.perf_counter()
         if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
             sample = samples[0]
             reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
             self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
-            self.log_table(samples)
-
-    def log_table(self, samples):
-        """Give these rows of samples.jsonl to the trackers that have tables."""
-        columns = ["prompt", "completion", "answer", "reward"]
-        extra = list(samples[0].get("extra", {}))
-        rows = [[sample[x] for x in columns] + [sample["extra"].get(x) for x in extra] for sample in samples]
-        for tracker in self.accelerator.trackers:
-            if tracker.name in ("wandb", "trackio"):
-                table = importlib.import_module(tracker.name).Table(columns=columns + extra, data=rows)
-                tracker.log({"samples": table}, step=self.step)
+            log_table(self.accelerator, samples, self.step)
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
         """Remember an evaluation, of which the first and the last make the closing line, and write its completions.
@@ -212,42 +169,24 @@ class Run:
         """
         if shown and self.accelerator.is_main_process:
             rows = sample_rows(*shown, number=None)
-            append(self.folder / "samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
+            append_rows(self.folder / "samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
             (prompt, *_), (text, *_), *_ = shown
             lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
             self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
         self.first_eval = self.first_eval or result
         self.last_eval = result
-        Process.training = True
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Advance the progress bar or print the step's line, and look for what keeps a run from learning."""
-        shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
-        shown |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
-        shown = {short: f"{metrics[name]:.3f}" for short, name in shown.items() if name in metrics}
-        self.bar.set_postfix(shown)
-        self.bar.update()
-        if self.plain:
-            total = f"/{self.bar.total}" if self.bar.total else ""
-            values = [f"{short} {value}" for short, value in shown.items()]
-            seconds = time.perf_counter() - self.last_row
-            self.print(f"step {self.step}{total}: " + ", ".join([*values, f"{seconds:.1f} s"]))
-        Process.step = self.step
-        self.check_alive(metrics)
+        """Show a step that was made, and look for what keeps a run from learning."""
+        self.display.show(self.step, metrics)
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
-        """Say it the first time that completions have no reward. InputError, after a checkpoint, where none has one in
-        the first step or in SKIPPED_STEPS in a row."""
-        unscored = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
-        if unscored and not self.unscored:
-            self.print(
-                f"{unscored:.1%} of the completions have no reward, since every function returned None for them: they "
-                "are left out (reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once)"
-            )
-        self.unscored = self.unscored or unscored
+        """Warn of completions without a reward. InputError, after a checkpoint, where none has one in the first step or
+        in SKIPPED_STEPS in a row."""
+        self.display.warn_of_unscored(metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0)))
         if "reward/skipped" in metrics:
             self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
         if self.skipped >= SKIPPED_STEPS:
@@ -258,31 +197,13 @@ class Run:
                 f"every reward function returned None for every completion{before}: there is nothing to learn from"
             )
 
-    def check_alive(self, metrics):
-        """Say, once for each sign in DEAD, that five steps in a row had it.
-
-        Groups that agree are no sign where dcpo.py's history or ppo.py's critic still gives advantages; nor is a
-        gradient of 0 while ppo.py trains its critic alone, at a learning rate of 0.
-        """
-        excused = {
-            "advantage/zero_groups": metrics.get("dcpo/response_utilization") or "optim/critic_lr" in metrics,
-            "optim/grad_norm": metrics.get("optim/lr") == 0,
-        }
-        for name, (value, section) in DEAD.items():
-            if self.dead_steps[name] < 5:
-                dead = metrics.get(name) == value and not excused.get(name)
-                self.dead_steps[name] = self.dead_steps[name] + 1 if dead else 0
-                if self.dead_steps[name] == 5:
-                    where = f'docs/troubleshooting.md, "{section}"'
-                    self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
-
     def due(self, every, at_end):
         """Whether what is done every so many steps (0: never) is due; `at_end`: also after the last step."""
         return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
 
     def stop_asked(self):
         """At the end of a step: whether any process was sent a signal, so that all of them save and stop now."""
-        number = torch.tensor([Process.signal], device=self.accelerator.device)
+        number = torch.tensor([self.process.signal], device=self.accelerator.device)
         number = int(self.accelerator.gather(number).max())
         self.interrupted, self.exit_code = number > 0, 128 + number if number else 0
         return self.interrupted
@@ -293,32 +214,45 @@ class Run:
 
     def finish(self, model, policy, tokenizer):
         """Write model/ where steps were made; print the closing line: the score before and after, or how to resume."""
-        self.bar.close()
+        self.display.bar.close()
         if self.interrupted:
             self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
+        before_and_after = scores(self.first_eval or {}, self.last_eval or {}, getattr(self.args, "reward", []))
         seconds = time.perf_counter() - self.started
-        self.print(f"{self.scores()}{self.step} steps, {seconds:.1f} s, in {self.folder}")
-
-    def scores(self):
-        """The first and the last evaluation for the closing line: the reward; pass@1 where the reward counts accuracy,
-        and then no reward that is the same number; the accuracy on pairs."""
-        first, last = self.first_eval or {}, self.last_eval or {}
-        names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
-        scores = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
-        if not {"accuracy", "math_verify"} & set(getattr(self.args, "reward", [])):
-            scores.pop("eval/pass@1", None)
-        elif scores.get("eval/reward") == scores.get("eval/pass@1"):
-            scores.pop("eval/reward", None)
-        return "".join(f"{name} {score}" for name, score in scores.items())
+        self.print(f"{before_and_after}{self.step} steps, {seconds:.1f} s, in {self.folder}")
 
     def close(self):
         """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
-        close(self.accelerator)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.free_memory()
+        self.accelerator.end_training()
+        self.unlock()
         if self.exit_code:
             raise SystemExit(self.exit_code)
+
+    def unlock(self):
+        if self.lock:
+            self.lock.release(force=True)
+
+    def abandon(self):
+        """End a run that failed: close its bar, unlock its folder, and remove that if it is new and holds nothing else.
+
+        Returns " (after step N)", or "" where the run had not started: refused data should leave no trace.
+        """
+        self.unlock()
+        with contextlib.suppress(OSError):
+            if self.new_folder and {path.name for path in self.new_folder.iterdir()} <= {"lock"}:
+                (self.new_folder / "lock").unlink(missing_ok=True)
+                self.new_folder.rmdir()
+        if self.display is None:
+            return ""
+        self.display.bar.close()
+        if not self.accelerator.is_main_process:  # its bar is hidden, but the first one's may be in the line
+            print(file=sys.stderr)
+        return f" (after step {self.step})"
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ where it is due: after step N, and after a resume from there unless it was there."""
@@ -330,62 +264,20 @@ class Run:
 
         Where it cannot be written, a checkpoint is written and an InputError raised: a resume does the rest.
         """
+        temporary, final, main = self.folder / "model.tmp", self.folder / name, self.accelerator.is_main_process
         try:
-            self.write_model(model, policy, tokenizer, name)
+            with agreed(self.accelerator), writing(final):
+                if main:
+                    shutil.rmtree(temporary, ignore_errors=True)
+                save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
+                if main:
+                    shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
+                    put_in_place(temporary, final)
         except InputError as error:
+            shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
             try:
                 self.save()
             except InputError as also:
                 raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
-            raise InputError(
-                f"{error}; the training is kept in checkpoints/: make room, --resume then writes model/"
-            ) from None
-
-    def write_model(self, model, policy, tokenizer, name):
-        temporary, final = self.folder / "model.tmp", self.folder / name
-        with agreed(self.accelerator):
-            try:
-                with writing(final):
-                    if self.accelerator.is_main_process:
-                        shutil.rmtree(temporary, ignore_errors=True)
-                    save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
-                    if self.accelerator.is_main_process:
-                        shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
-                        put_in_place(temporary, final)
-            except InputError:
-                shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
-                raise
-
-
-def close(accelerator):
-    """End the work of all processes together, and unlock the folder."""
-    accelerator.wait_for_everyone()
-    accelerator.free_memory()
-    accelerator.end_training()
-    unlock_folder()
-
-
-def unlock_folder():
-    """Unlock the folder of this process's run, if it has one."""
-    if Run.lock:
-        Run.lock.release(force=True)
-        Run.lock = None
-
-
-def new_folder(name):
-    """Make a new folder: `name` or, if another run has that one, `name`-2, `name`-3, ..."""
-    for number in itertools.count(1):
-        folder = pathlib.Path(name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-
-
-def append(path, rows):
-    with writing(path), open(path, "a", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def write_rows(path, rows):
-    """A JSONL file of these rows alone."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+            kept = "the training is kept in checkpoints/: make room, --resume then writes model/"
+            raise InputError(f"{error}; {kept}") from None

@@ -14,7 +14,6 @@ from common.harness.data import load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.pairs import load_pairs
-from common.harness.run import close
 from reward_model import load_reward_model
 from testbed import script
 
@@ -70,7 +69,9 @@ def main(name, folder):
     result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args)
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
     del model, optimizer, inner, parts
-    close(accelerator)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from common.errors import clean_exit
 from common.harness.distributed import gathered, launch
 from common.harness.loading import save_pretrained
 from common.harness.metrics import Metrics
-from common.harness.run import close
 from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
@@ -57,7 +56,9 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     policy.saved_dtype = torch.bfloat16  # as if the checkpoint had been
     save_pretrained(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
     del model, optimizer, policy, reference, trained, parameters
-    close(accelerator)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
