@@ -191,7 +191,7 @@ SENTENCES = {
             "A constant of the run takes the place of the row's length (Listing 1). Divided by its length, a long "
             "wrong completion is pushed down less per token than a short one, and wrong answers grow longer."
         ),
-        "main 5879ce": "The name of the run.",
+        "main 423eb7": "The name of the run.",
         "main 372cd2": (
             "`--mask_truncated` takes truncated rows out of the loss; they still count as rows, and in the mean of "
             "their group."
@@ -227,7 +227,7 @@ SENTENCES = {
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
         ),
-        "main 72d2a3": (
+        "main 667f9a": (
             "Options that cannot work are refused before a model is loaded; and gold answers are needed whatever the "
             "reward is, as long as accuracy decides which groups are kept."
         ),
@@ -254,7 +254,7 @@ SENTENCES = {
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
         ),
-        "main 1a7cc4": "The name of the run.",
+        "main 4b95a3": "The name of the run.",
     },
     "dcpo.py": {
         "Args 99ff2c": "Four updates a rollout (the paper: 16): with one the ratio is 1 and no clip acts.",
@@ -298,7 +298,7 @@ SENTENCES = {
             "The sum over a group of its rows' token means, G times GRPO's loss, as Eq. 8 has it; the mean over "
             "prompts is ours."
         ),
-        "main 9882f4": "Options that cannot work are refused before a model is loaded; and the name of the run.",
+        "main 97604a": "Options that cannot work are refused before a model is loaded; and the name of the run.",
         "main 5d7df7": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
@@ -373,11 +373,11 @@ SENTENCES = {
             "penalty moves (section 4)."
         ),
         "check_own_args": "Options that cannot work together are refused before a model is loaded.",
-        "main a24546": (
+        "main f4e405": (
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
             "place of the rules."
         ),
-        "main 757254": (
+        "main 8211c0": (
             "The advantages move into `update`, because they need the old values. The rates of both models and the "
             "coefficients are set and logged in each step."
         ),
@@ -407,8 +407,8 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main ab485a": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports f88956": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "main d4a30d": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "imports ca9b14": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
@@ -449,11 +449,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 2247b3": (
+        "main 2819ce": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports a6ae0d": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports a9d019": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 
