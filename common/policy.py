@@ -90,8 +90,8 @@ class Policy(Backbone):
             entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
         `batch` holds prompts (R, P) left-padded, prompt_mask (R, P), completions (R, T), completion_mask (R, T). With
-        prompt_index (R, 1) rows of one index have one prompt, which is computed once. The entropy has a gradient only
-        with `entropy_grad`, which keeps every chunk of logits. `states`: those of `self.states`, if they are known.
+        prompt_index (R, 1) rows of one index share a prompt, computed once. `entropy_grad` keeps every chunk of logits
+        for the entropy's gradient. `states`: those of `self.states`, if they are known.
         """
         rows, columns, hidden = self.states(batch) if states is None else states
         tokens = batch["completions"][rows, columns]

@@ -129,9 +129,8 @@ class Reward:
     logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since the last row of metrics
     run: object = None  # `Run` says that it is this reward's, which `trainer_state` tells the function
 
-    @property
-    def built_in(self) -> bool:
-        return self.function in BUILT_IN.values()
+    def __post_init__(self):
+        self.built_in = self.function in BUILT_IN.values()  # else it is the user's
 
 
 ACCURACY = Reward("accuracy", 1.0, BUILT_IN["accuracy"])
@@ -243,9 +242,8 @@ def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: l
     try:
         if reward.built_in:
             return reward.function(texts, [row.answer for row in rows], truncated)
-        keywords = trl_keywords(reward, rows, texts, truncated)
         with undone():
-            values = reward.function(**keywords)
+            values = reward.function(**trl_keywords(reward, rows, texts, truncated))
             values = asyncio.run(values) if inspect.iscoroutine(values) else values  # TRL takes async functions too
             return values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
     except KeyboardInterrupt:

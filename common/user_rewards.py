@@ -103,9 +103,10 @@ def _log_metric(logged: dict, name: str, value: float) -> None:
     logged.setdefault(str(name), []).append(float(value))
 
 
-def take_logged(accelerator, rewards: list, group: str) -> dict[str, float]:
-    """{group/name: mean} of what functions of these rewards gave to `log_metric` since the last call, over all
-    processes. A name that only some processes have is there on all of them."""
+def take_logged(accelerator, rewards: list, beside: dict[str, float]) -> dict[str, float]:
+    """{logged/name: mean} of what functions of these rewards gave to `log_metric` since the last call, over all
+    processes; beside the metrics of an evaluation it is eval/logged/name. A name that only some processes have is there
+    on all of them."""
     from accelerate.utils import gather_object
 
     values = {}
@@ -113,6 +114,7 @@ def take_logged(accelerator, rewards: list, group: str) -> dict[str, float]:
         values.setdefault(name, []).extend(numbers)
     for reward in rewards:
         reward.logged = {}
+    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
     return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 

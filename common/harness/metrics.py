@@ -105,10 +105,7 @@ class Metrics:
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
     def reduce(self, accelerator, reward_functions=()):
-        """{name: float} over all processes; a name without anything to count is left out.
-
-        With what the user's `reward_functions` logged since the last time: logged/, in an evaluation eval/logged/.
-        """
+        """{name: float} over all processes, and what the user's rewards logged; what nothing counts is left out."""
         result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
         # They meet on the device, to be fetched at once: each of them would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
@@ -126,8 +123,7 @@ class Metrics:
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
         own = [reward for reward in reward_functions if not reward.built_in]
-        group = "eval/logged" if any(name.startswith("eval/") for name in result) else "logged"
-        return result | (take_logged(accelerator, own, group) if own else {})
+        return result | (take_logged(accelerator, own, result) if own else {})
 
 
 def quantiles(name, values, accelerator):
