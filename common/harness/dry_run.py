@@ -65,7 +65,7 @@ def update_shape(args, job, sizes):
     else:
         group, most = args.group_size, args.micro_batch_size
         if args.micro_batch_tokens:
-            most = max(1, args.micro_batch_tokens // sum(*lengths))
+            most = max(1, args.micro_batch_tokens // (args.max_prompt_tokens + args.max_new_tokens))
     prompt, completion = max(lengths, key=sum)
     step_rows = args.update_rows() // job.processes
     rows = min(most, step_rows)
