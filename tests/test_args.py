@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import InputError
-from common.harness.args import check_args, last_step, learning_rate, parse_args
+from common.harness.args import RolloutArgs, RunArgs, check_args, last_step, learning_rate, parse_args
 from common.harness.names import NAMES
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
@@ -19,6 +19,27 @@ from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 def from_file(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     return parse_args(script("grpo").Args, ["--config", str(tmp_path / "run.yaml")])
+
+
+# --- what stands once for all scripts ---
+
+INHERITED = dict(lr_scheduler="constant", warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999)
+INHERITED |= dict(max_grad_norm=1.0, rollout="shared", rollout_batch_size=0)
+
+
+def declared(cls):
+    return {field.name: (field.type, field.default, field.metadata) for field in fields(cls)}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_option_is_declared_again_only_where_it_differs(name):
+    cls, all_scripts = script(name).Args, RolloutArgs if hasattr(script(name), "rollout") else RunArgs
+    own, inherited = declared(cls), declared(all_scripts)
+    again = {option for option in cls.__annotations__ if own[option] == inherited.get(option)}
+    assert again <= {"learning_rate"}  # each script says its own
+    assert {option: own[option][1] for option in INHERITED if option in inherited}.items() <= INHERITED.items()
+    assert (INHERITED.keys() <= own.keys()) == (all_scripts is RolloutArgs)
+    assert ("micro_batch_tokens" in own) == (name in SCRIPTS)  # pairs are counted
 
 
 # --- YAML ---

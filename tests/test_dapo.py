@@ -378,7 +378,7 @@ def scored(reward, weights=None):
     args = args_of(reward=reward, reward_weights=weights)
     prompts = [Prompt([1], "q", "1", {})] * 3
     return dapo.compute_rewards(
-        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool), args
+        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool)
     )
 
 
@@ -390,7 +390,7 @@ def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
     prompts = [Prompt([1], "q", "1", {})] * 3
     functions = [Reward("accuracy", 1.0, BUILT_IN["accuracy"]), Reward("math_verify", 1.0, BUILT_IN["accuracy"])]
     rewards, correct, parts = dapo.compute_rewards(
-        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool), args_of()
+        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool)
     )
     assert parts["math_verify"].tolist() == [1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0] and rewards.tolist() == [2, -1, -1]

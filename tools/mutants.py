@@ -2142,6 +2142,20 @@ MUTANTS = [
         "values.setdefault(name, []).extend(numbers)",
         "values.setdefault(name, []).append(sum(numbers) / len(numbers))",
         "test_rewards.py::test_logged_names_are_agreed_over_processes"),
+
+    # --- options that stand once for all scripts; what a step of dapo.py samples ---
+    mutant("weights decay by default", "common",
+        'weight_decay: float = option(0.0',
+        'weight_decay: float = option(0.01',
+        "test_args.py::test_an_option_is_declared_again_only_where_it_differs[grpo]"),
+    mutant("stock generate samples by default", "common",
+        'rollout: Literal["shared", "stock"] = option(\n        "shared"',
+        'rollout: Literal["shared", "stock"] = option(\n        "stock"',
+        "test_args.py::test_an_option_is_declared_again_only_where_it_differs[dpo]"),
+    mutant("dapo: warm-up without the paper's value", "dapo",
+        '"steps of linear warm-up (DAPO: 20)"',
+        '"steps of linear warm-up"',
+        "test_args.py::test_an_option_is_declared_again_only_where_it_differs[dapo]"),
 ]
 # fmt: on
 

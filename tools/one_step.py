@@ -109,7 +109,7 @@ def own_batch(step, module, args):
             batch, *_ = dapo.dynamic_batch(step.accelerator, step.reference, load_tokenizer(args), functions,
                                            step.prompts, sampler, 1, args, Metrics())  # fmt: skip
     else:
-        rewards, _, _ = module.compute_rewards(functions, step.prompts, step.texts, batch["truncated"], args)
+        rewards, _, _ = module.compute_rewards(functions, step.prompts, step.texts, batch["truncated"])
         batch["rewards"] = rewards
     if module is dcpo:
         batch["advantages"], _ = dcpo.compute_advantages(batch["rewards"], args, torch.zeros(2, 5).double())

@@ -7,7 +7,7 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     seed = (args.seed, accelerator.process_index, step, 0)
     batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
     lengths = batch["completion_mask"].sum(dim=1).cpu()
     batch["rewards"] = (rewards + overlong_penalty(lengths, args)).to(batch["completions"].device)
     metrics.add_rollout(batch, None, correct, parts, args.group_size)
