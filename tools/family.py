@@ -225,6 +225,9 @@ SENTENCES = {
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
+        "sample_round": (
+            "A round of it: grpo.py's rollout and rewards, then the punishment, and which groups are worth training on."
+        ),
         "token_weights aacb87": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
@@ -234,12 +237,15 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main d95358": (
+        "main 0fcf57": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
         ),
-        "imports 0c4d55": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
+        "imports 170f32": (
+            "For binding the model and the rewards, for collecting the kept groups of all processes, for Eq. 7 and for "
+            "Eq. 13."
+        ),
     },
     "gspo.py": {
         "Args 99ff2c": "Four updates a rollout, as in the paper: with one every s is 1, and GSPO is GRPO.",
