@@ -32,6 +32,7 @@ docs/dapo.md has usage, results, and the details of the implementation one by on
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -53,7 +54,7 @@ from common.rewards import deciding_part, load_rewards, score_rewards, soft_over
 
 
 @dataclass
-class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
     max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", least=0)
     eval_top_p: float = option(0.7, "top-p of the evaluation's sampling (DAPO: 0.7)", "evaluation", above=0, most=1)
 
@@ -70,24 +71,11 @@ class Args(RolloutArgs):  # options of model, data, reward, run and evaluation a
         0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
-    rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
-    )
-    rollout_batch_size: int = option(
-        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
-    )
     temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
     max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
     learning_rate: float = option(1e-4, "peak learning rate (DAPO 32B: 1e-6)", "optimizer", above=0)
-    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
-    )
     warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", least=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
-    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
-    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DAPO: 0.2)", above=0, most=1)
     clip_high: float = option(0.28, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
@@ -157,7 +145,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     return batch
 
 
-def compute_rewards(reward_functions, prompts, texts, truncated, args):
+def compute_rewards(reward_functions, prompts, texts, truncated):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
@@ -177,13 +165,12 @@ def overlong_penalty(lengths, args):
     return torch.zeros(len(lengths), dtype=torch.float64)
 
 
-def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics):
+def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
-    Accuracy decides, whatever the rewards are. With `--filter_by reward` the rewards before the punishment decide: a
-    group in which only the punishments differ would train on length alone.
-    Returns the kept rows of this process as a batch with `rewards` (R,), or None if they are too few for an update; the
-    number of groups kept on all processes; the completion tokens that this process drew; and sample completions.
+    `sample` is `sample_round` with its first three arguments bound. Returns the kept groups of this process, to be
+    joined by `unite_groups`, or none if all processes kept too few for an update; the completion tokens that this
+    process drew; and what to show of the last round.
 
     Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
     once a round, and stop by what they gathered, so they cannot deadlock, whatever each of them kept.
@@ -192,35 +179,17 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     kept, rejected, tokens = [], [], 0
     for sampling_round in range(args.max_sampling_rounds):
         drawn = rejected + sampler.draw(args.prompts_per_step - len(rejected))
-        prompts = [train_prompts[i] for i in drawn[rank::processes]]
+        prompts = [sampler.rows[i] for i in drawn[rank::processes]]
         seed = (args.seed, rank, step, sampling_round)
-        batch = rollout(model, prompts, G, args.temperature, 1.0, seed, args)
-        texts = completion_texts(tokenizer, batch)
-        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
-        right = torch.full_like(rewards, torch.nan) if correct is None else correct
-        right = right.view(-1, G).sum(dim=1)  # (prompts,)
-        informative = (0 < right) & (right < G)  # Eq. 11
-        if args.filter_by == "reward":
-            informative = compute_advantages(rewards, args).view(-1, G).any(dim=1)
-        lengths = batch["completion_mask"].sum(dim=1).cpu()
-        penalty = overlong_penalty(lengths, args)
-        rewards = rewards + penalty
-        tokens += int(lengths.sum())
-        batch["rewards"] = rewards.to(batch["completions"].device)
+        batch, informative, shown = sample(prompts, seed, args, metrics)
+        tokens += int(batch["completion_mask"].sum())
         groups = []
         for i in informative.nonzero()[:, 0].tolist():
             groups.append((rank + i * processes, trim_group(batch, slice(i * G, (i + 1) * G))))
         groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # in the order of the draw
-        kept += [(train_prompts[drawn[place]], group) for place, group in groups.items()]
+        kept += [(sampler.rows[drawn[place]], group) for place, group in groups.items()]
         if args.on_reject == "resample":
             rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
-
-        metrics.add_rollout(batch, None, correct, parts, G)
-        metrics.add("sampling/keep_rate", informative)
-        metrics.add("sampling/dropped_right", ~informative & (right == G), ~right.isnan())
-        metrics.add("sampling/dropped_wrong", ~informative & (right == 0), ~right.isnan())
-        metrics.add("overlong/fraction", batch["truncated"].cpu() if args.overlong == "filter" else penalty < 0)
-        metrics.add("overlong/penalty", penalty)
         if len(kept) >= args.prompts_per_step:
             break
 
@@ -230,8 +199,35 @@ def dynamic_batch(accelerator, model, tokenizer, reward_functions, train_prompts
     metrics.add("sampling/surplus", len(kept) - used)  # one step later it would be off-policy
     metrics.add("sampling/short", 0 < used < args.prompts_per_step)
     metrics.add("sampling/skipped", used == 0)
-    batch = unite_groups(kept[:used][rank::processes], model) if used else None
-    return batch, len(kept), tokens, (prompts, texts, rewards, parts)
+    return kept[:used][rank::processes], tokens, shown
+
+
+def sample_round(model, tokenizer, reward_functions, prompts, seed, args, metrics):
+    """Sample and score a group of G completions of each prompt.
+
+    Returns their rows as a batch with `rewards` (R,), the punishment included; which groups are informative (R / G,);
+    and the prompts, completions, rewards and their parts to show. A group is informative if 0 < correct < G: accuracy
+    decides, whatever the rewards are. With `--filter_by reward` the rewards before the punishment decide: a group in
+    which only the punishments differ would train on length alone.
+    """
+    batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)
+    texts = completion_texts(tokenizer, batch)
+    rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
+    right = torch.full_like(rewards, torch.nan) if correct is None else correct
+    right = right.view(-1, args.group_size).sum(dim=1)  # (prompts,)
+    informative = (0 < right) & (right < args.group_size)  # Eq. 11
+    if args.filter_by == "reward":
+        informative = compute_advantages(rewards, args).view(-1, args.group_size).any(dim=1)
+    penalty = overlong_penalty(batch["completion_mask"].sum(dim=1).cpu(), args)
+    rewards = rewards + penalty
+    batch["rewards"] = rewards.to(batch["completions"].device)
+    metrics.add_rollout(batch, None, correct, parts, args.group_size)
+    metrics.add("sampling/keep_rate", informative)
+    metrics.add("sampling/dropped_right", ~informative & (right == args.group_size), ~right.isnan())
+    metrics.add("sampling/dropped_wrong", ~informative & (right == 0), ~right.isnan())
+    metrics.add("overlong/fraction", batch["truncated"].cpu() if args.overlong == "filter" else penalty < 0)
+    metrics.add("overlong/penalty", penalty)
+    return batch, informative, (prompts, texts, rewards, parts)
 
 
 def compute_advantages(rewards, args):
@@ -341,7 +337,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -388,11 +384,11 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
-            batch, kept, drawn_tokens, shown = dynamic_batch(
-                accelerator, policy, tokenizer, reward_functions, train_prompts, sampler, step, args, metrics
-            )
+            sample = partial(sample_round, policy, tokenizer, reward_functions)
+            groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)
         rollout_end = time.perf_counter()
-        if batch is not None:
+        if groups:
+            batch = unite_groups(groups, policy)
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
             batch["loss_mask"] = batch["completion_mask"]
             if args.overlong == "filter":  # the rows still count in their group's mean and std
@@ -403,9 +399,9 @@ def main(argv=None):
             metrics.add_times(batch, start, rollout_end, args, drawn_tokens)
             metrics.add_rewards(batch["rewards"], args.group_size)
         run.step = step
-        none_kept = kept == 0
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
+        none_kept = not groups and result["sampling/surplus"] == 0  # too few groups would be surplus
         if run.due(args.eval_every, at_end=True) or none_kept:
             with gathered(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)

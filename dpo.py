@@ -58,7 +58,7 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(PairArgs, RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once
+class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are declared there, once
     sampled_by = "pair_prompts", "pair_samples"
 
     eval_dataset: str | None = option(
@@ -96,12 +96,6 @@ class Args(PairArgs, RolloutArgs):  # options of model, data, reward, run and ev
         8, "completions per prompt; the best and the worst make a pair if their rewards differ", "batch", above=0
     )
 
-    rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
-    )
-    rollout_batch_size: int = option(
-        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
-    )
     temperature: float = option(1.0, "temperature of sampling pairs; the loss has log-probs at 1", "sampling", above=0)
     max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
@@ -112,10 +106,6 @@ class Args(PairArgs, RolloutArgs):  # options of model, data, reward, run and ev
         "optimizer",
     )
     warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", least=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
-    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
-    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", above=0)
     loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, or cDPO with --label_smoothing")
@@ -163,7 +153,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     return batch
 
 
-def compute_rewards(reward_functions, prompts, texts, truncated, args):
+def compute_rewards(reward_functions, prompts, texts, truncated):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
@@ -214,7 +204,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         seed = (args.seed, rank, number, 1)
         batch = rollout(model, mine, n, args.temperature, 1.0, seed, args)
     texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     found = []
     for i, prompt, start in zip(indices, mine, range(0, len(texts), n), strict=True):
         if i >= len(prompts):
@@ -345,7 +335,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)

@@ -47,7 +47,7 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(RolloutArgs):  # options of model, data, reward, run and evaluation are declared there, once for all scripts
+class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
     prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
     group_size: int = option(8, "completions per prompt, G (DeepSeekMath: 64)", "batch", above=0)
     num_epochs: int = option(1, "passes over a rollout (DeepSeekMath's mu: 1)", "batch", above=0)
@@ -59,24 +59,10 @@ class Args(RolloutArgs):  # options of model, data, reward, run and evaluation a
         0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
     )
 
-    rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
-    )
-    rollout_batch_size: int = option(
-        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
-    )
     temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
     max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
 
     learning_rate: float = option(1e-4, "peak learning rate (DeepSeekMath 7B: 1e-6)", "optimizer", above=0)
-    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
-    )
-    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
-    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
-    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DeepSeekMath's eps)", above=0, most=1)
     clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
@@ -129,7 +115,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     return batch
 
 
-def compute_rewards(reward_functions, prompts, texts, truncated, args):
+def compute_rewards(reward_functions, prompts, texts, truncated):
     """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
@@ -246,7 +232,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
         batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"], args)
+    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
     answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
     metrics.add("eval/pass@1", correct.mean(dim=1), answered)
@@ -292,7 +278,7 @@ def main(argv=None):
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
-        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
         batch["rewards"] = rewards.to(accelerator.device)
         batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
         batch["loss_mask"] = batch["completion_mask"]

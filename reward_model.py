@@ -42,7 +42,7 @@ from common.masked import positions
 
 
 @dataclass
-class Args(PairArgs, RunArgs):  # the options of model, data and run are declared there, once for all scripts
+class Args(PairArgs, RunArgs):  # the options that no algorithm changes are declared there, once
     model_name_or_path: str = option(
         "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny", "model"
     )
@@ -70,11 +70,6 @@ class Args(PairArgs, RunArgs):  # the options of model, data and run are declare
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant", "schedule of the learning rate over the run, multiplied by the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
-    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
-    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
 
     center_coef: float = option(
         0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)", least=0

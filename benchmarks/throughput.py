@@ -262,7 +262,7 @@ def run_loop(turns, task, plain):
                 batch = grpo.rollout(policy, prompts, args.group_size, 1.0, 1.0, (0, 0, step, 0), args)
         sampled = clock() - turns.start
         texts = completion_texts(tokenizer, batch)
-        rewards, _, _ = grpo.compute_rewards(reward_functions, prompts, texts, batch["truncated"], args)
+        rewards, _, _ = grpo.compute_rewards(reward_functions, prompts, texts, batch["truncated"])
         batch["rewards"] = rewards.to(accelerator.device)
         batch["advantages"] = grpo.compute_advantages(rewards, args).to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]

@@ -92,7 +92,7 @@ def sample(policy, tokenizer, prompts, args):
         part = prompts[start : start + args.prompts_per_step]
         batch = grpo.rollout(policy, part, args.group_size, args.temperature, 1.0, (args.seed, 0, start, 0), args)
         texts = completion_texts(tokenizer, batch)
-        scores, _, _ = grpo.compute_rewards(functions, part, texts, batch["truncated"], args)
+        scores, _, _ = grpo.compute_rewards(functions, part, texts, batch["truncated"])
         batch["advantages"] = grpo.compute_advantages(scores, args).float()
         rewards.append(scores)
         found.append(group_gradients(policy, batch, args))

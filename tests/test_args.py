@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import InputError
-from common.harness.args import last_step, learning_rate
+from common.harness.args import RolloutArgs, RunArgs, last_step, learning_rate
 from common.harness.command_line import parse_args
 from common.harness.names import NAMES
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
@@ -20,6 +20,28 @@ from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 def from_file(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     return parse_args(script("grpo").Args, ["--config", str(tmp_path / "run.yaml")])
+
+
+# --- what stands once for all scripts ---
+
+OPTIMIZER = dict(lr_scheduler="constant", warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999)
+OPTIMIZER |= dict(max_grad_norm=1.0)
+SAMPLING = dict(rollout="shared", rollout_batch_size=0)
+
+
+def declared(cls):
+    return {field.name: (field.type, field.default, field.metadata) for field in fields(cls)}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_option_is_declared_again_only_where_it_differs(name):
+    samples, cls = hasattr(script(name), "rollout"), script(name).Args
+    own, inherited = declared(cls), declared(RolloutArgs if samples else RunArgs)
+    found = {option: inherited[option][1] for option in OPTIMIZER | SAMPLING if option in inherited}
+    assert found == OPTIMIZER | (SAMPLING if samples else {})
+    again = {option for option in cls.__annotations__ if own[option] == inherited.get(option)}
+    assert again <= {"learning_rate"}  # each script says its own
+    assert ("micro_batch_tokens" in own) == (name in SCRIPTS)  # pairs are counted
 
 
 # --- YAML ---

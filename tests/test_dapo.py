@@ -3,6 +3,7 @@
 import math
 import pickle
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -93,8 +94,8 @@ class FakeAccelerator:
 class InOrder:
     """A sampler that draws 0, 1, 2, ..."""
 
-    def __init__(self, start=0):
-        self.next = start
+    def __init__(self, rows):
+        self.rows, self.next = rows, 0
 
     def draw(self, k):
         self.next += k
@@ -147,15 +148,15 @@ def sample(monkeypatch, right, processes=1, steps=1, answer="1", functions=None,
     functions = functions or load_rewards(args)
 
     def run(accelerator):
-        sampler, rows = InOrder(), []
+        sampler, rows = InOrder(prompts), []
+        draw = partial(dapo.sample_round, Policy(), None, functions)
         for step in range(1, steps + 1):
             metrics = Metrics()
-            batch, kept, tokens, shown = dapo.dynamic_batch(
-                accelerator, Policy(), None, functions, prompts, sampler, step, args, metrics
-            )
-            if batch is not None:
+            groups, tokens, _ = dapo.dynamic_batch(accelerator, draw, sampler, step, args, metrics)
+            batch = dapo.unite_groups(groups, Policy()) if groups else None
+            if groups:
                 metrics.add_rewards(batch["rewards"], G)
-            rows.append((batch, kept, tokens, shown, metrics.reduce(accelerator)))
+            rows.append((batch, tokens, metrics.reduce(accelerator)))
         return rows
 
     results = world.run(run)
@@ -180,7 +181,7 @@ def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(pr
         overlong_cache=4,
     )  # fmt: skip
     assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
-    metrics = ranks[0][0][4]
+    metrics = ranks[0][0][2]
     assert metrics["sampling/rounds"] == 2 and metrics["sampling/surplus"] == 1  # 4 of 0-7, 5 of 8-15
     assert metrics["sampling/keep_rate"] == pytest.approx(9 / 16)
     assert metrics["sampling/dropped_wrong"] == pytest.approx(4 / 16)  # 0 5 10 15
@@ -189,7 +190,7 @@ def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(pr
     assert metrics["reward/accuracy"] == pytest.approx(sum(i % 5 for i in range(16)) / 64)  # of all that was drawn
     lengths = [2 + (i + row) % 5 for i in range(16) for row in range(G)]
     assert metrics["completion/length"] == pytest.approx(sum(lengths) / 64)
-    assert sum(result[0][2] for result in ranks) == sum(lengths)
+    assert sum(result[0][1] for result in ranks) == sum(lengths)
     penalties = [-max(0, length - 3) / 4 for length in lengths]
     assert metrics["overlong/penalty"] == pytest.approx(sum(penalties) / 64)
     assert metrics["overlong/fraction"] == pytest.approx(sum(p < 0 for p in penalties) / 64)
@@ -201,7 +202,7 @@ def test_the_batch_does_not_depend_on_the_number_of_processes(monkeypatch):
     for ranks in results[1:]:
         for step in (0, 1):
             assert groups_of(ranks, step) == groups_of(one, step)
-            assert ranks[0][step][4] == pytest.approx(one[0][step][4])
+            assert ranks[0][step][2] == pytest.approx(one[0][step][2])
             rewards = torch.stack([result[step][0]["rewards"].view(-1, G) for result in ranks], dim=1)
             assert torch.equal(rewards.flatten(), one[0][step][0]["rewards"])
 
@@ -237,7 +238,7 @@ def test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_diffe
     options = dict(filter_by="reward", overlong="soft", max_new_tokens=7, overlong_cache=4)
     ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, processes, answer=None, functions=functions, **options)
     assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
-    metrics = ranks[0][0][4]
+    metrics = ranks[0][0][2]
     assert metrics["sampling/keep_rate"] == pytest.approx(9 / 16) and "reward/accuracy" not in metrics
     assert not {"sampling/dropped_right", "sampling/dropped_wrong"} & metrics.keys()
 
@@ -245,12 +246,12 @@ def test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_diffe
 def test_by_reward_only_what_is_dropped_counts_as_dropped(monkeypatch):
     # All completions have the format: nothing is kept. All right or wrong ones may differ in another reward, and stay.
     ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, reward=["format"], filter_by="reward", max_sampling_rounds=2)
-    metrics = ranks[0][0][4]
-    assert ranks[0][0][1] == metrics["sampling/keep_rate"] == 0
+    metrics = ranks[0][0][2]
+    assert ranks[0][0][0] is None and metrics["sampling/surplus"] == metrics["sampling/keep_rate"] == 0
     assert (metrics["sampling/dropped_right"], metrics["sampling/dropped_wrong"]) == (3 / 16, 4 / 16)
     lengths = [Reward("length", 1.0, lambda completions, **columns: list(range(len(completions))))]
     ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, functions=lengths, filter_by="reward")
-    metrics = ranks[0][0][4]
+    metrics = ranks[0][0][2]
     assert groups_of(ranks) == list(range(8)) and metrics["sampling/keep_rate"] == 1
     assert metrics["sampling/dropped_right"] == metrics["sampling/dropped_wrong"] == 0
 
@@ -261,7 +262,7 @@ def test_by_reward_a_group_without_any_reward_is_dropped(monkeypatch):
 
     functions = [Reward("own", 1.0, every_other_prompt)]
     ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, functions=functions, answer=None, filter_by="reward")
-    assert groups_of(ranks) == list(range(0, 16, 2)) and ranks[0][0][4]["sampling/keep_rate"] == 0.5
+    assert groups_of(ranks) == list(range(0, 16, 2)) and ranks[0][0][2]["sampling/keep_rate"] == 0.5
 
 
 @pytest.mark.parametrize("rollout", ["shared", "stock"])
@@ -301,7 +302,7 @@ def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes,
     # DAPO#22: ValueError at the limit; AReaL#450: batches that are not the size they say. Every fifth prompt informs.
     options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=3)
     ranks, _ = sample(monkeypatch, lambda i, visit: 1 if i % 5 == 0 else 0, processes, **options)
-    metrics = ranks[0][0][4]
+    metrics = ranks[0][0][2]
     assert groups_of(ranks) == [0, 5, 10, 15]  # of 0 5 10 15 20: the largest multiple of 2 x W
     assert (metrics["sampling/rounds"], metrics["sampling/short"], metrics["sampling/surplus"]) == (3, 1, 1)
     assert metrics["sampling/skipped"] == 0
@@ -311,7 +312,7 @@ def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes,
 def test_a_short_batch_divides_over_processes_and_minibatches(processes, used, monkeypatch):
     options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=1)
     ranks, _ = sample(monkeypatch, lambda i, visit: int(i < 7), processes, **options)
-    assert ranks[0][0][1] == 7 and ranks[0][0][4]["sampling/surplus"] == 7 - used
+    assert ranks[0][0][2]["sampling/surplus"] == 7 - used
     assert (groups_of(ranks) if used else ranks[0][0][0]) == (list(range(used)) or None)
 
 
@@ -321,9 +322,9 @@ def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(proc
     # 3 groups in the first 16 prompts; then all inform. Nothing is carried over.
     ranks, _ = sample(monkeypatch, lambda i, visit: int(i in (1, 2, 8) or i >= 16), processes, **options)
     for result in ranks:
-        assert result[0][0] is None and result[0][1] == 3
-        assert result[0][4]["sampling/skipped"] == 1 and result[0][4]["sampling/short"] == 0
-        assert "reward/mean" not in result[0][4]
+        assert result[0][0] is None and result[0][2]["sampling/surplus"] == 3
+        assert result[0][2]["sampling/skipped"] == 1 and result[0][2]["sampling/short"] == 0
+        assert "reward/mean" not in result[0][2]
     assert groups_of(ranks, 1) == list(range(16, 24))
 
 
@@ -331,15 +332,15 @@ def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(proc
 @pytest.mark.parametrize("right, share", [(0, "wrong"), (G, "right")])
 def test_nothing_informative_ends_on_all_processes_after_the_budget(right, share, processes, monkeypatch):
     ranks, seen = sample(monkeypatch, lambda i, visit: right, processes, max_sampling_rounds=3)
-    assert [(result[0][0], result[0][1]) for result in ranks] == [(None, 0)] * processes
-    assert len(seen) == 3 * processes and ranks[0][0][4][f"sampling/dropped_{share}"] == 1
+    assert [(result[0][0], result[0][2]["sampling/surplus"]) for result in ranks] == [(None, 0)] * processes
+    assert len(seen) == 3 * processes and ranks[0][0][2][f"sampling/dropped_{share}"] == 1
 
 
 def test_surplus_is_discarded_and_never_comes_back(monkeypatch):
     ranks, _ = sample(monkeypatch, lambda i, visit: int(i % 8 < 6), steps=2)
     assert groups_of(ranks, 0) == [0, 1, 2, 3, 4, 5, 8, 9]  # 10 to 13 were kept too
     assert groups_of(ranks, 1) == [16, 17, 18, 19, 20, 21, 24, 25]
-    assert ranks[0][0][4]["sampling/surplus"] == 4
+    assert ranks[0][0][2]["sampling/surplus"] == 4
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -360,7 +361,7 @@ def test_resample_puts_the_rejected_first(processes, monkeypatch):
     assert rounds[1] == [1, 3, 5, 7, 8, 9, 10, 11]  # the rejected in draw order, then new ones
     assert rounds[2] == [1, 3, 5, 7, 9, 11, 12, 13]
     assert groups_of(ranks) == [0, 2, 4, 6, 8, 10, 1, 3]
-    assert ranks[0][0][4]["sampling/rounds"] == 3
+    assert ranks[0][0][2]["sampling/rounds"] == 3
     dropped, seen = sample(monkeypatch, right, 1, on_reject="drop", max_sampling_rounds=3)
     assert seen[1][1] == list(range(8, 16)) and groups_of(dropped) == list(range(0, 16, 2))
 
@@ -378,7 +379,7 @@ def scored(reward, weights=None):
     args = args_of(reward=reward, reward_weights=weights)
     prompts = [Prompt([1], "q", "1", {})] * 3
     return dapo.compute_rewards(
-        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool), args
+        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool)
     )
 
 
@@ -390,7 +391,7 @@ def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
     prompts = [Prompt([1], "q", "1", {})] * 3
     functions = [Reward("accuracy", 1.0, BUILT_IN["accuracy"]), Reward("math_verify", 1.0, BUILT_IN["accuracy"])]
     rewards, correct, parts = dapo.compute_rewards(
-        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool), args_of()
+        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool)
     )
     assert parts["math_verify"].tolist() == [1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0] and rewards.tolist() == [2, -1, -1]
@@ -570,14 +571,20 @@ def test_a_run_without_anything_to_learn_ends_with_one_line_and_exit_code_1(proc
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
+def informative_groups(monkeypatch, number):
+    """Let the first number(step, round) groups of a round be the informative ones, where that is not None."""
+    original = dapo.sample_round
+
+    def sample_round(model, tokenizer, functions, prompts, seed, args, metrics):
+        batch, informative, shown = original(model, tokenizer, functions, prompts, seed, args, metrics)
+        most = number(*seed[2:])
+        return batch, informative if most is None else torch.arange(len(informative)) < most, shown
+
+    monkeypatch.setattr(dapo, "sample_round", sample_round)
+
+
 def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, capsys):
-    original = dapo.dynamic_batch
-
-    def nothing_at_step_2(*arguments):
-        result = original(*arguments)
-        return result if arguments[-3] == 1 else (None, 0, *result[2:])
-
-    monkeypatch.setattr(dapo, "dynamic_batch", nothing_at_step_2)
+    informative_groups(monkeypatch, lambda step, sampling_round: None if step == 1 else 0)
     dapo.main([*QUICK, "--max_steps", "5", "--output_dir", str(tmp_path)])
     assert "step 2: " in capsys.readouterr().out
     rows = metric_rows(tmp_path)
@@ -597,13 +604,7 @@ def test_two_processes_sample_and_train(tmp_path):
 
 def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path):
     updates = []
-    original = dapo.dynamic_batch
-
-    def too_few_at_step_1(*arguments):
-        result = original(*arguments)
-        return result if arguments[-3] > 1 else (None, 3, *result[2:])
-
-    monkeypatch.setattr(dapo, "dynamic_batch", too_few_at_step_1)
+    informative_groups(monkeypatch, lambda step, sampling_round: None if step > 1 else 3 * (sampling_round == 0))
     monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, step, args, metrics: updates.append(step))
     dapo.main([*QUICK, "--max_steps", "3", "--output_dir", str(tmp_path)])
     assert updates == [2, 3] and len(metric_rows(tmp_path)) == 4

@@ -492,17 +492,17 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     )  # an answer at the very end of a truncated text is none
     prompts = [Prompt([], "q", "3", {})] * 5 + [Prompt([], "q", None, {})]
     args = args_of(reward=["accuracy", "format"], reward_weights=[2.0, 0.5])
-    rewards, correct, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts, truncated, args)
+    rewards, correct, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts, truncated)
     assert parts["accuracy"][:5].tolist() == [1, 0, -1, -1, -1] and parts["accuracy"][5].isnan()
     assert parts["format"].tolist() == [1, 1, 0, 0, 0, 1]
     assert correct[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
     functions = [Reward("math_verify", 1.0, BUILT_IN["accuracy"]), Reward("accuracy", 1.0, BUILT_IN["accuracy"])]
-    _, correct, parts = dcpo.compute_rewards(functions, prompts[:5], texts[:5], truncated[:5], args)
+    _, correct, parts = dcpo.compute_rewards(functions, prompts[:5], texts[:5], truncated[:5])
     assert parts["math_verify"].tolist() == [1, 0, -1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0, 0, 0]
     args = args_of(reward=["format"])
-    rewards, correct, _ = dcpo.compute_rewards(load_rewards(args), prompts[:5], texts[:5], truncated[:5], args)
+    rewards, correct, _ = dcpo.compute_rewards(load_rewards(args), prompts[:5], texts[:5], truncated[:5])
     assert rewards.tolist() == [1, 1, 0, 0, 0] and correct.tolist() == [1, 0, 0, 0, 0]
 
 

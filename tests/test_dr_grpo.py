@@ -104,7 +104,7 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
         prompt, answer, columns, gold = "1+1?", "2", {}, "2"
 
     texts, truncated = ["3", "3", "-2", "-2", "", ""], torch.tensor([False, True] * 3)
-    rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 6, texts, truncated, args)
+    rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 6, texts, truncated)
     assert rewards[:4].tolist() == [3, 0, -2, 0]
     assert rewards[4:].isnan().all()  # without a reward, cut off or not
     assert parts["part"][:4].tolist() == [3, 3, -2, -2]  # the parts are reported as they are

@@ -182,6 +182,7 @@ SENTENCES = {
             "The advantage is R - mean(R): divided by the standard deviation, questions that are nearly always or "
             "nearly never solved would weigh more than the others."
         ),
+        "Args 3c2cd1": "The help names the released script's 0.95; the default is that of all scripts.",
         "Args 185cd9": "The released code's `ignore_no_eos`, an option that is off.",
         "compute_rewards 0d123b": (
             "A truncated completion scores 0, as in the released code: the whole weighted sum is set to 0, so that no "
@@ -203,6 +204,7 @@ SENTENCES = {
             "After 20 steps most groups have only right answers, and further steps would mostly sample. The paper "
             "evaluates with top-p 0.7; training samples with 1."
         ),
+        "Args d74806": "The help names the paper's 20 steps; the default is that of all scripts.",
         "Args 06f30f": (
             "Clip-higher: more room above than below, so that unlikely tokens can grow and entropy lasts (Section 3.1)."
         ),
@@ -223,6 +225,9 @@ SENTENCES = {
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
+        "sample_round": (
+            "A round of it: grpo.py's rollout and rewards, then the punishment, and which groups are worth training on."
+        ),
         "token_weights aacb87": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
             "completion counts less (Section 3.3); `group` is Eq. 8 as printed."
@@ -232,12 +237,15 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 0e25a1": (
+        "main 0fcf57": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
         ),
-        "imports 0c4d55": "For collecting the kept groups of all processes, for Eq. 7 and for Eq. 13.",
+        "imports 170f32": (
+            "For binding the model and the rewards, for collecting the kept groups of all processes, for Eq. 7 and for "
+            "Eq. 13."
+        ),
     },
     "gspo.py": {
         "Args 99ff2c": "Four updates a rollout, as in the paper: with one every s is 1, and GSPO is GRPO.",
@@ -385,16 +393,20 @@ SENTENCES = {
         "imports 390b75": "For the critic, the learned reward and the whitening.",
     },
     "reward_model.py": {
-        "Args 326cc2": (
+        "Args 12cf2f": (
             "Nothing is sampled, so the base class is `RunArgs`, which has no options of sampling. A step counts "
             "pairs, and the default is three passes over them."
         ),
         "Args 716c63": "No `--micro_batch_tokens`: sorted by length, a fixed number of pairs has little padding.",
         **PAIR_STEP,
-        "Args 0e6b79": "Nothing is sampled. The learning rate is a preset for the small model.",
-        "Args c38767": (
-            "The loss has one option, which holds the scores around 0 (arXiv 2312.09244). An evaluation is cheap, so "
-            "it comes more often."
+        "Args 453d8c": (
+            "Nothing is sampled. The learning rate is a preset for the small model, and its schedule runs over the "
+            "passes, which may end before `--max_steps`."
+        ),
+        "Args 48a045": "The loss has one option, which holds the scores around 0 (arXiv 2312.09244).",
+        "Args 75fa4c": (
+            "No ratio, no KL and no advantage, so none of their options. `RunArgs` has none of an evaluation either, "
+            "since most of those are of sampling."
         ),
         "RewardModel": (
             "The score is read at the last token of the completion, its end, where the model has seen everything."
@@ -407,8 +419,8 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main d4a30d": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports ca9b14": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "main e499a0": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "imports 26c496": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
@@ -423,6 +435,10 @@ SENTENCES = {
         "Args 601cac": (
             "The options of the pairs that a round samples. No `--micro_batch_tokens`: sorted by length, a fixed "
             "number of pairs has little padding."
+        ),
+        "Args ea6004": (
+            "The defaults of all scripts with another help: how many pairs a round will give is not known before, so "
+            "a schedule over own pairs needs `--max_steps`; and the paper warms up over 150 steps."
         ),
         "Args 9e5f53": (
             "The options of the loss. `beta` is the weight of the KL penalty from which the loss is derived; the loss "
@@ -449,7 +465,7 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 2819ce": (
+        "main 22b733": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),

@@ -104,12 +104,13 @@ def own_batch(step, module, args):
     """The rows of the rollout with rewards and advantages of `module`, and its totals."""
     batch, functions = dict(step.batch), load_rewards(args)
     if module is dapo:  # its sampling decides which groups are trained on; here it draws these two
-        sampler = types.SimpleNamespace(draw=lambda count: [0, 1])
+        sampler = types.SimpleNamespace(rows=step.prompts, draw=lambda count: [0, 1])
         with mock.patch.object(dapo, "rollout", lambda *arguments: dict(step.batch)):
-            batch, *_ = dapo.dynamic_batch(step.accelerator, step.reference, load_tokenizer(args), functions,
-                                           step.prompts, sampler, 1, args, Metrics())  # fmt: skip
+            sample = functools.partial(dapo.sample_round, step.reference, load_tokenizer(args), functions)
+            groups, *_ = dapo.dynamic_batch(step.accelerator, sample, sampler, 1, args, Metrics())
+        batch = dapo.unite_groups(groups, step.reference)
     else:
-        rewards, _, _ = module.compute_rewards(functions, step.prompts, step.texts, batch["truncated"], args)
+        rewards, _, _ = module.compute_rewards(functions, step.prompts, step.texts, batch["truncated"])
         batch["rewards"] = rewards
     if module is dcpo:
         batch["advantages"], _ = dcpo.compute_advantages(batch["rewards"], args, torch.zeros(2, 5).double())

@@ -40,7 +40,7 @@ def option(default, help, group="algorithm", *, above=None, least=None, most=Non
 
 @dataclass
 class RunArgs:
-    """The options of every script: model, data, run."""
+    """The options of every script: model, data, run, optimizer."""
 
     model_name_or_path: str = option(
         "embedded",
@@ -99,6 +99,16 @@ class RunArgs:
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
     reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
+    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", above=0)
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
+        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
+    )
+    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
+
     def check(self):
         """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
         for field in dataclasses.fields(self):
@@ -116,7 +126,7 @@ class RunArgs:
 
 @dataclass
 class RolloutArgs(RunArgs):
-    """The options of every script that samples: those of `RunArgs`, reward and evaluation."""
+    """The options of every script that samples: those of `RunArgs`, reward, sampling and evaluation."""
 
     sampled_by = "prompts_per_step", "group_size"  # no option: those that say how many prompts, and samples of each
 
@@ -127,6 +137,13 @@ class RolloutArgs(RunArgs):
         ["accuracy"], "accuracy, format, math_verify, file.py:function or module:function", "reward"
     )
     reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]", "reward")
+
+    rollout: Literal["shared", "stock"] = option(
+        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
+    )
+    rollout_batch_size: int = option(
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
+    )
 
     eval_every: int = option(
         25,

@@ -96,7 +96,7 @@ def test_a_note_stands_beside_its_line_and_below_the_code_where_there_is_no_marg
     page.run("document.querySelectorAll('#at-grpo-dapo\\\\/dynamic_batch .note').forEach(d => { d.open = true })")
     page.wait(f"Math.abs({note} - {line}) < 4")
     page = at("grpo-dapo/dynamic_batch", 390, 844)
-    assert page.run(note) > page.run(top % (".line", "return batch")) > page.run(line)
+    assert page.run(note) > page.run(top % (".line", "return kept")) > page.run(line)
 
 
 def test_the_keyboard_goes_from_function_to_function_and_through_links(at):
