@@ -393,7 +393,7 @@ SENTENCES = {
         "imports 390b75": "For the critic, the learned reward and the whitening.",
     },
     "reward_model.py": {
-        "Args 12cf2f": (
+        "Args 49f577": (
             "Nothing is sampled, so the base class is `RunArgs`, which has no options of sampling. A step counts "
             "pairs, and the default is three passes over them."
         ),
@@ -419,14 +419,14 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main e499a0": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports 26c496": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "main 6d3d8b": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "imports ca9b14": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
     },
     "dpo.py": {
-        "Args ffe42a": (
+        "Args dc5a1b": (
             "A step counts pairs. Given pairs that are longer than `--max_length` are cut, from the start of the "
             "prompt first; to evaluate by sampling as well, `--eval_dataset` names prompts."
         ),
@@ -465,7 +465,7 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 22b733": (
+        "main a1b09d": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
