@@ -24,8 +24,8 @@ Left out: nothing of the algorithm.
 
     accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 --rollout_batch_size 256 \\
-        --eval_prompts 200
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 \\
+        --generate_batch_size 256 --eval_prompts 200
 
 docs/dapo.md has usage, results, and the details of the implementation one by one.
 """
@@ -39,13 +39,13 @@ import torch
 from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import completion_texts, left_pad, split_rollout, trim_group, unite_groups
+from common.batches import completion_texts, left_pad, pack_group, split_rollout, unpack_groups
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
@@ -55,45 +55,45 @@ from common.rewards import deciding_part, load_rewards, score_rewards, soft_over
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
-    max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", least=0)
-    eval_top_p: float = option(0.7, "top-p of the evaluation's sampling (DAPO: 0.7)", "evaluation", above=0, most=1)
+    max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", ge=0)
+    eval_top_p: float = option(0.7, "top-p of the evaluation's sampling (DAPO: 0.7)", "evaluation", gt=0, le=1)
 
     prompts_per_step: int = option(
-        32, "prompts in a sampling round, and in the batch to train on (DAPO: 512)", "batch", above=0
+        32, "prompts in a sampling round, and in the batch to train on (DAPO: 512)", "batch", gt=0
     )
-    group_size: int = option(8, "completions per prompt, G (DAPO: 16)", "batch", above=0)
-    num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps in a pass (DAPO: 16)", "batch", above=0)
+    group_size: int = option(8, "completions per prompt, G (DAPO: 16)", "batch", gt=0)
+    num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (DAPO: 16)", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", ge=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", gt=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
-    learning_rate: float = option(1e-4, "peak learning rate (DAPO 32B: 1e-6)", "optimizer", above=0)
-    warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", least=0)
+    learning_rate: float = option(1e-4, "peak learning rate (DAPO 32B: 1e-6)", "optimizer", gt=0)
+    warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", ge=0)
 
-    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DAPO: 0.2)", above=0, most=1)
-    clip_high: float = option(0.28, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl's recipe: 10)", least=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DAPO: 0.2)", gt=0, le=1)
+    clip_high: float = option(0.28, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl's recipe: 10)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
     std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", ge=0)
     overlong: Literal["none", "filter", "soft"] = option(
         "soft", "filter: truncated completions are left out of the loss; soft: the reward falls near the limit (Eq. 13)"
     )
     overlong_cache: int = option(16, "soft: it falls by 1 over the last tokens, this many (DAPO: 4096 of 20480)")
     max_sampling_rounds: int = option(
-        10, "maximum sampling rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)", above=0
+        10, "maximum sampling rounds to fill a batch, of --prompts_per_step prompts each (verl's recipe: 10)", gt=0
     )
     on_reject: Literal["drop", "resample"] = option(
         "drop", "prompts that are all right or all wrong: drop them, or resample them in the step's next round"
@@ -117,9 +117,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -127,7 +127,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -140,7 +140,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -169,7 +169,7 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
     `sample` is `sample_round` with its first three arguments bound. Returns the kept groups of this process, to be
-    joined by `unite_groups`, or none if all processes kept too few for an update; the completion tokens that this
+    joined by `unpack_groups`, or none if all processes kept too few for an update; the completion tokens that this
     process drew; and what to show of the last round.
 
     Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
@@ -185,7 +185,7 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
         tokens += int(batch["completion_mask"].sum())
         groups = []
         for i in informative.nonzero()[:, 0].tolist():
-            groups.append((rank + i * processes, trim_group(batch, slice(i * G, (i + 1) * G))))
+            groups.append((rank + i * processes, pack_group(batch, slice(i * G, (i + 1) * G))))
         groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # in the order of the draw
         kept += [(sampler.rows[drawn[place]], group) for place, group in groups.items()]
         if args.on_reject == "resample":
@@ -255,8 +255,8 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     losses = -objective
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
-        "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
-        "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
+        "clip_fraction_low": (advantages < 0) & (ratio < 1 - args.clip_low),
+        "clip_fraction_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
         "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
@@ -376,19 +376,19 @@ def main(argv=None):
     run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
 
     if run.first_eval is None:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
-        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
+        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             sample = partial(sample_round, policy, tokenizer, reward_functions)
             groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)
         rollout_end = time.perf_counter()
         if groups:
-            batch = unite_groups(groups, policy)
+            batch = unpack_groups(groups, policy)
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
             batch["loss_mask"] = batch["completion_mask"]
             if args.overlong == "filter":  # the rows still count in their group's mean and std
@@ -403,7 +403,7 @@ def main(argv=None):
         run.progress(result)
         none_kept = not groups and result["sampling/surplus"] == 0  # too few groups would be surplus
         if run.due(args.eval_every, at_end=True) or none_kept:
-            with gathered(accelerator, model):
+            with unsharded(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation, sampled)
             result |= evaluation

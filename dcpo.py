@@ -23,7 +23,7 @@ Left out: the official script's settings, which switch SAS off. docs/dcpo.md has
 
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
 """
 
 import time
@@ -40,49 +40,45 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import agree, completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
+from common.masked import completion_mask, group_statistics, kl_estimate, log_ratio, nearly_equal, pass_at_k
 from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
-    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
-    group_size: int = option(8, "completions per prompt, G (DCPO: 16)", "batch", above=0)
-    num_epochs: int = option(1, "passes over a rollout (DCPO: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps in a pass (DCPO: 16)", "batch", above=0)
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
+    group_size: int = option(8, "completions per prompt, G (DCPO: 16)", "batch", gt=0)
+    num_epochs: int = option(1, "passes over a rollout (DCPO: 1)", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (DCPO: 16)", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", ge=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", gt=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
-    learning_rate: float = option(1e-4, "peak learning rate (DCPO: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (DCPO: 1e-6)", "optimizer", gt=0)
 
-    clip_low: float = option(
-        0.16, "eps_low of Eq. 27 (with --no_dynamic_clip: clip at 1 - this for A < 0)", above=0, most=1
-    )
-    clip_high: float = option(0.2, "eps_high of Eq. 27 (with --no_dynamic_clip: clip at 1 + this for A > 0)", above=0)
-    dual_clip: float = option(
-        0.0, "with --no_dynamic_clip: upper bound c > 1 of the ratio where A < 0 (0: off)", least=0
-    )
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
+    clip_low: float = option(0.16, "eps_low of Eq. 27 (with --no_dynamic_clip: clip at 1 - this for A < 0)", gt=0, le=1)
+    clip_high: float = option(0.2, "eps_high of Eq. 27 (with --no_dynamic_clip: clip at 1 + this for A > 0)", gt=0)
+    dual_clip: float = option(0.0, "with --no_dynamic_clip: upper bound c > 1 of the ratio where A < 0 (0: off)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(True, "divide advantages by the standard deviation (no: needs --no_smooth_advantage)")
     std_ddof: Literal[0, 1] = option(0, "ddof of that standard deviation (DCPO's code: 1)")
-    std_eps: float = option(0.0, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_eps: float = option(0.0, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", ge=0)
     dynamic_clip: bool = option(True, "ratio bounds from a token's old probability (no: 1 - clip_low, 1 + clip_high)")
-    max_ratio: float = option(10.0, "with --dynamic_clip: limit of hi, and of the ratio where A < 0 (r_max)", above=1)
+    max_ratio: float = option(10.0, "with --dynamic_clip: limit of hi, and of the ratio where A < 0 (r_max)", gt=1)
     smooth_advantage: bool = option(True, "mix in the statistics of a prompt's earlier visits (no: of its group alone)")
     only_token_mean: bool = option(True, "sum over the group, mean over prompts (no: mean over rows, GRPO's)")
 
@@ -97,9 +93,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -107,7 +103,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -120,7 +116,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -167,7 +163,7 @@ def standardize(groups, mean, variance, low, high, args):
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (variance.sqrt() + args.std_eps)
-    return advantages.masked_fill(agree(low, high) | groups.isnan(), 0)  # the variance of 24 times 0.1 is not 0
+    return advantages.masked_fill(nearly_equal(low, high) | groups.isnan(), 0)  # the variance of 24 times 0.1 is not 0
 
 
 def smoothed_advantages(rewards, args, history):
@@ -225,8 +221,8 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     losses = -objective
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
-        "clip_low": (advantages < 0) & (ratio < low),
-        "clip_high": (advantages > 0) & (ratio > high),
+        "clip_fraction_low": (advantages < 0) & (ratio < low),
+        "clip_fraction_high": (advantages > 0) & (ratio > high),
         "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)) & (not args.dynamic_clip),
         "token_clip_ratio": objective != ratio * advantages,  # Eq. 9: either bound, or the cap
         "bound_low": low,
@@ -348,7 +344,7 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
@@ -357,7 +353,7 @@ def main(argv=None):
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         draw = sampler.draw(args.prompts_per_step)
         prompts = [train_prompts[i] for i in draw[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
+        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -384,7 +380,7 @@ def main(argv=None):
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            with gathered(accelerator, model):
+            with unsharded(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation, sampled)
             result |= evaluation

@@ -47,13 +47,13 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
 from common.harness.run import Run
-from common.masked import agree, completion_mask, pass_at_k
+from common.masked import completion_mask, nearly_equal, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
@@ -68,15 +68,15 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
         several=True,
     )
     max_prompt_tokens: int = option(
-        512, "prompts with more tokens are dropped; for given pairs see --max_length", "data", above=0
+        512, "prompts with more tokens are dropped; for given pairs see --max_length", "data", gt=0
     )
     max_steps: int = option(
-        -1, "maximum optimizer steps over all rounds (-1: no limit); 0 only makes pairs and evaluates", "run", least=-1
+        -1, "maximum optimizer steps over all rounds (-1: no limit); 0 only makes pairs and evaluates", "run", ge=-1
     )
     eval_every: int = option(
-        0, "steps between evaluations; one is always done before training and after each round", "evaluation", least=0
+        0, "steps between evaluations; one is always done before training and after each round", "evaluation", ge=0
     )
-    eval_prompts: int = option(0, "prompts, or given pairs, per evaluation (0: all)", "evaluation", least=0)
+    eval_prompts: int = option(0, "prompts, or given pairs, per evaluation (0: all)", "evaluation", ge=0)
 
     max_length: int = option(
         1024,
@@ -85,34 +85,34 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
         least=3,
     )
 
-    pairs_per_step: int = option(32, "pairs per optimizer step (paper: 64)", "batch", above=0)
-    num_epochs: int = option(1, "passes over the pairs of a round", "batch", above=0)
+    pairs_per_step: int = option(32, "pairs per optimizer step (paper: 64)", "batch", gt=0)
+    num_epochs: int = option(1, "passes over the pairs of a round", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
-    rounds: int = option(1, "how often pairs are made with the current policy and trained on", "batch", above=0)
-    pair_prompts: int = option(512, "prompts in a round", "batch", above=0)
+    rounds: int = option(1, "how often pairs are made with the current policy and trained on", "batch", gt=0)
+    pair_prompts: int = option(512, "prompts in a round", "batch", gt=0)
     pair_samples: int = option(
-        8, "completions per prompt; the best and the worst make a pair if their rewards differ", "batch", above=0
+        8, "completions per prompt; the best and the worst make a pair if their rewards differ", "batch", gt=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling pairs; the loss has log-probs at 1", "sampling", above=0)
-    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling pairs; the loss has log-probs at 1", "sampling", gt=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
-    learning_rate: float = option(1e-4, "peak learning rate (paper: 1e-6, RMSprop)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate (paper: 1e-6, RMSprop)", "optimizer", gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant",
         "schedule of the learning rate over the run, multiplied by the warm-up (own pairs: needs --max_steps)",
         "optimizer",
     )
-    warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", least=0)
+    warmup_steps: int = option(0, "steps of linear warm-up (paper: 150)", "optimizer", ge=0)
 
-    beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", above=0)
+    beta: float = option(0.1, "strength of the pull to the reference (paper: 0.1; TL;DR 0.5); IPO's tau", gt=0)
     loss: Literal["sigmoid", "ipo", "robust"] = option("sigmoid", "sigmoid is DPO, or cDPO with --label_smoothing")
-    label_smoothing: float = option(0.0, "assumed share of pairs whose labels are swapped", least=0, below=0.5)
+    label_smoothing: float = option(0.0, "assumed share of pairs whose labels are swapped", ge=0, lt=0.5)
     reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
     ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
-    nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", least=0)
+    nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", ge=0)
 
 
 @torch.no_grad()
@@ -125,9 +125,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -135,7 +135,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -148,7 +148,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -212,7 +212,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         ended = [row for row in range(start, start + n) if not truncated[row] and not rewards[row].isnan()]
         best = max(ended, key=lambda row: float(rewards[row]), default=None)  # of equal ones the first, as below
         worst = min(ended, key=lambda row: float(rewards[row]), default=None)
-        differ = best is not None and not agree(rewards[worst], rewards[best])
+        differ = best is not None and not nearly_equal(rewards[worst], rewards[best])
         metrics.add("pairs/yield", float(differ))
         metrics.add("pairs/truncated", truncated[start : start + n])
         metrics.add("pairs/unscored", rewards[start : start + n].isnan())
@@ -350,7 +350,7 @@ def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, promp
     """Evaluate on held-out pairs and by sampling on prompts, each where there are any; returns what `evaluate` does."""
     result, sampled = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}, None
     if prompts:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             metrics, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args)
         result |= metrics
     return result, sampled
@@ -415,7 +415,7 @@ def main(argv=None):
             metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
             if train_prompts:
                 prompts = [train_prompts[i] for i in sampler.draw(min(args.pair_prompts, len(train_prompts)))]
-                with gathered(accelerator, model):
+                with unsharded(accelerator, model):
                     pairs, rows = make_pairs(
                         accelerator, policy, tokenizer, reward_functions, prompts, number, args, metrics
                     )

@@ -21,7 +21,7 @@ file.py:function).
 
     accelerate launch dr_grpo.py                           a small embedded model learns to think; nothing is downloaded
     accelerate launch dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
 
 docs/dr_grpo.md has usage, results, and the details of the implementation one by one.
 """
@@ -39,7 +39,7 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
@@ -49,36 +49,36 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
-    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
-    group_size: int = option(8, "completions per prompt, G (Dr. GRPO: 8)", "batch", above=0)
-    num_epochs: int = option(1, "passes over a rollout (Dr. GRPO: 1)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps in a pass (Dr. GRPO: 8)", "batch", above=0)
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
+    group_size: int = option(8, "completions per prompt, G (Dr. GRPO: 8)", "batch", gt=0)
+    num_epochs: int = option(1, "passes over a rollout (Dr. GRPO: 1)", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (Dr. GRPO: 8)", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", ge=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", gt=0)
     max_new_tokens: int = option(
-        64, "maximum tokens in a completion, including its stop token; C of the loss", "sampling", above=0
+        64, "maximum tokens in a completion, including its stop token; C of the loss", "sampling", gt=0
     )
 
-    learning_rate: float = option(1e-4, "peak learning rate (Dr. GRPO: 1e-6)", "optimizer", above=0)
-    adam_beta2: float = option(0.999, "decay of the second moment (Dr. GRPO: 0.95)", "optimizer", least=0, below=1)
+    learning_rate: float = option(1e-4, "peak learning rate (Dr. GRPO: 1e-6)", "optimizer", gt=0)
+    adam_beta2: float = option(0.999, "decay of the second moment (Dr. GRPO: 0.95)", "optimizer", ge=0, lt=1)
 
-    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (Dr. GRPO: 0.2)", above=0, most=1)
-    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (Dr. GRPO: 0.2)", gt=0, le=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(False, "divide advantages by the group's standard deviation (GRPO: yes)")
     std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", ge=0)
     mask_truncated: bool = option(False, "keep truncated completions out of the loss; they still count as rows")
 
 
@@ -92,9 +92,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -102,7 +102,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -115,7 +115,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -157,8 +157,8 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     losses = -objective
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
-        "clip_low": (advantages < 0) & (ratio < 1 - args.clip_low),
-        "clip_high": (advantages > 0) & (ratio > 1 + args.clip_high),
+        "clip_fraction_low": (advantages < 0) & (ratio < 1 - args.clip_low),
+        "clip_fraction_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
         "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
@@ -271,7 +271,7 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
@@ -279,7 +279,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
+        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -301,7 +301,7 @@ def main(argv=None):
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            with gathered(accelerator, model):
+            with unsharded(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation, sampled)
             result |= evaluation

@@ -20,7 +20,7 @@ in the paper: they are presets for the small model. Left out: routing replay (th
 
     accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --rollout_batch_size 256 --eval_prompts 200
+        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
 
 docs/gspo.md has usage, results, and the details of the implementation one by one.
 """
@@ -38,7 +38,7 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
@@ -48,33 +48,33 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
-    prompts_per_step: int = option(32, "prompts in a rollout", "batch", above=0)
-    group_size: int = option(8, "completions per prompt, G", "batch", above=0)
-    num_epochs: int = option(1, "passes over a rollout", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps in a pass (GSPO: 4; with 1 it is GRPO)", "batch", above=0)
+    prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
+    group_size: int = option(8, "completions per prompt, G", "batch", gt=0)
+    num_epochs: int = option(1, "passes over a rollout", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (GSPO: 4; with 1 it is GRPO)", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", ge=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", gt=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
-    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", gt=0)
 
-    clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0 (GSPO: 3e-4)", above=0, most=1)
-    clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0 (GSPO: 4e-4)", above=0)
-    dual_clip: float = option(0.0, "upper bound c > 1 of s where A < 0 (0: off)", least=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", least=0)
+    clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0 (GSPO: 3e-4)", gt=0, le=1)
+    clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0 (GSPO: 4e-4)", gt=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of s where A < 0 (0: off)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
     std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; numpy: 0)")
-    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", least=0)
+    std_eps: float = option(1e-6, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", ge=0)
     ratio_level: Literal["sequence", "token"] = option(
         "sequence", "sequence: GSPO; token: GSPO-token, the same unless advantages differ within a row"
     )
@@ -90,9 +90,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -100,7 +100,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -113,7 +113,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -163,8 +163,8 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     s = ratio[:, :1]
     stats = {
         "approx_kl": kl_estimate(old_logprobs, logprobs, loss_mask, "k3"),  # of KL(old || new), as in grpo.py
-        "clip_low": (advantages < 0) & (s < 1 - args.clip_low),
-        "clip_high": (advantages > 0) & (s > 1 + args.clip_high),
+        "clip_fraction_low": (advantages < 0) & (s < 1 - args.clip_low),
+        "clip_fraction_high": (advantages > 0) & (s > 1 + args.clip_high),
         "dual_clip": (advantages < 0) & (s > (args.dual_clip or torch.inf)),
         "ratio_max": s,
         "clamped": log_s[:, :1].abs() > 20,
@@ -279,7 +279,7 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
@@ -287,7 +287,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
+        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -307,7 +307,7 @@ def main(argv=None):
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            with gathered(accelerator, model):
+            with unsharded(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation, sampled)
             result |= evaluation

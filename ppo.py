@@ -44,7 +44,7 @@ from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
-from common.harness.distributed import clip_grad_norm, gathered, gradient_sync, launch
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.learned_reward import learned_reward
 from common.harness.loading import load_policy, load_reference, load_scorer, load_tokenizer
 from common.harness.metrics import Metrics
@@ -56,71 +56,67 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
-    prompts_per_step: int = option(256, "prompts in a rollout (InstructGPT: 512)", "batch", above=0)
-    group_size: int = option(1, "completions per prompt; the critic needs no group", "batch", above=0)
-    num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", above=0)
-    num_minibatches: int = option(4, "optimizer steps in a pass (InstructGPT: 8)", "batch", above=0)
+    prompts_per_step: int = option(256, "prompts in a rollout (InstructGPT: 512)", "batch", gt=0)
+    group_size: int = option(1, "completions per prompt; the critic needs no group", "batch", gt=0)
+    num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps in a pass (InstructGPT: 8)", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
     micro_batch_tokens: int = option(
-        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", least=0
+        0, "tokens in one forward pass, padding included; replaces --micro_batch_size (0: off)", "batch", ge=0
     )
 
-    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", above=0)
-    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", above=0)
+    temperature: float = option(1.0, "temperature of sampling and of the log-probs in the loss", "sampling", gt=0)
+    max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
-    learning_rate: float = option(1e-4, "peak learning rate of the policy (verl: 1e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate of the policy (verl: 1e-6)", "optimizer", gt=0)
 
-    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (the paper's eps)", above=0, most=1)
-    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", above=0)
-    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", least=0)
+    clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (the paper's eps)", gt=0, le=1)
+    clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
+    dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", ge=0)
     kl_coef: float = option(
-        0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", least=0
+        0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", ge=0
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
     )
-    entropy_coef: float = option(0.0, "weight of an entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(
         True, "divide advantages by their standard deviation over the tokens (they are always centred)"
     )
     std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation (verl, TRL: 1; OpenAI's code: 0)")
-    std_eps: float = option(1e-8, "added to its square, the variance", least=0)
+    std_eps: float = option(1e-8, "added to its square, the variance", ge=0)
     critic: Literal["separate", "shared"] = option(
         "separate", "separate: a backbone of its own (verl); shared: a head on the policy's backbone, trained jointly"
     )
     critic_path: str | None = option(
         None, "reward model that a separate critic starts from (InstructGPT) [the policy with a head of zeros]"
     )
-    critic_learning_rate: float = option(0.001, "peak learning rate of the critic (verl: 1e-5)", above=0)
-    critic_warmup_steps: int = option(0, "first steps, which train only the critic (VC-PPO: 50)", least=0)
+    critic_learning_rate: float = option(0.001, "peak learning rate of the critic (verl: 1e-5)", gt=0)
+    critic_warmup_steps: int = option(0, "first steps, which train only the critic (VC-PPO: 50)", ge=0)
     value_coef: float = option(
-        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own learning rate)", above=0
+        1.0, "weight of the value loss (TRL: 0.1; a separate critic has its own learning rate)", gt=0
     )
     value_clip: float = option(
-        0.2, "in the loss, values move at most this far from the old ones (0: off; verl: 0.5)", least=0
+        0.2, "in the loss, values move at most this far from the old ones (0: off; verl: 0.5)", ge=0
     )
-    gamma: float = option(1.0, "discount per token", least=0, most=1)
-    gae_lambda: float = option(
-        1.0, "lambda of the advantages (RLHF: 0.95; 1: the return minus the value)", least=0, most=1
-    )
-    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", least=0, most=1)
+    gamma: float = option(1.0, "discount per token", ge=0, le=1)
+    gae_lambda: float = option(1.0, "lambda of the advantages (RLHF: 0.95; 1: the return minus the value)", ge=0, le=1)
+    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", ge=0, le=1)
     length_adaptive_alpha: float = option(
-        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)", least=0
+        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)", ge=0
     )
     kl_in: Literal["reward", "loss"] = option(
         "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
     )
-    kl_target: float = option(0.0, "--kl_coef is adjusted towards this KL per token (0: it stays)", least=0)
-    kl_horizon: float = option(10000.0, "completions over which it is adjusted (verl: 10000)", above=0)
+    kl_target: float = option(0.0, "--kl_coef is adjusted towards this KL per token (0: it stays)", ge=0)
+    kl_horizon: float = option(10000.0, "completions over which it is adjusted (verl: 10000)", gt=0)
     objective: Literal["clip", "penalty"] = option("clip", "Eq. 7, or Eq. 8: a penalty on KL(old, new)")
-    penalty_coef: float = option(1.0, "initial coefficient of that penalty; a rollout may double or halve it", above=0)
-    penalty_target: float = option(0.01, "KL(old, new) per token that it is adjusted towards", above=0)
-    target_kl: float = option(
-        0.0, "stop a rollout's updates when KL(old, new) per token is above this (0: off)", least=0
-    )
-    missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion", least=0)
+    penalty_coef: float = option(1.0, "initial coefficient of that penalty; a rollout may double or halve it", gt=0)
+    penalty_target: float = option(0.01, "KL(old, new) per token that it is adjusted towards", gt=0)
+    target_kl: float = option(0.0, "stop a rollout's updates when KL(old, new) per token is above this (0: off)", ge=0)
+    missing_eos_penalty: float = option(0.0, "subtracted from the reward of a truncated completion", ge=0)
     reward_model_path: str | None = option(
         None, "folder or hub id of a reward model (reward_model.py), in place of --reward"
     )
@@ -209,9 +205,9 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     rollout_logprobs (R, T), unless stock `generate` samples.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    stock = args.rollout == "stock" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if stock else 1)
-    size = max(1, args.rollout_batch_size // n) if args.rollout_batch_size else len(prompts)
+    hf = args.rollout == "hf" or not model.plain_cache
+    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
     training = model.training
     model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
@@ -219,7 +215,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if stock:
+            if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
                 own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
@@ -232,7 +228,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
     if model.shares_prompts and n > 1:
         batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
-    if not stock:
+    if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -313,8 +309,8 @@ def policy_loss(
         objective = torch.minimum(objective, clipped * advantages)
         if args.dual_clip:
             objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
-        stats["clip_low"] = (advantages < 0) & (ratio < 1 - args.clip_low)
-        stats["clip_high"] = (advantages > 0) & (ratio > 1 + args.clip_high)
+        stats["clip_fraction_low"] = (advantages < 0) & (ratio < 1 - args.clip_low)
+        stats["clip_fraction_high"] = (advantages > 0) & (ratio > 1 + args.clip_high)
         stats["dual_clip"] = (advantages < 0) & (ratio > (args.dual_clip or torch.inf))
     else:  # k1 of KL(old || new): under samples of old its gradient is that of the KL
         objective = objective + (args.penalty_coef if penalty_coef is None else penalty_coef) * log_ratios
@@ -569,7 +565,7 @@ def main(argv=None):
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     if run.first_eval is None:
-        with gathered(accelerator, model):
+        with unsharded(accelerator, model):
             result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
         run.log_evaluation(result, sampled, tokenizer)
         run.log(result)
@@ -577,7 +573,7 @@ def main(argv=None):
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
-        with accelerator.autocast(), gathered(accelerator, model):  # sharded weights are whole while it samples
+        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
@@ -604,7 +600,7 @@ def main(argv=None):
             coefficients.steer(result, args)
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
-            with gathered(accelerator, model):
+            with unsharded(accelerator, model):
                 evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
             run.log_evaluation(evaluation, sampled)
             result |= evaluation

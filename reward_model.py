@@ -53,26 +53,26 @@ class Args(PairArgs, RunArgs):  # the options that no algorithm changes are decl
         several=True,
     )
     dataset_config: str | None = option(None, "configuration of a hub dataset", "data")
-    seed: int = option(0, "seed of the data order and of the held-out pairs", "run", least=0, below=2**32)
-    max_steps: int = option(-1, "maximum optimizer steps (-1: no limit); 0 only evaluates", "run", least=-1)
+    seed: int = option(0, "seed of the data order and of the held-out pairs", "run", ge=0, lt=2**32)
+    max_steps: int = option(-1, "maximum optimizer steps (-1: no limit); 0 only evaluates", "run", ge=-1)
 
     max_length: int = option(
-        1024, "maximum tokens of prompt plus completion; the prompt's start is cut first", "data", least=3
+        1024, "maximum tokens of prompt plus completion; the prompt's start is cut first", "data", ge=3
     )
 
-    pairs_per_step: int = option(32, "pairs per optimizer step", "batch", above=0)
-    num_epochs: int = option(3, "passes over the pairs", "batch", above=0)
+    pairs_per_step: int = option(32, "pairs per optimizer step", "batch", gt=0)
+    num_epochs: int = option(3, "passes over the pairs", "batch", gt=0)
     micro_batch_size: int = option(
-        64, "completions in one forward pass of a process; does not change the gradient", "batch", above=0
+        64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
 
-    learning_rate: float = option(1e-3, "peak learning rate (InstructGPT 6B: 9e-6)", "optimizer", above=0)
+    learning_rate: float = option(1e-3, "peak learning rate (InstructGPT 6B: 9e-6)", "optimizer", gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant", "schedule of the learning rate over the run, multiplied by the warm-up", "optimizer"
     )
 
     center_coef: float = option(
-        0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)", least=0
+        0.0, "weight of (r_w + r_l)^2, which holds the scores around 0 (TRL suggests 0.01)", ge=0
     )
 
     eval_every: int = option(

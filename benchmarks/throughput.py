@@ -237,7 +237,7 @@ def run_loop(turns, task, plain):
         group_size=workload.group,
         max_new_tokens=workload.cap,
         micro_batch_size=workload.rows,
-        rollout="stock" if plain else "shared",
+        rollout="hf" if plain else "shared",
         learning_rate=LEARNING_RATE,
         std_eps=STD_EPS,
         kl_coef=0,

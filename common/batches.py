@@ -28,8 +28,8 @@ def take_rows(batch, rows):
     return part
 
 
-def trim_group(batch, rows):
-    """What to send of the n rows (a slice) of one prompt, unpadded and in int32; `unite_groups` derives the rest."""
+def pack_group(batch, rows):
+    """What to send of the n rows (a slice) of one prompt, unpadded and in int32; `unpack_groups` derives the rest."""
     mask = batch["completion_mask"][rows]
     group = {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
     group["completions"] = batch["completions"][rows][mask].int()
@@ -38,8 +38,8 @@ def trim_group(batch, rows):
     return {name: column.numpy(force=True) for name, column in group.items()}
 
 
-def unite_groups(groups, model):
-    """The batch of a list of (prompt, what `trim_group` sent of its rows): columns of `rollout`, and `rewards` (R,)."""
+def unpack_groups(groups, model):
+    """The batch of a list of (prompt, what `pack_group` sent of its rows): columns of `rollout`, and `rewards` (R,)."""
     prompts, sent = zip(*groups, strict=True)
     n, device, batch = len(sent[0]["rewards"]), model.lm.device, {}
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)

@@ -69,7 +69,7 @@ def moments(values, ddof, reduce):
     return mean, squares / (count - ddof).clamp(min=1)
 
 
-def agree(low, high):
+def nearly_equal(low, high):
     """Whether rewards between `low` and `high` (float64 of any shape) are equal, up to the rounding of their sums."""
     return high - low <= 1e-9 * high.abs().clamp(min=1)
 
@@ -85,7 +85,7 @@ def group_statistics(groups, ddof):
     scale = (groups.shape[1] - ddof) / (scored.sum(dim=1, keepdim=True).double() - ddof).clamp(min=1)
     variance = filled.var(dim=1, keepdim=True, correction=ddof) * scale
     std = filled.std(dim=1, keepdim=True, correction=ddof) * scale.sqrt()
-    equal = agree(*filled.aminmax(dim=1, keepdim=True))  # the variance of six times 0.3 is not exactly 0
+    equal = nearly_equal(*filled.aminmax(dim=1, keepdim=True))  # the variance of six times 0.3 is not exactly 0
     return filled.mean(dim=1, keepdim=True), variance, std, equal | ~scored
 
 

@@ -25,12 +25,12 @@ class Backbone(nn.Module):
         super().__init__()
         self.lm = lm
         self.shares_prompts, self.chunked = shares_prompts, chunked
-        self.size = sum(parameter.numel() for parameter in lm.parameters())
+        self.num_parameters = sum(parameter.numel() for parameter in lm.parameters())
 
     def states(self, batch):
         """Row (N,) and column (N,) of each completion token in (R, T), and the hidden state (N, H) that predicts it."""
         share = self.shares_prompts and "prompt_index" in batch
-        states = shared_states(self.lm, batch, self.size) if share else self.plain_states(batch)
+        states = shared_states(self.lm, batch, self.num_parameters) if share else self.plain_states(batch)
         return [torch.cat(parts) for parts in zip(*states, strict=True)]
 
     def plain_states(self, batch):
@@ -76,7 +76,7 @@ class Policy(Backbone):
         if not self.chunked:
             yield "the head of this model cannot run in chunks: log-probs take more memory"
         if not self.plain_cache:
-            yield "the cache of this model holds more than keys and values: samples as with --rollout stock"
+            yield "the cache of this model holds more than keys and values: samples as with --rollout hf"
         elif not self.shares_prompts:
             yield "updates compute a prompt again for each completion (due to checkpointing, sharding, or the model)"
 

@@ -11,11 +11,11 @@ import torch
 from common.masked import positions
 
 
-def shared_states(lm, batch, size):
+def shared_states(lm, batch, num_parameters):
     """[(rows, columns, hidden)] as `Backbone.plain_states` returns it, a tuple for each run of completions.
 
     One pass over the distinct prompts gives their keys and values; the completions attend to these, in runs of similar
-    length, so that they need little padding. `size`: the number of weights of `lm`.
+    length, so that they need little padding. `num_parameters`: the number of weights of `lm`.
     """
     from transformers import DynamicCache
 
@@ -30,7 +30,7 @@ def shared_states(lm, batch, size):
     states = []
     # A further pass costs about as much time as this many operations on padding (measured on CPU only).
     operations = 2e8 if device.type == "cpu" else 1e12
-    most_padding = operations / (6 * size)
+    most_padding = operations / (6 * num_parameters)
     for run in runs_of_similar_length(lengths, most_padding):
         width = lengths[run[-1]]
         rows = torch.tensor([run, [distinct.index(index[row]) for row in run]])

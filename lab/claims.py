@@ -224,7 +224,7 @@ CLAIM_LIST = [
             Effect("policy/entropy", "coin-0.2_0.28", "coin-0.2_0.2", least=0.0, decides=False),
             Effect("policy/entropy", "coin-1_1000", "coin-0.2_0.2", least=0.0, decides=False),
         ],
-        ("policy/entropy", "policy/clip_low", "policy/clip_high"),
+        ("policy/entropy", "policy/clip_fraction_low", "policy/clip_fraction_high"),
         ("coin-0.2_0.2", "coin-0.2_0.28", "coin-0.1_0.2", "coin-0.2_0.1", "coin-1_1000"),
         why="The rewards say nothing, so what moves the entropy is the noise of the updates and the clip. It "
         "rises at 0.2 / 0.2, more with the tighter lower bound or the higher upper one, most without a clip, "

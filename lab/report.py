@@ -4,7 +4,7 @@ The rules (docs/claims.md has their history):
 
 - An effect is the mean over seeds of a difference of two runs of the same seed, with a bootstrap interval of 95 %
   (10,000 draws of as many seeds, with replacement). It holds if the whole interval is on the claimed side of the
-  margin; it does not hold if the whole interval is on the other side; and else it cannot be seen here.
+  margin; it does not hold if the whole interval is on the other side; and else it inconclusive.
 - A claim holds if all the effects that decide it hold; it does not hold if one of them does not; and else it cannot be
   seen here. The other effects are reported and decide nothing.
 """
@@ -20,7 +20,7 @@ from claims import ALL, CLAIMS
 from run import RESULTS, ROOT, read_rows
 
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
-HOLDS, FAILS, UNSEEN, OPEN = "holds", "does not hold", "cannot be seen here", "not decided yet"
+HOLDS, FAILS, UNSEEN, OPEN = "holds", "does not hold", "inconclusive", "not decided yet"
 CHINESE = {HOLDS: "成立", FAILS: "不成立", UNSEEN: "在这里看不出来", OPEN: "还没有定论"}
 READMES = {"README.md": ({word: word for word in CHINESE}, ": ", ", "), "README.zh.md": (CHINESE, "：", "，")}
 COUNTS = re.compile(rf"\*\*(?:{'|'.join([*CHINESE, *CHINESE.values()])})[:：] ?\d+\b.*?\*\*")
@@ -35,8 +35,8 @@ def load(name):
 def with_sums(rows):
     """The rows with what other metrics give: clipped tokens of both sides; accuracy of pairs as the others name it."""
     for row in rows:
-        if "policy/clip_low" in row:
-            row["policy/clipped"] = row["policy/clip_low"] + row["policy/clip_high"]
+        if "policy/clip_fraction_low" in row:
+            row["policy/clipped"] = row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"]
         if "pairs/accuracy" in row:
             row["reward/accuracy"] = row["pairs/accuracy"]
     return rows
@@ -155,7 +155,7 @@ The claims and their runs are listed as data in that file, and [report.py](../la
 them. Some were changed after data: see [the history of the rules](#the-history-of-the-rules). An effect is the mean
 over five seeds of the difference of two runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole
 interval is on the claimed side of the margin, it does not hold if the whole interval is on the other side, and else it
-cannot be seen here. A claim holds if all effects in bold hold, and does not hold if one of them does not. With five
+inconclusive. A claim holds if all effects in bold hold, and does not hold if one of them does not. With five
 seeds such an interval is too narrow: of means of normal values it covers 84 %. So do not rely on an effect whose
 interval ends near its margin, and run more seeds.
 

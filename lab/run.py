@@ -14,6 +14,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -27,14 +28,17 @@ ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
-    "policy/approx_kl policy/clip_low policy/clip_high policy/kl_ref policy/token_clip_ratio policy/kl_old_ref "
+    "policy/approx_kl policy/clip_fraction_low policy/clip_fraction_high policy/kl_ref policy/kl_old_ref "
+    "policy/token_clip_ratio "
     "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
     "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected pairs/accuracy"
 ).split()
 
 
 def read_rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The rows of a JSONL file of results. They are not edited: metrics that had other names get those of today."""
+    text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', path.read_text(encoding="utf-8"))
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def condense(rows):

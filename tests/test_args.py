@@ -26,7 +26,7 @@ def from_file(tmp_path, text):
 
 OPTIMIZER = dict(lr_scheduler="constant", warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999)
 OPTIMIZER |= dict(max_grad_norm=1.0)
-SAMPLING = dict(rollout="shared", rollout_batch_size=0)
+SAMPLING = dict(rollout="shared", generate_batch_size=0)
 
 
 def declared(cls):
@@ -294,9 +294,9 @@ def test_a_step_is_said_as_an_equation(name, options, said):
 
 @pytest.mark.parametrize("name, option", [("ppo", "group_size"), ("dpo", "pair_samples")])
 def test_samples_of_a_prompt_fit_in_one_call_whatever_option_counts_them(name, option):
-    script(name).Args(rollout_batch_size=9, **{option: 9}).check()
+    script(name).Args(generate_batch_size=9, **{option: 9}).check()
     with pytest.raises(InputError, match=f"10 are needed .the larger of --{option} and --eval_samples"):
-        script(name).Args(rollout_batch_size=9, **{option: 10}).check()
+        script(name).Args(generate_batch_size=9, **{option: 10}).check()
 
 
 def test_declared_options_know_no_dry_run_and_no_script():

@@ -153,7 +153,7 @@ def sample(monkeypatch, right, processes=1, steps=1, answer="1", functions=None,
         for step in range(1, steps + 1):
             metrics = Metrics()
             groups, tokens, _ = dapo.dynamic_batch(accelerator, draw, sampler, step, args, metrics)
-            batch = dapo.unite_groups(groups, Policy()) if groups else None
+            batch = dapo.unpack_groups(groups, Policy()) if groups else None
             if groups:
                 metrics.add_rewards(batch["rewards"], G)
             rows.append((batch, tokens, metrics.reduce(accelerator)))
@@ -265,7 +265,7 @@ def test_by_reward_a_group_without_any_reward_is_dropped(monkeypatch):
     assert groups_of(ranks) == list(range(0, 16, 2)) and ranks[0][0][2]["sampling/keep_rate"] == 0.5
 
 
-@pytest.mark.parametrize("rollout", ["shared", "stock"])
+@pytest.mark.parametrize("rollout", ["shared", "hf"])
 def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     # All columns of a batch of real completions, some of them truncated, came padded, with ids of eight bytes.
     _, args, tokenizer, policy = embedded("dapo", rollout=rollout, max_new_tokens=24)
@@ -273,7 +273,7 @@ def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     batch = dapo.rollout(policy, prompts, G, 1.0, 1.0, 0, args)
     batch["rewards"] = torch.rand(len(batch["completions"]), dtype=torch.float64)
     assert 0 < batch["truncated"].sum() < len(batch["truncated"])
-    sent = [(prompts[i], dapo.trim_group(batch, slice(i * G, (i + 1) * G))) for i in (4, 0, 5)]
+    sent = [(prompts[i], dapo.pack_group(batch, slice(i * G, (i + 1) * G))) for i in (4, 0, 5)]
     for i, (_, group) in zip((4, 0, 5), sent, strict=True):
         tokens = int(batch["completion_mask"][i * G : (i + 1) * G].sum())
         size = (8 if rollout == "shared" else 4) * tokens + 12 * G
@@ -283,7 +283,7 @@ def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     expected = take_rows(batch, [*range(4 * G, 5 * G), *range(G), *range(5 * G, 6 * G)])
     del expected["lengths"]
     expected["prompt_index"] = torch.arange(3).repeat_interleave(G)[:, None]
-    united = dapo.unite_groups(sent, policy)
+    united = dapo.unpack_groups(sent, policy)
     assert united.keys() == expected.keys()
     for name, column in united.items():
         assert column.dtype == expected[name].dtype and torch.equal(column, expected[name]), name
@@ -488,7 +488,7 @@ def test_oracles(dtype, tolerance):
     assert torch.allclose(losses, ragged(DAPO["token_loss"], dtype)[0], atol=tolerance, rtol=tolerance)
     loss.backward()
     assert torch.allclose(new.grad, ragged(DAPO["grad"], dtype)[0], atol=tolerance)
-    assert (int(stats["clip_high"].sum()), int(stats["clip_low"].sum())) == (1, 2)
+    assert (int(stats["clip_fraction_high"].sum()), int(stats["clip_fraction_low"].sum())) == (1, 2)
     assert float(loss_of(args_of(dual_clip=3.0), dtype)[0]) == pytest.approx(DAPO["loss_dual3"], abs=tolerance)
     filtered, *_ = loss_of(args, dtype, mask_row=1)
     assert float(filtered) == pytest.approx(ORACLES["overlong_filter_row1"]["token_mean"], abs=tolerance)

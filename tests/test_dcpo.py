@@ -118,7 +118,11 @@ def test_clip_table(options, q, advantage, ratio, loss, gradient, low, high, cli
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss, abs=1e-9)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-9)
-    assert [int(stats[name]) for name in ("clip_low", "clip_high", "token_clip_ratio")] == [low, high, clipped]
+    assert [int(stats[name]) for name in ("clip_fraction_low", "clip_fraction_high", "token_clip_ratio")] == [
+        low,
+        high,
+        clipped,
+    ]
     assert int(stats["dual_clip"]) == ("dual_clip" in options and gradient == 0 and advantage < 0)  # not the max_ratio
 
 
@@ -339,9 +343,9 @@ class Process:
     def gather(self, rows):
         self.rows[self.process_index] = rows
         self.barrier.wait(timeout=20)
-        gathered = torch.cat(self.rows)
+        unsharded = torch.cat(self.rows)
         self.barrier.wait(timeout=20)
-        return gathered
+        return unsharded
 
 
 def run_of(processes, draws, args, prompts=6):
@@ -461,10 +465,10 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     assert whole[1]["dcpo/smooth_new"] == whole[2]["dcpo/smooth_new"] == 0 and whole[4]["dcpo/smooth_new"] > 0
     for row, (new, total, _) in zip(whole[1:], seen[-8::2], strict=True):  # twice a step
         assert row["dcpo/smooth_new"] == pytest.approx(int((new.abs() < total.abs()).sum()) / 32)
-    utilization, agree = (
+    utilization, nearly_equal = (
         [row[key] for row in whole[1:]] for key in ("dcpo/response_utilization", "advantage/zero_groups")
     )
-    assert utilization[0] == 1 - agree[0] and utilization[3] > 1 - agree[3]
+    assert utilization[0] == 1 - nearly_equal[0] and utilization[3] > 1 - nearly_equal[3]
 
 
 # --- weights, rewards, options ---

@@ -22,9 +22,9 @@ import worker
 from common.errors import InputError
 from common.harness.distributed import (
     SMALL_MODEL,
-    agreed,
     launch,
     on_first,
+    raise_on_all,
     set_threads,
     set_up_deepspeed,
     set_up_fsdp,
@@ -233,7 +233,7 @@ def test_a_refusal_of_the_first_process_reaches_the_others(monkeypatch):
     monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda objects: ["the first one's message"])
     with (
         pytest.raises(InputError, match="the first one's message"),
-        agreed(types.SimpleNamespace(is_main_process=False)),
+        raise_on_all(types.SimpleNamespace(is_main_process=False)),
     ):
         pass
 

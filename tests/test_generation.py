@@ -206,10 +206,10 @@ def test_rollout_depends_on_its_seed_alone():
     )
 
 
-@pytest.mark.parametrize("how", ["shared", "stock"])
-def test_rollout_batch_size_caps_the_rows_of_a_call(how, monkeypatch):
+@pytest.mark.parametrize("how", ["shared", "hf"])
+def test_generate_batch_size_caps_the_rows_of_a_call(how, monkeypatch):
     # nanochat#758: what does not divide is silently lost.
-    _, args, _, policy = embedded(max_new_tokens=20, rollout_batch_size=10, rollout=how)
+    _, args, _, policy = embedded(max_new_tokens=20, generate_batch_size=10, rollout=how)
     calls = []
     generate_ = policy.lm.generate
     monkeypatch.setattr(policy.lm, "generate", lambda **kw: calls.append(len(kw["input_ids"])) or generate_(**kw))

@@ -279,7 +279,7 @@ def test_the_log_probs_of_sampling_are_those_of_the_training_forward(temperature
 def test_greedy_decoding_is_that_of_stock_generate_and_of_the_cpu(loaded):
     _, policy, prompts = loaded
     shared = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, grpo.Args())["completions"].cpu()
-    stock = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, grpo.Args(rollout="stock"))["completions"].cpu()
+    stock = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, grpo.Args(rollout="hf"))["completions"].cpu()
     on_cpu = grpo.rollout(policy.cpu(), prompts, 1, 0.0, 1.0, 0, grpo.Args())["completions"]
     for other in (stock, on_cpu):
         assert other.shape == shared.shape

@@ -161,7 +161,7 @@ def test_clip_table(advantage, ratio, loss, gradient, low, high):
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss, abs=1e-12)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-12)
-    assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert (int(stats["clip_fraction_low"]), int(stats["clip_fraction_high"])) == (low, high)
     assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)  # the only other way to have none
 
 
@@ -205,7 +205,11 @@ def test_one_update_has_the_gradient_of_reinforce():
     (reinforce,) = torch.autograd.grad((-advantages * new * weights).sum(), new)
     assert torch.allclose(gradient, reinforce, atol=1e-12) and gradient.abs().max() > 0.01
     assert float((losses * weights).sum()) == pytest.approx(0.0, abs=1e-12)  # advantages of a group sum to 0
-    assert stats["approx_kl"].abs().max() == 0 and not stats["clip_low"].any() and not stats["clip_high"].any()
+    assert (
+        stats["approx_kl"].abs().max() == 0
+        and not stats["clip_fraction_low"].any()
+        and not stats["clip_fraction_high"].any()
+    )
 
 
 def test_entropy_bonus_lowers_the_loss_by_its_weighted_mean():

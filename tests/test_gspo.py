@@ -42,9 +42,9 @@ def test_oracle(level, dtype, tolerance):
     assert float(loss.detach()) == pytest.approx(EXAMPLE["loss"], abs=tolerance)
     atol = 1e-6 if dtype == torch.float32 else 1e-9
     assert torch.allclose(gradient, ragged(EXAMPLE["grad"], dtype)[0], atol=atol)
-    clipped = (stats["clip_low"] | stats["clip_high"])[:, 0]
+    clipped = (stats["clip_fraction_low"] | stats["clip_fraction_high"])[:, 0]
     assert clipped.tolist() == EXAMPLE["clipped"]
-    assert (int(stats["clip_low"].sum()), int(stats["clip_high"].sum())) == (1, 1)
+    assert (int(stats["clip_fraction_low"].sum()), int(stats["clip_fraction_high"].sum())) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
@@ -53,7 +53,7 @@ def test_oracle_of_advantages_of_single_tokens(dtype, tolerance):
     loss, gradient, stats, mask = loss_of(args_of(ratio_level="token"), advantages, dtype)
     assert float(loss.detach()) == pytest.approx(EXAMPLE["token"]["loss"], abs=tolerance)
     assert torch.allclose(gradient, ragged(EXAMPLE["token"]["grad"], dtype)[0], atol=tolerance)
-    assert stats["clip_low"].shape == mask.shape  # counted over tokens then
+    assert stats["clip_fraction_low"].shape == mask.shape  # counted over tokens then
 
 
 def test_advantages_of_single_tokens_need_the_token_level():
@@ -112,7 +112,7 @@ def test_the_ratio_is_the_mean_and_not_the_sum_of_logs():
     # The importance ratio of a sequence, without the 1/|o|, leaves the band with the length.
     old, mask = torch.zeros(1, 100, dtype=torch.float64), torch.ones(1, 100, dtype=torch.bool)
     _, stats = gspo.policy_loss(old + 1e-4, old, torch.ones(1, 1), mask, args_of())
-    assert float(stats["ratio_max"]) == pytest.approx(math.exp(1e-4)) and not stats["clip_high"].any()
+    assert float(stats["ratio_max"]) == pytest.approx(math.exp(1e-4)) and not stats["clip_fraction_high"].any()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -151,7 +151,7 @@ def test_clip_table(advantage, s, loss, gradient, low, high, level):
     (losses.sum() / 2).backward()  # the weights of a row of two tokens
     assert losses[0].tolist() == pytest.approx([loss, loss], abs=1e-12)
     assert new.grad[0].tolist() == pytest.approx([gradient / 2, gradient / 2], abs=1e-12)
-    assert (int(stats["clip_low"]), int(stats["clip_high"])) == (low, high)
+    assert (int(stats["clip_fraction_low"]), int(stats["clip_fraction_high"])) == (low, high)
     assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)
 
 
@@ -178,7 +178,12 @@ def test_with_one_update_it_is_grpo():
         batch = fill(module, batch, rewards, args)
         (step,), metrics = gradients(module, args, policy, batch)
         results.append(step)
-        assert metrics["policy/clip_low"] == metrics["policy/clip_high"] == metrics["policy/approx_kl"] == 0
+        assert (
+            metrics["policy/clip_fraction_low"]
+            == metrics["policy/clip_fraction_high"]
+            == metrics["policy/approx_kl"]
+            == 0
+        )
     assert largest_difference(*results) < 1e-6 and max(float(g.abs().max()) for g in results[0]) > 1e-3
     assert metrics["policy/log_s_p99"] == 0
 
@@ -206,8 +211,10 @@ def test_an_empty_row_is_finite_and_contributes_nothing():
     (gradient,) = torch.autograd.grad((losses * gspo.token_weights(mask, totals_of(mask, 4), args_of())).sum(), new)
     assert torch.isfinite(gradient).all() and (gradient[2] == 0).all() and (gradient[3, :5] != 0).all()
     metrics = Metrics()
-    metrics.add_stats("policy", {name: stats[name] for name in ("clip_low", "clip_high")}, mask)
-    assert metrics.reduce(Accelerator(cpu=True))["policy/clip_low"] == pytest.approx(1 / 3)  # of rows with tokens
+    metrics.add_stats("policy", {name: stats[name] for name in ("clip_fraction_low", "clip_fraction_high")}, mask)
+    assert metrics.reduce(Accelerator(cpu=True))["policy/clip_fraction_low"] == pytest.approx(
+        1 / 3
+    )  # of rows with tokens
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_the_defaults_are_the_papers_and_not_grpos():
     args = gspo.Args()
     assert (args.clip_low, args.clip_high, args.num_minibatches, args.kl_coef) == (3e-4, 4e-4, 4, 0.0)
     _, gradient, stats, mask = loss_of(args_of(clip_low=0.2, clip_high=0.2))
-    assert not (stats["clip_low"] | stats["clip_high"]).any() and (gradient[mask] != 0).all()
+    assert not (stats["clip_fraction_low"] | stats["clip_fraction_high"]).any() and (gradient[mask] != 0).all()
 
 
 def test_quantiles_are_those_of_all_rows_with_tokens_in_every_micro_batch():

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from common.masked import agree, completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
+from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, nearly_equal, pass_at_k
 from testbed import ORACLES
 
 
@@ -131,7 +131,7 @@ def test_tokens_beyond_the_clamp_are_those_without_a_gradient():
 )
 def test_rewards_agree_where_they_differ_by_rounding_alone(low, high, same):
     low, high = torch.tensor([[low]], dtype=torch.float64), torch.tensor([[high]], dtype=torch.float64)
-    assert agree(low, high).tolist() == [[same]]
+    assert nearly_equal(low, high).tolist() == [[same]]
 
 
 def test_unknown_estimator_is_refused():

@@ -123,7 +123,7 @@ def test_the_options_change_what_they_should():
     assert terms(micro_batch_size=256)["gradients"] == 0 < plain["gradients"]  # one forward: none from before
     assert terms(dtype="bfloat16")["weights"] == plain["weights"] / 2
     rollout = terms(phase="rollout")
-    assert terms(phase="rollout", rollout_batch_size=64)["key-value cache"] == rollout["key-value cache"] / 4
+    assert terms(phase="rollout", generate_batch_size=64)["key-value cache"] == rollout["key-value cache"] / 4
     assert terms(Job(8, "DDP"), "rollout")["key-value cache"] == rollout["key-value cache"] / 8
     assert terms(Job(8, "DDP"))["gradient buckets"] == plain["weights"]
     sharded = terms(Job(8, "FSDP2", bf16=True))
@@ -148,7 +148,7 @@ def test_pairs_and_evaluations():
     assert [dry_run.update_shape(each, Job(), sizes)[2:4] for each in own] == [(60, 40), (1, 99)]  # what is longer
     assert dry_run.rollout_rows(grpo.Args(), Job()) == [(256, 8), (None, 8)]  # how many prompts, only the data says
     assert dry_run.rollout_rows(grpo.Args(eval_prompts=100), Job(8, "DDP")) == [(32, 8), (104, 8)]
-    assert dry_run.rollout_rows(grpo.Args(rollout_batch_size=20), Job()) == [(16, 8), (16, 8)]
+    assert dry_run.rollout_rows(grpo.Args(generate_batch_size=20), Job()) == [(16, 8), (16, 8)]
 
 
 def test_three_options_lower_the_peak(capsys, tmp_path):
@@ -167,7 +167,7 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
 def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
     """There AdamW copies one matrix, on a GPU all: of short rows, the table's peak is the optimizer."""
     monkeypatch.setattr(dry_run, "choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
-    sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, rollout_batch_size=8, eval_prompts=1)
+    sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, generate_batch_size=8, eval_prompts=1)
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])
     lines, table = printed(capsys, "grpo", "--model_name_or_path", folder, *options)

@@ -289,7 +289,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--beta 0", "beta"),
         ("--nll_coef -1", "nll_coef"),
         ("--pair_samples 1", "pair_samples"),
-        ("--rollout_batch_size 4", "the larger of --pair_samples and --eval_samples"),
+        ("--generate_batch_size 4", "the larger of --pair_samples and --eval_samples"),
         ("--reward no_such", "no_such"),
         ("--eval_k 9", "eval_k 9"),
         ("--rounds 0", "rounds"),

@@ -53,7 +53,7 @@ def test_what_a_shortcut_cannot_serve_goes_without_it_and_says_so(name):
     assert policy.plain_cache == (name == "llama4_text")
     _, *notes = policy.notes(AutoTokenizer.from_pretrained(EMBEDDED))
     assert ["cannot run in chunks" in note for note in notes].count(True) == (not policy.chunked)
-    assert ["--rollout stock" in note for note in notes].count(True) == (not policy.plain_cache)
+    assert ["--rollout hf" in note for note in notes].count(True) == (not policy.plain_cache)
     batch = random_batch()
     for ours, expected in zip(policy(batch), plain_forward(policy, batch), strict=True):
         assert torch.allclose(ours, expected, atol=2e-5)

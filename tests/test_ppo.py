@@ -167,9 +167,9 @@ def test_oracle_values_and_gradients(dtype, tolerance):
     assert torch.allclose(losses, ragged(POLICY["token_loss"], dtype)[0], atol=tolerance)
     loss.backward()
     assert torch.allclose(new.grad, ragged(POLICY["grad"], dtype)[0], atol=tolerance)
-    assert (int(stats["clip_high"].sum()), int(stats["clip_low"].sum())) == (1, 2)
+    assert (int(stats["clip_fraction_high"].sum()), int(stats["clip_fraction_low"].sum())) == (1, 2)
     advantages, _ = ragged(POLICY["adv"], dtype)
-    no_gradient = mask & (new.grad == 0) & (advantages < 0) & ~stats["clip_low"]
+    no_gradient = mask & (new.grad == 0) & (advantages < 0) & ~stats["clip_fraction_low"]
     assert torch.equal(stats["dual_clip"] & mask, no_gradient) and no_gradient.any()
     assert "dual_clip" not in loss_of(args_of(objective="penalty"), dtype)[2]
     assert float(loss_of(args_of(), dtype)[0]) == pytest.approx(POLICY["loss_no_dual"], abs=tolerance)

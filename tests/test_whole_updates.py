@@ -443,7 +443,7 @@ def train_family(start, rollouts, paper, o):
                     loss.backward()
                     step_loss += float(loss.detach())
                     log.note("policy", clip_low=(row.advantage < 0) & (ratio < low), ratio_max=ratio)
-                    log.note("policy", clip_high=(row.advantage > 0) & (ratio > high), mean_prob=row.old.exp())
+                    log.note("policy", clip_fraction_high=(row.advantage > 0) & (ratio > high), mean_prob=row.old.exp())
                     log.note("policy", kl_ref=kl, approx_kl=k3(row.old, new), entropy=entropy)
                     log.note("rollout", logprob_gap=(-2 - row.old).abs())
                 norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), o.max_grad_norm)
@@ -473,7 +473,7 @@ def test_group_relative(module, paper, own, start, tmp_path, monkeypatch):
     draws, paper = [rows_of(draw, sampler.tokenizer, o) for draw in sampler.draws], paper(o)
     policy, logs = train_family(start, paper.rollouts(draws), paper, o)
     assert max(ratios[:3]) == 1 < max(ratios[3:6])  # of the first minibatch and of the second one
-    assert_happens(logs[0], "policy/clip_low", "policy/clip_high")
+    assert_happens(logs[0], "policy/clip_fraction_low", "policy/clip_fraction_high")
     assert min(logs[0]["optim/grad_norm"]) > o.max_grad_norm
     assert_same(rows, logs)
     assert_same_weights(tmp_path, start, policy)
@@ -556,7 +556,7 @@ def train_ppo(start, rollouts, o):
                         bounds = 1 - o.clip_low, 1 + o.clip_high
                         gain = torch.minimum(ratio * row.advantages, ratio.clamp(*bounds) * row.advantages)
                         log.note("policy", clip_low=(row.advantages < 0) & (ratio < bounds[0]))
-                        log.note("policy", clip_high=(row.advantages > 0) & (ratio > bounds[1]))
+                        log.note("policy", clip_fraction_high=(row.advantages > 0) & (ratio > bounds[1]))
                     else:
                         gain = ratio * row.advantages - penalty * (row.old - new)
                     if o.kl_in == "loss":
@@ -625,7 +625,11 @@ def test_ppo(own, start, tmp_path, monkeypatch):
         row.reward = weighted_reward(row)
     policy, logs = train_ppo(start, rollouts, o)
     assert max(ratios[:3]) == 1 < max(ratios[3:6])
-    assert_happens(logs[0], "value/clip", *(["policy/clip_low", "policy/clip_high"] if o.objective == "clip" else []))
+    assert_happens(
+        logs[0],
+        "value/clip",
+        *(["policy/clip_fraction_low", "policy/clip_fraction_high"] if o.objective == "clip" else []),
+    )
     if o.target_kl:  # within the first epoch, which leaves out the second one
         assert logs[1]["optim/skipped_steps"] == [0, 1, 1, 1]
     assert_same(rows, logs)

@@ -237,12 +237,12 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 0fcf57": (
+        "main 1bb1c5": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
         ),
-        "imports 170f32": (
+        "imports 2760db": (
             "For binding the model and the rewards, for collecting the kept groups of all processes, for Eq. 7 and for "
             "Eq. 13."
         ),
@@ -257,7 +257,7 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 730657": (
+        "policy_loss 9b6edd": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
@@ -298,7 +298,7 @@ SENTENCES = {
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss 22efd6": (
+        "policy_loss 6c9842": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
@@ -312,7 +312,7 @@ SENTENCES = {
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
             "paper's response utilization (Eq. 10) and the share of SA_new are logged."
         ),
-        "imports a1eacb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
+        "imports 9109bb": "`deciding_part` names what is coded, `extract_answer` tells a wrong answer from none.",
     },
     "ppo.py": {
         "Args 1a9fd4": (
@@ -350,7 +350,7 @@ SENTENCES = {
             "the critic is trained on."
         ),
         "gae": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
-        "policy_loss 96b8b7": (
+        "policy_loss c77014": (
             "Eq. 7 is GRPO's clipped objective; Eq. 8 has a penalty on KL(old, new) in its place. The coefficients are "
             "arguments, since controllers move them."
         ),
@@ -419,8 +419,8 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main 6d3d8b": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports ca9b14": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "main ce1c67": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "imports fa895d": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
@@ -465,11 +465,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main a1b09d": (
+        "main 4f0681": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports a9d019": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports b0aabc": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

@@ -85,7 +85,7 @@ CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "`--dtype bfloat16`": (WIDE, dict(dtype="bfloat16"), False, False),
     "mixed precision bf16": (WIDE, {}, True, False),
     "eager attention": (WIDE, dict(attn_implementation="eager"), False, False),
-    "`--rollout stock`, temperature 0.7": (WIDE, dict(rollout="stock", temperature=0.7), False, False),
+    "`--rollout hf`, temperature 0.7": (WIDE, dict(rollout="hf", temperature=0.7), False, False),
     "DDP (one process)": (WIDE, {}, False, True),
     "deep: 16 layers of width 256": (DEEP, {}, False, False),
     "deep, rows of 352 tokens": (DEEP, dict(max_prompt_tokens=304, prompts_per_step=2), False, False),

@@ -165,7 +165,7 @@ def row(folder, tokenizer=None):
     return [
         type(policy.lm).__name__,
         policy.lm.config._attn_implementation,
-        "shared" if policy.plain_cache else "stock",
+        "shared" if policy.plain_cache else "hf",
         "chunks" if policy.chunked else "all logits",
         "once" if "prompt_index" in batch else "each row",
         checkpointing(policy, batch),

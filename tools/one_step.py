@@ -108,7 +108,7 @@ def own_batch(step, module, args):
         with mock.patch.object(dapo, "rollout", lambda *arguments: dict(step.batch)):
             sample = functools.partial(dapo.sample_round, step.reference, load_tokenizer(args), functions)
             groups, *_ = dapo.dynamic_batch(step.accelerator, sample, sampler, 1, args, Metrics())
-        batch = dapo.unite_groups(groups, step.reference)
+        batch = dapo.unpack_groups(groups, step.reference)
     else:
         rewards, _, _ = module.compute_rewards(functions, step.prompts, step.texts, batch["truncated"])
         batch["rewards"] = rewards
@@ -262,8 +262,8 @@ loss = the sum of the last column = {loss:.4f}
 
 The gradient norm is {norm:.3f}. The row that this run writes into `metrics.jsonl` has the means of both updates:
 `optim/loss` ({first_loss:.4f} + {loss:.4f}) / 2 = {mean_loss:.4f} and `optim/grad_norm` ({first_norm:.3f} +
-{norm:.3f}) / 2 = {mean_norm:.3f}. `policy/clip_high` {clip_high:.4f} is 2 of 192 tokens: row {long}, token 0, and row
-{short}, token {token}.
+{norm:.3f}) / 2 = {mean_norm:.3f}. `policy/clip_fraction_high` {clip_high:.4f} is 2 of 192 tokens: row {long},
+token 0, and row {short}, token {token}.
 """
 OTHERS = """
 ## 5. The same rows in the other algorithms
@@ -414,7 +414,7 @@ def all_rows(step, first, second):
     return page + LAST.format(
         loss=second.loss, norm=second.norm, first_loss=abs(first.loss), first_norm=first.norm, long=LONG, short=SHORT,
         token=TOKEN, mean_loss=step.metrics["optim/loss"], mean_norm=step.metrics["optim/grad_norm"],
-        clip_high=step.metrics["policy/clip_high"],
+        clip_high=step.metrics["policy/clip_fraction_high"],
     )  # fmt: skip
 
 

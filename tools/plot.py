@@ -30,8 +30,8 @@ TITLES = PANELS | {
     "reward_part/easy": "accuracy on easy problems",
     "reward_part/medium": "accuracy on medium problems",
     "reward_part/hard": "accuracy on hard problems",
-    "policy/clip_low": "share of tokens clipped below",
-    "policy/clip_high": "share of tokens clipped above",
+    "policy/clip_fraction_low": "share of tokens clipped below",
+    "policy/clip_fraction_high": "share of tokens clipped above",
     "policy/clipped": "clipped share, of tokens (gspo: of rows)",
     "policy/kl_ref": "KL in the loss, per token",
     "sampling/rounds": "sampling rounds of a step",
@@ -61,7 +61,8 @@ def read(files):
     runs = {}
     for file in [pathlib.Path(found) for name in files for found in sorted(glob.glob(str(name))) or [name]]:
         name = re.sub(r"-seed\d+$", "", file.parent.name if file.name == "metrics.jsonl" else file.stem)
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', file.read_text(encoding="utf-8"))
+        rows = [json.loads(line) for line in text.splitlines()]  # of older results, with today's names
         runs.setdefault(name, []).append([row for row in rows if "step" in row])
     return runs
 

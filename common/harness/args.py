@@ -29,11 +29,11 @@ class OneOrMore(argparse.Action):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
-def option(default, help, group="algorithm", *, above=None, least=None, most=None, below=None, several=False):
+def option(default, help, group="algorithm", *, gt=None, ge=None, le=None, lt=None, several=False):
     """A field of `Args`: its help text, its group in `--help`, bounds for `check_value`; `several` values or one."""
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
-    bounds = dict(above=above, least=least, most=most, below=below)
+    bounds = dict(gt=gt, ge=ge, le=le, lt=lt)
     parsed = {"help": help.replace("%", "%%")} | ({"nargs": "+", "action": OneOrMore} if several else {})
     return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
 
@@ -61,9 +61,9 @@ class RunArgs:
         False, "recompute activations in the backward pass: less memory, slower", "model"
     )
     lora_rank: int = option(
-        0, "train LoRA adapters of this rank on all linear layers in place of the weights (0: off)", "model", least=0
+        0, "train LoRA adapters of this rank on all linear layers in place of the weights (0: off)", "model", ge=0
     )
-    lora_alpha: int = option(32, "adapters are scaled by this / --lora_rank", "model", above=0)
+    lora_alpha: int = option(32, "adapters are scaled by this / --lora_rank", "model", gt=0)
     lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
     dataset: str = option(
@@ -87,27 +87,27 @@ class RunArgs:
     chat_template_kwargs: str | None = option(None, 'JSON for the template, as {"enable_thinking": false}', "data")
 
     output_dir: str | None = option(None, "folder of the run [runs/<script>-<time>]", "run")
-    seed: int = option(0, "seed of data order, sampling and evaluation", "run", least=0, below=2**32)  # numpy's bound
+    seed: int = option(0, "seed of data order, sampling and evaluation", "run", ge=0, lt=2**32)  # numpy's bound
     resume: bool = option(False, "continue from the last checkpoint in --output_dir", "run")
-    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", least=0)
-    save_every: int = option(0, "steps between checkpoints (0: none)", "run", least=0)
-    keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", above=0)
+    max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", ge=0)
+    save_every: int = option(0, "steps between checkpoints (0: none)", "run", ge=0)
+    keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", gt=0)
     save_model_every: int = option(
-        0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", least=0
+        0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", ge=0
     )
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
     reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
-    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", above=0)
+    learning_rate: float = option(1e-4, "peak learning rate", "optimizer", gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine"] = option(
         "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
     )
-    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", least=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", least=0)
-    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", least=0, below=1)
-    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", least=0, below=1)
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", least=0)
+    warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", ge=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", ge=0)
+    adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", ge=0, lt=1)
+    adam_beta2: float = option(0.999, "decay of the second moment", "optimizer", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", ge=0)
 
     def check(self):
         """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
@@ -131,18 +131,18 @@ class RolloutArgs(RunArgs):
     sampled_by = "prompts_per_step", "group_size"  # no option: those that say how many prompts, and samples of each
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
-    max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", above=0)
+    max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", gt=0)
 
     reward: list[str] = option(
         ["accuracy"], "accuracy, format, math_verify, file.py:function or module:function", "reward"
     )
     reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]", "reward")
 
-    rollout: Literal["shared", "stock"] = option(
-        "shared", "shared: compute each prompt once, drop finished rows; stock: generate() of transformers", "sampling"
+    rollout: Literal["shared", "hf"] = option(
+        "shared", "shared: compute each prompt once, drop finished rows; hf: generate() of transformers", "sampling"
     )
-    rollout_batch_size: int = option(
-        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", least=0
+    generate_batch_size: int = option(
+        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", ge=0
     )
 
     eval_every: int = option(
@@ -151,13 +151,13 @@ class RolloutArgs(RunArgs):
         "evaluation",
         least=0,
     )
-    eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", least=0)
-    eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", above=0)
-    eval_k: int = option(4, "k of pass@k", "evaluation", above=0)
+    eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", ge=0)
+    eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", gt=0)
+    eval_k: int = option(4, "k of pass@k", "evaluation", gt=0)
     eval_temperature: float = option(
-        1.0, "sampling temperature (0: greedy, one completion, no pass@k)", "evaluation", least=0
+        1.0, "sampling temperature (0: greedy, one completion, no pass@k)", "evaluation", ge=0
     )
-    eval_top_p: float = option(1.0, "top-p of the evaluation's sampling", "evaluation", above=0, most=1)
+    eval_top_p: float = option(1.0, "top-p of the evaluation's sampling", "evaluation", gt=0, le=1)
 
     @property
     def needs_answers(self):
@@ -170,9 +170,9 @@ class RolloutArgs(RunArgs):
             raise InputError(f"--eval_k {self.eval_k} is more than --eval_samples {self.eval_samples}")
         _, samples = self.sampled_by
         most = max(getattr(self, samples), self.eval_samples)
-        if 0 < self.rollout_batch_size < most:
+        if 0 < self.generate_batch_size < most:
             raise InputError(
-                f"--rollout_batch_size {self.rollout_batch_size}: the completions of one prompt are sampled together, "
+                f"--generate_batch_size {self.generate_batch_size}: completions of one prompt are sampled together, "
                 f"{most} are needed (the larger of --{samples} and --eval_samples)"
             )
 
@@ -226,7 +226,7 @@ class PairArgs:
         )
 
 
-def check_value(name, value, above, least, most, below):
+def check_value(name, value, gt, ge, le, lt):
     """Refuse text that is no Unicode, and a number that is not finite, not within the bounds of its option, or so large
     that sizes would overflow int64 and rates float32 once they are multiplied."""
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
@@ -236,19 +236,19 @@ def check_value(name, value, above, least, most, below):
     if not abs(value) < math.inf:
         raise InputError(f"--{name} {value}: must be a finite number")
     largest = 1e30 if isinstance(value, float) else 2**31 - 1
-    if most is None and below is None and value > largest:
+    if le is None and lt is None and value > largest:
         raise InputError(f"--{name} {value}: must be at most {largest}")
-    too_low = (above is not None and value <= above) or (least is not None and value < least)
-    too_high = (below is not None and value >= below) or (most is not None and value > most)
+    too_low = (gt is not None and value <= gt) or (ge is not None and value < ge)
+    too_high = (lt is not None and value >= lt) or (le is not None and value > le)
     if not too_low and not too_high:
         return
-    low, high = least if above is None else above, most if below is None else below
+    low, high = ge if gt is None else gt, le if lt is None else lt
     if low is not None and high is not None:
-        rule = f"lie in {'(' if above is not None else '['}{low}, {high}{']' if most is not None else ')'}"
+        rule = f"lie in {'(' if gt is not None else '['}{low}, {high}{']' if le is not None else ')'}"
     elif low is not None:
-        rule = f"be above {above}" if above is not None else "not be negative" if least == 0 else f"be at least {least}"
+        rule = f"be above {gt}" if gt is not None else "not be negative" if ge == 0 else f"be at least {ge}"
     else:
-        rule = f"be below {below}" if below is not None else f"be at most {most}"
+        rule = f"be below {lt}" if lt is not None else f"be at most {le}"
     raise InputError(f"--{name} {value}: must {rule}")
 
 

@@ -14,8 +14,8 @@ from common.errors import InputError, one_line
 from common.harness.digests import add_digests
 from common.harness.distributed import strategy
 from common.harness.files import put_in_place, writing
-from common.harness.loading import some
 from common.harness.lora import keep_trained
+from common.harness.names import EARLIER
 
 
 class Checkpoints:
@@ -69,7 +69,7 @@ class Checkpoints:
         now = self.accelerator.mixed_precision
         if meta["mixed_precision"] != now:
             raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
-        old, new = meta["args"], dataclasses.asdict(self.args)
+        old, new = {EARLIER.get(name, name): x for name, x in meta["args"].items()}, dataclasses.asdict(self.args)
         may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
         differing = [name for name in new if old.get(name) != new[name]]
         differing = [name for name in differing if name not in may_change and not name.startswith("eval_")]
@@ -81,7 +81,7 @@ class Checkpoints:
         rewards = [name for name in files if name.startswith("--reward ")]
         if files != rewards or (rewards and not self.args.reward_changed):
             hint = "; --reward_changed accepts another reward" if files == rewards else ""
-            raise InputError(f"{path} is of a run with other files: {some(files)}{hint}")
+            raise InputError(f"{path} is of a run with other files: {shorten(files)}{hint}")
 
     def load(self, path):
         """Load a checkpoint. With one process and with DDP, only tensors and plain data are unpickled."""

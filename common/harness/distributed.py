@@ -194,7 +194,7 @@ def clip_grad_norm(accelerator, parameters, max_norm):
 
 
 @contextlib.contextmanager
-def gathered(accelerator, model):
+def unsharded(accelerator, model):
     """The prepared `model` with all its weights on every process, so that each can sample on its own.
 
     Otherwise FSDP2 and ZeRO-3 would gather each layer again for each token, and all processes would have to sample
@@ -227,7 +227,7 @@ def gathered(accelerator, model):
 
 
 @contextlib.contextmanager
-def agreed(accelerator):
+def raise_on_all(accelerator):
     """Put around what the first process does alone: an InputError there is raised on all processes."""
     from accelerate.utils import broadcast_object_list
 
@@ -248,7 +248,7 @@ def on_first(accelerator, function):
     from accelerate.utils import broadcast_object_list
 
     found = [None]
-    with agreed(accelerator):
+    with raise_on_all(accelerator):
         if accelerator.is_main_process:
             found = [function()]
     return broadcast_object_list(found)[0]

@@ -80,8 +80,8 @@ def rollout_rows(args, job):
     calls = []
     for number, samples in ((prompts, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
         rows = math.ceil(number / job.processes) * samples
-        if args.rollout_batch_size:
-            most = max(1, args.rollout_batch_size // samples) * samples
+        if args.generate_batch_size:
+            most = max(1, args.generate_batch_size // samples) * samples
             rows = min(rows, most) if number else most
         calls.append((rows or None, samples))
     return calls
@@ -168,7 +168,7 @@ def report(args, job, sizes, compute):
         extra = total(Terms(sizes, args, job).rollout(100 * args.eval_samples, args.eval_samples))
         each = f"{extra / GIB:.1f} GiB for each 100 of a process"
         yield f"Not counted: an evaluation samples all its prompts at once, {each};"
-        yield "--rollout_batch_size or --eval_prompts limits it."
+        yield "--generate_batch_size or --eval_prompts limits it."
     yield "Weights are counted. The rest is an estimate for dense decoders, not for mixtures of experts or hybrids."
     yield "A CUDA context and fragmentation come on top. docs/memory.md says what was checked."
 
@@ -180,7 +180,7 @@ def less_memory(args, job, compute, most):
     options[name] = max(2, getattr(args, name) // 4)
     if isinstance(args, RolloutArgs):
         rows, n = rollout_rows(args, job)[0]
-        options["rollout_batch_size"] = max(n, args.eval_samples, rows // 4)
+        options["generate_batch_size"] = max(n, args.eval_samples, rows // 4)
     found = {}
     for name, value in options.items():
         if name in vars(args):

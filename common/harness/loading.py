@@ -15,7 +15,6 @@ from common.harness.model_checks import (
     check_weights,
     model_path,
     refuse_model,
-    some,
 )
 from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
 from common.harness.tokens import end_of_turn, end_token
@@ -166,7 +165,7 @@ def freeze_unused(args, option, lm):
         lm.get_parameter(name).requires_grad_(False)
     if names:
         count = sum(lm.get_parameter(name).numel() for name in names)
-        say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {some(names)}")
+        say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {shorten(names)}")
 
 
 def check_positions(args, option, lm):
@@ -219,7 +218,7 @@ def load_scorer(args, option, device):
     vocabulary = tokenizer.get_vocab()
     other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
     if other:
-        refuse(args, option, f"its tokenizer has other ids than the policy's for {some(other)}")
+        refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(other)}")
     lm, _, _ = load_classifier(args, option, tokenizer, device)
     check_positions(args, option, lm)
     if not isinstance(getattr(lm, "score", None), nn.Linear):

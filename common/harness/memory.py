@@ -138,7 +138,7 @@ class Terms:
         `multinomial` gets and of its random numbers, on CPU of the cumulative sum.
         """
         sizes, args, size, prompt = self.sizes, self.args, self.size, self.args.max_prompt_tokens
-        prompts = rows if args.rollout == "stock" else math.ceil(rows / n)
+        prompts = rows if args.rollout == "hf" else math.ceil(rows / n)
         layer = 3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size)
         scores = (0 if size == 4 else 2) + (4 if args.temperature != 1 else 0)
         logits = sizes.vocabulary * (4 + scores + 4 + (8 if self.job.gpu else 4))

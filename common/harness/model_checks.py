@@ -94,9 +94,9 @@ def check_weights(args, option, lm, info, new_head):
         (unused, f"the checkpoint has weights that a {kind} does not use"),
     ):
         if names:
-            refuse(args, option, f"{problem}: {some(names)}")
+            refuse(args, option, f"{problem}: {shorten(names)}")
     if beside_text:
-        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {some(beside_text)}")
+        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {shorten(beside_text)}")
     return new
 
 
@@ -110,6 +110,6 @@ def check_vocabulary(args, option, lm, tokenizer):
         refuse(args, option, f"its tokenizer has {token!r} as {vocabulary[token]}, its embedding has {rows} rows")
 
 
-def some(names):
+def shorten(names):
     """The first of some names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -80,9 +80,14 @@ NAMES = [
 ]
 
 
+EARLIER = {"rollout_batch_size": "generate_batch_size"}  # names that options here had before
+
+
 def name_here(option, fields):
     """What to say behind an unknown option: the name that it has here, or "". `fields` are the script's options."""
     name = option.lstrip("-+").partition("=")[0].replace("-", "_").removeprefix("actor_rollout_ref.")
+    if name in EARLIER:
+        return f": it is --{EARLIER[name]} now"
     rows = [row for row in NAMES if name in f"{row.trl} {row.verl}".split()]
     row = next((row for row in rows if row.here in fields), rows[-1] if rows else None)
     if row is None or not row.here:

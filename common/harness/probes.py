@@ -102,11 +102,11 @@ def sampling_problem(policy):
 def find_shortcuts(lm, may_share=True):
     """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them; none shares prompts without
     `may_share`."""
-    found = dict(chunked=passes(head_is_last, lm), plain_cache=passes(has_plain_cache, lm))
-    return found | dict(shares_prompts=may_share and all(found.values()) and passes(sharing_is_exact, lm))
+    found = dict(chunked=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
+    return found | dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
 
 
-def passes(check, *inputs):
+def safely(check, *inputs):
     """What `check` says of a model; of one that it cannot be run on it says no. A shortcut is not worth a crash."""
     try:
         return check(*inputs)

@@ -18,7 +18,7 @@ from common.errors import InputError, process_of
 from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints
 from common.harness.display import Display, log_table, scores, start_trackers
-from common.harness.distributed import agreed, on_first
+from common.harness.distributed import on_first, raise_on_all
 from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
@@ -51,7 +51,7 @@ class Run:
         self.keep(run=self)
         on_first(accelerator, self.checkpoints.look)
         if args.report_to:
-            with agreed(accelerator):
+            with raise_on_all(accelerator):
                 start_trackers(accelerator, args, script, self.folder.resolve())
 
     @writing("the folder of the run")
@@ -266,7 +266,7 @@ class Run:
         """
         temporary, final, main = self.folder / "model.tmp", self.folder / name, self.accelerator.is_main_process
         try:
-            with agreed(self.accelerator), writing(final):
+            with raise_on_all(self.accelerator), writing(final):
                 if main:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)

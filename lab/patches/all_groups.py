@@ -7,5 +7,5 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     batch, _, shown = sample(prompts, (args.seed, accelerator.process_index, step, 0), args, metrics)
     metrics.add("sampling/rounds", 1)
     G = args.group_size
-    groups = [(prompt, trim_group(batch, slice(i * G, (i + 1) * G))) for i, prompt in enumerate(prompts)]
+    groups = [(prompt, pack_group(batch, slice(i * G, (i + 1) * G))) for i, prompt in enumerate(prompts)]
     return groups, int(batch["completion_mask"].sum()), shown

@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 
 from common.errors import clean_exit
-from common.harness.distributed import gathered, launch
+from common.harness.distributed import launch, unsharded
 from common.harness.loading import save_pretrained
 from common.harness.metrics import Metrics
 from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
@@ -23,7 +23,7 @@ OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epo
 def sampled(accelerator, model, policy, module, args):
     """The completions that two processes sample, the longest of one longer than those of the other."""
     prompts, found = embedded_prompts()[:6], {}
-    with gathered(accelerator, model):
+    with unsharded(accelerator, model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (0, rank)
             found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
