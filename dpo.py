@@ -82,7 +82,7 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
         1024,
         "maximum tokens of prompt plus completion of a given pair; the prompt's start is cut first",
         "data",
-        least=3,
+        ge=3,
     )
 
     pairs_per_step: int = option(32, "pairs per optimizer step (paper: 64)", "batch", gt=0)

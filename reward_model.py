@@ -79,7 +79,7 @@ class Args(PairArgs, RunArgs):  # the options that no algorithm changes are decl
         25,
         "steps between evaluations; one before and one after training are always done (0: only these)",
         "evaluation",
-        least=0,
+        ge=0,
     )
 
 

@@ -149,7 +149,7 @@ class RolloutArgs(RunArgs):
         25,
         "steps between evaluations; one before and one after training are always done (0: only these)",
         "evaluation",
-        least=0,
+        ge=0,
     )
     eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", ge=0)
     eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", gt=0)

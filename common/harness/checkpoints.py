@@ -15,6 +15,7 @@ from common.harness.digests import add_digests
 from common.harness.distributed import strategy
 from common.harness.files import put_in_place, writing
 from common.harness.lora import keep_trained
+from common.harness.model_checks import shorten
 from common.harness.names import EARLIER
 
 

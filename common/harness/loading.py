@@ -15,6 +15,7 @@ from common.harness.model_checks import (
     check_weights,
     model_path,
     refuse_model,
+    shorten,
 )
 from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
 from common.harness.tokens import end_of_turn, end_token
