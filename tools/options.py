@@ -58,7 +58,7 @@ def values(field):
     parts = [part for part in typing.get_args(kind) or (kind,) if part is not type(None)]
     several = typing.get_origin(kind) is list or "nargs" in field.metadata["parsed"]
     name = {str: "text", int: "whole number", float: "number", bool: "switch"}[parts[0]]
-    signs = {"above": ">", "least": "≥", "most": "≤", "below": "<"}
+    signs = {"gt": ">", "ge": "≥", "le": "≤", "lt": "<"}
     bounds = [f"{signs[key]} {number(bound)}" for key, bound in field.metadata["bounds"].items() if bound is not None]
     return " ".join([f"{name}, or several" if several else name, ", ".join(bounds)]).strip()
 
