@@ -442,7 +442,7 @@ def train_family(start, rollouts, paper, o):
                     loss = -(gain * paper.weight(row, minibatch)).sum()
                     loss.backward()
                     step_loss += float(loss.detach())
-                    log.note("policy", clip_low=(row.advantage < 0) & (ratio < low), ratio_max=ratio)
+                    log.note("policy", clip_fraction_low=(row.advantage < 0) & (ratio < low), ratio_max=ratio)
                     log.note("policy", clip_fraction_high=(row.advantage > 0) & (ratio > high), mean_prob=row.old.exp())
                     log.note("policy", kl_ref=kl, approx_kl=k3(row.old, new), entropy=entropy)
                     log.note("rollout", logprob_gap=(-2 - row.old).abs())
@@ -555,7 +555,7 @@ def train_ppo(start, rollouts, o):
                     if o.objective == "clip":
                         bounds = 1 - o.clip_low, 1 + o.clip_high
                         gain = torch.minimum(ratio * row.advantages, ratio.clamp(*bounds) * row.advantages)
-                        log.note("policy", clip_low=(row.advantages < 0) & (ratio < bounds[0]))
+                        log.note("policy", clip_fraction_low=(row.advantages < 0) & (ratio < bounds[0]))
                         log.note("policy", clip_fraction_high=(row.advantages > 0) & (ratio > bounds[1]))
                     else:
                         gain = ratio * row.advantages - penalty * (row.old - new)

@@ -233,10 +233,14 @@ def model_table(jobs, **lora):
     return table(["", *COLUMNS, *LESS], rows)
 
 
+def measured():
+    """{case: {phase: bytes}} of the last measurement, in which --rollout hf may have its earlier name."""
+    return json.loads(RESULTS.read_text(encoding="utf-8").replace("--rollout stock", "--rollout hf"))
+
+
 def check_table():
     """MiB that were measured, and the ratio of what is computed to them."""
-    # Measured when --rollout hf was still --rollout stock.
-    rows, results = [], json.loads(RESULTS.read_text(encoding="utf-8").replace("--rollout stock", "--rollout hf"))
+    rows, results = [], measured()
     for name, (sizes, options, *how) in CASES.items():
         computed = computed_step(grpo.Args(**SMALL | options), sizes, *how)
         row = [name]
