@@ -29,7 +29,7 @@ def take_rows(batch, rows):
 
 
 def pack_group(batch, rows):
-    """What to send of the n rows (a slice) of one prompt, unpadded and in int32; `unpack_groups` derives the rest."""
+    """What to send of one prompt's n rows (a slice): unpadded, ids in int32; `unpack_groups` derives the rest."""
     mask = batch["completion_mask"][rows]
     group = {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
     group["completions"] = batch["completions"][rows][mask].int()
@@ -80,7 +80,7 @@ def micro_batches(lengths, args, keep_order=False):
 def split_rollout(accelerator, batch, args):
     """Cut this process's rows into optimizer steps, and each of these into the micro-batches of single forwards.
 
-    Minibatches are equal runs of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
+    Minibatches are equal slices of whole groups in draw order. Returns a list of lists of micro-batches. Each has the
     columns of some rows; `totals`, which token weights are made of: tokens, rows and prompts of the whole optimizer
     step, over all micro-batches of all processes, and group_tokens (R, 1) of its own rows; and as lists, so that no
     forward waits for a GPU, `lengths` (tokens of prompt and completion) and `groups` (prompt_index). A row without a

@@ -2,7 +2,7 @@
 
 Each test is skipped where there is no GPU. None has been run on one yet. What has been run of their bodies: all with a
 CPU in the place of the GPU, but that for two of them; and those of one batch, of given pairs and of sampling on a
-pretended GPU (helpers/pretend_gpu.py).
+pretended GPU (tools/pretend_gpu.py).
 """
 
 import json

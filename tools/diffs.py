@@ -12,6 +12,7 @@ import textwrap
 
 import family
 import same_text
+from tree import ROOT
 
 PAGE = "docs/diffs.md"
 SHOWN = re.compile(r"(?<=^```diff\n)diff (\w+\.py) (\w+\.py)\b.*\n(?:.*\n)*?(?=```$)", re.MULTILINE)  # in the READMEs
@@ -133,14 +134,22 @@ def without_docstrings(source):
     return "\n".join(lines)
 
 
+def changing(lines):
+    """The lines without options that are declared again only for their help text, with the default that is inherited."""
+    source = (ROOT / "common/harness/args.py").read_text(encoding="utf-8")
+    fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign) and node.value]
+    inherited = {f"{n.target.id}: {ast.unparse(n.annotation)} = option({ast.unparse(n.value.args[0])})" for n in fields}
+    return [line for line in lines if line.lstrip("+- ") not in inherited]
+
+
 def changed_code(old_name, new_name, sources):
     """What makes one script out of another, for a README: the lines of code that change, under the names of places."""
     old, new = (without_docstrings(sources[name]) for name in (old_name, new_name))
-    removed, added, _ = same_text.changes(same_text.bare(old), same_text.bare(new))
+    removed, added, _ = same_text.changes(*map(changing, (same_text.bare(old), same_text.bare(new))))
     shown, last = [f"diff {old_name} {new_name}    # {removed} lines removed, {added} added"], None
     for place, _, lines in hunks(old, new):
         shown += [f"@@ {place}"] * (place != last)
-        shown += [line[0] + line[2:] for line in lines if line[:1] in ("-", "+")]
+        shown += changing([line[0] + line[2:] for line in lines if line[:1] in ("-", "+")])
         last = place
     return "".join(f"{line}\n" for line in shown)
 

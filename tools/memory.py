@@ -233,14 +233,14 @@ def model_table(jobs, **lora):
     return table(["", *COLUMNS, *LESS], rows)
 
 
-def measured():
+def kept_results():
     """{case: {phase: bytes}} of the last measurement, in which --rollout hf may have its earlier name."""
     return json.loads(RESULTS.read_text(encoding="utf-8").replace("--rollout stock", "--rollout hf"))
 
 
 def check_table():
     """MiB that were measured, and the ratio of what is computed to them."""
-    rows, results = [], measured()
+    rows, results = [], kept_results()
     for name, (sizes, options, *how) in CASES.items():
         computed = computed_step(grpo.Args(**SMALL | options), sizes, *how)
         row = [name]

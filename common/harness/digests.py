@@ -19,7 +19,7 @@ PIECE = 2**16  # bytes
 
 
 def add_digests(digests, args):
-    """Add {name: digest} of the files that a run of `args` reads and that are on this machine, but for names in it."""
+    """Add {name: digest} of the local files that a run of `args` reads, unless `digests` has the name already."""
     files = {}
     for spec in getattr(args, "reward", []):
         source = spec.rpartition(":")[0]
@@ -34,7 +34,7 @@ def add_digests(digests, args):
 
 def model_files(label, name):
     """{name: path} of the files of a model, a folder or a hub id, and of the base of an adapter, as far as they are on
-    this machine. None of what cannot be found: loading will say that."""
+    this machine. What cannot be found is left out: loading will say so."""
     from transformers.utils import cached_file
 
     found = {}
@@ -60,8 +60,8 @@ def weight_files(folder, names):
 
 
 def digest(path):
-    """SHA-256 of a file; of weights, of their size, header, and the first, middle and last 64 KiB of each tensor (of a
-    .bin, of the file). None where it cannot be read."""
+    """SHA-256 of a file. Of weights only the size, the header, and 64 KiB at the start, middle and end of each tensor
+    are hashed (of a .bin: of the file). None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             if path.suffix not in (".safetensors", ".bin"):

@@ -75,8 +75,8 @@ class Display:
 
 
 def scores(first, last, rewards):
-    """The first and the last evaluation for the closing line of a run with these `rewards`: the reward; pass@1 where
-    the reward counts accuracy, and then no reward that is the same number; the accuracy on pairs."""
+    """The first and the last evaluation, for the closing line: eval/reward; eval/pass@1 if accuracy is among the
+    `rewards` (then eval/reward only if it differs); eval/accuracy on pairs."""
     names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
     found = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
     if not {"accuracy", "math_verify"} & set(rewards):

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, and one line where they cannot be."""
+"""Files of a run: replaced atomically, or rows appended; one line where they cannot be written."""
 
 import contextlib
 import itertools

@@ -28,7 +28,7 @@ def model_path(args, option="model_name_or_path"):
 
 
 def refuse_model(args, option, problem, error):
-    """An InputError about a model that could not be loaded: that its folder is not there, or what was raised."""
+    """Raise an InputError for a model that failed to load: no such folder, else what the loader raised."""
     path = pathlib.Path(name := model_path(args, option))
     if not path.exists():
         if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
@@ -39,8 +39,8 @@ def refuse_model(args, option, problem, error):
 
 
 def check_json(args, option):
-    """Refuse what transformers takes without a word: a dtype that would round or destroy the weights of model/, a
-    damaged generation_config.json, which it leaves out with its EOS ids, and EOS ids that are none."""
+    """Refuse what transformers accepts silently: a dtype in which model/ would lose precision, a damaged
+    generation_config.json (ignored, with its EOS ids), and EOS ids that are no token ids."""
     from transformers.utils import cached_file
 
     base, _ = lora.find_base(model_path(args, option))

@@ -12,7 +12,7 @@ from common.policy import Policy
 
 
 def is_causal(lm):
-    """Whether what predicts a token has not seen it: an encoder (BERT) loads as a causal language model too."""
+    """Whether no logits depend on later tokens: an encoder (BERT) loads as a causal language model too."""
     ids = torch.arange(4)[None]
     return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
 
@@ -27,9 +27,9 @@ def reads_last_token(lm):
 
 @torch.enable_grad()
 def influence(lm, ids, part):
-    """The size of the gradient of `part` of the logits by the embedding of each token of `ids` (1, S): (S,).
+    """L1 norm (S,) of the gradient of `part` of the logits with respect to the embedding of each token of `ids` (1, S).
 
-    It is exactly 0, in any dtype, for a token that the model does not look at.
+    It is exactly 0, in any dtype, for a token on which they do not depend.
     """
     seen = []
     hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -64,9 +64,9 @@ def unused_weights(lm):
 def sampling_problem(policy):
     """Why the log-probs of training would not be those of sampling, or why a row would depend on its padding; or None.
 
-    Four tokens are sampled behind a prompt that is padded on the left. Their log-probs must be those of the row alone,
-    and of the row with its padding. The padding as a part of the prompt gives the scale: a model that ignores the mask
-    (RWKV) is as far from the row alone.
+    Four tokens are sampled after a prompt that is padded on the left. Their log-probs must be those of the row alone,
+    and of the row with its padding. The effect of unmasking the padding gives the scale: a model that ignores the mask
+    (RWKV) errs by as much.
     """
     policy = copy.copy(policy)
     policy.temperature = 1.0  # a tiny one makes logits infinite, which is not the model's fault
@@ -94,23 +94,23 @@ def sampling_problem(policy):
         return "gives log-probs that are not finite: its weights hold NaN or infinite numbers"
     error = torch.maximum((sampled - alone).abs().max(), (padded - alone).abs().max())
     effect = (longer - alone).abs().max()
-    rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # logits of 32 are a quarter apart in bfloat16
+    rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # near 32, numbers of bfloat16 are 0.25 apart
     if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
         return f"gives other log-probs when a row is padded on the left (one differs by {float(error):.2g})"
 
 
 def find_shortcuts(lm, may_share=True):
-    """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them; none shares prompts without
-    `may_share`."""
+    """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them. `shares_prompts` is False
+    without `may_share`."""
     found = dict(chunked=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
     return found | dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
 
 
 def safely(check, *inputs):
-    """What `check` says of a model; of one that it cannot be run on it says no. A shortcut is not worth a crash."""
+    """check(*inputs), or False where it raises: a missing shortcut is no reason to stop."""
     try:
         return check(*inputs)
-    except Exception:  # models raise nearly every type there is; what they need beside the shortcut raises again
+    except Exception:  # models raise nearly every type there is; a real fault raises again in the run
         return False
 
 

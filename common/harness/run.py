@@ -40,7 +40,7 @@ class Run:
         self.accelerator, self.args, self.script = accelerator, args, script
         self.step, self.first_eval, self.last_eval, self.model_step = 0, None, None, None
         self.exit_code, self.interrupted = 0, False
-        self.skipped = SKIPPED_STEPS - 1  # in a row; nothing has been trained: the first one is an error
+        self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
         self.started = time.perf_counter()
         self.display = self.lock = self.new_folder = None
         self.process = process_of(self)
@@ -56,7 +56,7 @@ class Run:
 
     @writing("the folder of the run")
     def claim_folder(self):
-        """Make the folder of the run and lock it. InputError where another run holds it, or it holds other things."""
+        """Make the folder and lock it. InputError if another run has it, or if it holds what this run would overwrite."""
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
@@ -225,7 +225,7 @@ class Run:
         self.print(f"{before_and_after}{self.step} steps, {seconds:.1f} s, in {self.folder}")
 
     def close(self):
-        """End this process. Delete each name that holds the prepared model first: gloo can hang otherwise."""
+        """Shut Accelerate down and exit. `del` all names of the prepared model before: gloo can hang otherwise."""
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()
         self.accelerator.end_training()
