@@ -135,7 +135,7 @@ def without_docstrings(source):
 
 
 def changing(lines):
-    """The lines without options that are declared again only for their help text, with the default that is inherited."""
+    """The lines without options that are declared again for their help text alone, with the inherited default."""
     source = (ROOT / "common/harness/args.py").read_text(encoding="utf-8")
     fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign) and node.value]
     inherited = {f"{n.target.id}: {ast.unparse(n.annotation)} = option({ast.unparse(n.value.args[0])})" for n in fields}

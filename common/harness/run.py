@@ -56,7 +56,7 @@ class Run:
 
     @writing("the folder of the run")
     def claim_folder(self):
-        """Make the folder and lock it. InputError if another run has it, or if it holds what this run would overwrite."""
+        """Make the folder and lock it. InputError if another run has it, or it holds what this run would overwrite."""
         if self.args.output_dir:
             folder = pathlib.Path(self.args.output_dir)
             self.check_folder(folder)
