@@ -130,7 +130,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
             if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
+                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last)
                 tokens, token_logprobs = model.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs

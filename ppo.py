@@ -184,7 +184,7 @@ def load_critic(args, policy):
         return critic.train()
     hidden_size = policy.lm.get_output_embeddings().weight.shape[1]
     if args.critic == "shared":
-        if not policy.chunked:
+        if not policy.head_is_last:
             raise InputError("--critic shared: this model changes its logits after the head, take --critic separate")
         return Critic(hidden_size).to(policy.lm.device, policy.lm.dtype).train()
     if policy.lm.base_model is policy.lm:
@@ -218,7 +218,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
             if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                own = dict(custom_generate=decode, n=n, head_is_last=model.chunked)
+                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last)
                 tokens, token_logprobs = model.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs

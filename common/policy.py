@@ -17,14 +17,14 @@ CHUNK_ELEMENTS = 2**25  # logits of one chunk of the head: 128 MiB in float32
 class Backbone(nn.Module):
     """The hidden states that predict the completions' tokens, from the model `lm`: what policy and critic share.
 
-    With `shares_prompts` the rows of a prompt may compute it once. Without `chunked` something happens to the logits
-    after the head, which can then not be applied to a chunk of the states: the states are the logits themselves.
+    With `shares_prompts` the rows of a prompt may compute it once. `head_is_last`: nothing happens to the logits after
+    the head, so it may run on chunks of the states. Else (a soft cap, a scale) the states are the logits themselves.
     """
 
-    def __init__(self, lm, shares_prompts, chunked=True):
+    def __init__(self, lm, shares_prompts, head_is_last=True):
         super().__init__()
         self.lm = lm
-        self.shares_prompts, self.chunked = shares_prompts, chunked
+        self.shares_prompts, self.head_is_last = shares_prompts, head_is_last
         self.num_parameters = sum(parameter.numel() for parameter in lm.parameters())
 
     def states(self, batch):
@@ -44,7 +44,7 @@ class Backbone(nn.Module):
             use_cache=False,
         )
         before = mask.shape[1] + 1  # the state at a position predicts the next token: shift by one
-        if self.chunked:
+        if self.head_is_last:
             hidden = self.lm.base_model(**inputs).last_hidden_state[:, -before:-1]
         else:
             hidden = self.lm(**inputs, logits_to_keep=before).logits[:, :-1]
@@ -64,8 +64,8 @@ class Policy(Backbone):
     `generate` samples, is found before (`find_shortcuts` in common/harness/probes.py).
     """
 
-    def __init__(self, lm, pad_token, stop_tokens, temperature, chunked, plain_cache, shares_prompts):
-        super().__init__(lm, shares_prompts, chunked)
+    def __init__(self, lm, pad_token, stop_tokens, temperature, head_is_last, plain_cache, shares_prompts):
+        super().__init__(lm, shares_prompts, head_is_last)
         self.pad_token, self.stop_tokens = pad_token, stop_tokens
         self.temperature, self.plain_cache = temperature, plain_cache
         self._no_split_modules = lm._no_split_modules  # FSDP2 wraps by these
@@ -73,7 +73,7 @@ class Policy(Backbone):
     def notes(self, tokenizer):
         """What a user should know about this model, a line each."""
         yield f"stop tokens: {tokenizer.convert_ids_to_tokens(self.stop_tokens)}"
-        if not self.chunked:
+        if not self.head_is_last:
             yield "the head of this model cannot run in chunks: log-probs take more memory"
         if not self.plain_cache:
             yield "the cache of this model holds more than keys and values: samples as with --rollout hf"
@@ -108,5 +108,5 @@ class Policy(Backbone):
 
     def head(self, hidden, tokens, with_entropy, entropy_grad):
         """Log-probs and entropies (N,) of `tokens` (N,) from hidden states (N, H), or from logits (N, V)."""
-        logits = self.lm.get_output_embeddings()(hidden) if self.chunked else hidden
+        logits = self.lm.get_output_embeddings()(hidden) if self.head_is_last else hidden
         return logprobs_and_entropy(logits, tokens, self.temperature, with_entropy, entropy_grad)

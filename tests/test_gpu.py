@@ -258,7 +258,7 @@ def loaded():
 def test_the_shortcuts_are_found_exact(loaded):
     _, policy, _ = loaded
     assert policy.lm.device.type == choose_device().type
-    assert policy.chunked and policy.plain_cache and policy.shares_prompts
+    assert policy.head_is_last and policy.plain_cache and policy.shares_prompts
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -412,7 +412,7 @@ def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatc
     monkeypatch.setattr("common.harness.loading.is_sharded", lambda accelerator: True)
     policies.append(load_policy(args, tokenizer))
     assert [policy.shares_prompts for policy in policies] == [True, False, False]
-    assert all(policy.chunked and policy.plain_cache for policy in policies)
+    assert all(policy.head_is_last and policy.plain_cache for policy in policies)
     for policy in policies:
         assert ppo.load_critic(ppo.Args(), policy).backbone.shares_prompts == policy.shares_prompts
 

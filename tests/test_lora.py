@@ -86,7 +86,7 @@ def test_new_adapters_are_of_the_seed_and_change_nothing():
     )
     a, b, c = ([policy.get_parameter(name) for name in sorted(trained(policy))] for policy in (one, two, other))
     assert largest_difference(a, b) == 0 < largest_difference(a, c)
-    assert torch.equal(logprobs(one), logprobs(plain)) and one.chunked and one.shares_prompts
+    assert torch.equal(logprobs(one), logprobs(plain)) and one.head_is_last and one.shares_prompts
 
 
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():

@@ -32,7 +32,7 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     options = dict(num_key_value_heads=2, head_dim=8) if name in ("gemma2", "granite", "cohere") else {}
     options |= dict(logits_scaling=3.0) if name == "granite" else {}
     policy = random_policy(name, temperature=0.7, scale=3.0, **options).eval()
-    assert policy.chunked == (name not in ("gemma2", "granite", "cohere"))
+    assert policy.head_is_last == (name not in ("gemma2", "granite", "cohere"))
     batch, weights = random_batch(), torch.rand(6, 9)
     expected, expected_entropy = plain_forward(policy, batch)
     logprobs, entropy = policy(batch)
@@ -49,10 +49,10 @@ def test_what_a_shortcut_cannot_serve_goes_without_it_and_says_so(name):
     # Convolutions and linear attention keep other states; Llama 4's base model has the head in it.
     policy = random_policy(name, **LLAMA4 if name == "llama4_text" else {}).eval()
     assert not policy.shares_prompts
-    assert policy.chunked == (name not in ("granitemoehybrid", "llama4_text"))  # Granite scales its logits
+    assert policy.head_is_last == (name not in ("granitemoehybrid", "llama4_text"))  # Granite scales its logits
     assert policy.plain_cache == (name == "llama4_text")
     _, *notes = policy.notes(AutoTokenizer.from_pretrained(EMBEDDED))
-    assert ["cannot run in chunks" in note for note in notes].count(True) == (not policy.chunked)
+    assert ["cannot run in chunks" in note for note in notes].count(True) == (not policy.head_is_last)
     assert ["--rollout hf" in note for note in notes].count(True) == (not policy.plain_cache)
     batch = random_batch()
     for ours, expected in zip(policy(batch), plain_forward(policy, batch), strict=True):
@@ -61,7 +61,7 @@ def test_what_a_shortcut_cannot_serve_goes_without_it_and_says_so(name):
 
 def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
     policy = random_policy("qwen2")
-    assert policy.chunked and policy.plain_cache and policy.shares_prompts
+    assert policy.head_is_last and policy.plain_cache and policy.shares_prompts
     plain = policy.lm.model.forward
 
     def forward(*args, past_key_values=None, **kwargs):
@@ -70,17 +70,20 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(policy.lm.model, "forward", forward)
-    assert find_shortcuts(policy.lm) == dict(chunked=True, plain_cache=False, shares_prompts=False)
+    assert find_shortcuts(policy.lm) == dict(head_is_last=True, plain_cache=False, shares_prompts=False)
 
 
 def test_a_policy_takes_its_shortcuts_as_they_are_given():
     lm, ran = random_policy("qwen2").lm, []
     lm.model.register_forward_hook(lambda *inputs: ran.append(inputs))
-    for facts in (dict(chunked=True, plain_cache=False, shares_prompts=False), find_shortcuts(lm, may_share=False)):
+    for facts in (
+        dict(head_is_last=True, plain_cache=False, shares_prompts=False),
+        find_shortcuts(lm, may_share=False),
+    ):
         ran.clear()
         policy = Policy(lm, 0, [2], 0.7, **facts)
         assert not ran and {name: getattr(policy, name) for name in facts} == facts
-    assert facts == dict(chunked=True, plain_cache=True, shares_prompts=False)
+    assert facts == dict(head_is_last=True, plain_cache=True, shares_prompts=False)
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):
@@ -139,7 +142,7 @@ def small_config():
 
 def test_policy_forward_is_what_accelerate_prepares():
     # A forward through the unwrapped model leaves gradients unreduced: the module is the whole model.
-    facts = dict(chunked=True, plain_cache=True, shares_prompts=True)
+    facts = dict(head_is_last=True, plain_cache=True, shares_prompts=True)
     policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0, **facts)
     assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.lm.parameters())
     assert policy._no_split_modules == policy.lm._no_split_modules

@@ -166,7 +166,7 @@ def row(folder, tokenizer=None):
         type(policy.lm).__name__,
         policy.lm.config._attn_implementation,
         "shared" if policy.plain_cache else "hf",
-        "chunks" if policy.chunked else "all logits",
+        "chunks" if policy.head_is_last else "all logits",
         "once" if "prompt_index" in batch else "each row",
         checkpointing(policy, batch),
         power_of_ten((update - expected)[mask].abs().max()),

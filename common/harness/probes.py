@@ -102,7 +102,7 @@ def sampling_problem(policy):
 def find_shortcuts(lm, may_share=True):
     """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them. `shares_prompts` is False
     without `may_share`."""
-    found = dict(chunked=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
+    found = dict(head_is_last=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
     return found | dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
 
 
@@ -170,7 +170,7 @@ def sharing_is_exact(lm):
     """
     if "DummyLayer" in layer_types(lm):
         return False
-    policy = Policy(lm, 0, [], temperature=1.0, chunked=True, plain_cache=True, shares_prompts=True)
+    policy = Policy(lm, 0, [], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=True)
     device, vocabulary = lm.device, lm.get_output_embeddings().weight.shape[0]
     counts = torch.arange(6, device=device)
     batch = {

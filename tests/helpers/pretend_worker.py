@@ -103,7 +103,7 @@ def token(policy, stock, first, last):
     for tokens in (first, last):
         config = sampling_config(policy, 1.0, 1.0, tokens, 4 if stock else 1)
         inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-        own = {} if stock else dict(custom_generate=decode, n=4, head_is_last=policy.chunked)
+        own = {} if stock else dict(custom_generate=decode, n=4, head_is_last=policy.head_is_last)
         Counted.clear()
         policy.lm.generate(**inputs, **own)
         counted.append((sum(Counted.waits.values()), Counted.kernels.copy()))
@@ -123,7 +123,7 @@ def tokens(name, first, last, **options):
         inputs = dict(input_ids=ids.to(device), attention_mask=mask.long().to(device))
         config = sampling_config(policy, 0.0, 1.0, 12)
         found = policy.lm.generate(
-            **inputs, generation_config=config, custom_generate=decode, n=2, head_is_last=policy.chunked
+            **inputs, generation_config=config, custom_generate=decode, n=2, head_is_last=policy.head_is_last
         )
         results.append([x.cpu() for x in found])
     (completions, logprobs), (others, other_logprobs) = results
