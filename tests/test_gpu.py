@@ -7,7 +7,6 @@ pretended GPU (tools/pretend_gpu.py).
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import grpo
+import memory
 import worker
 from common.generation import seeded
 from common.harness.distributed import choose_device, launch
@@ -34,10 +34,6 @@ from testbed import (
     script,
     trainable,
 )
-
-sys.path.append(str(ROOT / "docs"))
-
-import memory
 
 pytestmark = pytest.mark.gpu
 EVERY = [*SCRIPTS, "dpo", "reward_model"]

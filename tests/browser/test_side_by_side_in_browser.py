@@ -15,7 +15,6 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 import chromium
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "docs"))
 pytestmark = pytest.mark.skipif(not chromium.BROWSER, reason="no Chromium")
 URL = (ROOT / "docs" / "side_by_side.html").as_uri()
 HELPERS = (pathlib.Path(__file__).parent / "states.js").read_text(encoding="utf-8")
