@@ -1,16 +1,23 @@
-"""Runs what docs/claims.md reports, and keeps the deciding metrics in lab/results/claims.
+"""Runs what docs/claims.md reports, and keeps the deciding metrics in lab/results.
+
+python lab/run.py --registered            what registered.json lists, in its order, in lab/results/registered
+python lab/run.py --registered --list     what is left of it
+
+It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. The pilot
+(claims.py, in lab/results/claims) is run by
 
 python lab/run.py                         all claims, five seeds: about eight hours of one core
 python lab/run.py clip_higher length      these claims only
 python lab/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
 python lab/run.py length --again          also what has results
 
-Else what is in lab/results/claims is not run again: stop it when you like, and start it again. `report.py` then
-decides, and makes the page.
+`report.py` decides, and makes the page.
 """
 
 import argparse
 import concurrent.futures
+import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -21,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 
+import registry
 from claims import ALL, CLAIMS, RUNS
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -41,14 +49,14 @@ def read_rows(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def condense(rows):
+def condense(rows, names=KEPT):
     """The row before training, and the means of each EVERY steps; at the last of these, the evaluation and the
     completions sampled so far."""
     kept, completions = [], 0
     for part in (rows[:1], *(rows[start : start + EVERY] for start in range(1, len(rows), EVERY))):
         completions += sum(map(sampled, part))
         line = {"step": part[-1]["step"], "completions": completions}
-        for name in (*KEPT, *(name for name in part[-1] if name.startswith("share/"))):
+        for name in (*names, *(name for name in part[-1] if name.startswith("share/"))):
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
         kept.append(line | evaluation(part[-1]))
@@ -66,26 +74,37 @@ def evaluation(row):
     return {name: float(f"{value:.5g}") for name, value in row.items() if name.startswith("eval/")}
 
 
-def run(name, seed):
-    """Run one command in runs/claims, unless it has been run, and write its file of results."""
-    folder = pathlib.Path("runs") / "claims" / f"{name}-seed{seed}"
-    command = f"{RUNS[name].format(seed=seed)} --seed {seed} --output_dir {folder}"
+def execute(command, folder):
+    """Run `python COMMAND` into a new folder; returns its exit status, its output and its seconds of one core."""
     shutil.rmtree(ROOT / folder, ignore_errors=True)  # of a run that was stopped
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        arguments = [sys.executable, *command.split()]
+        arguments = [sys.executable, *command.split(), "--output_dir", folder]
         process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            output.seek(0)
-            raise SystemExit(f"python {command}\n{output.read()[-2000:]}")
-    # Seconds of one core: what else the machine does is not counted.
-    header = {"command": f"python {RUNS[name]} --seed {seed}", "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1)}
-    lines = [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))]
-    RESULTS.mkdir(exist_ok=True)
+        output.seek(0)
+        # Seconds of one core: what else the machine does is not counted.
+        return status, output.read(), round(usage.ru_utime + usage.ru_stime, 1)
+
+
+def write(path, lines):
+    """Write a file of results at once: one that is there is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    result(name, seed).write_text(text, encoding="utf-8", newline="\n")
-    return header["cpu_seconds"]
+    path.with_suffix(".part").write_text(text, encoding="utf-8", newline="\n")
+    path.with_suffix(".part").replace(path)
+
+
+def run(name, seed):
+    """Run one command of the pilot in runs/claims, and write its file of results."""
+    folder = f"runs/claims/{name}-seed{seed}"
+    command = f"{RUNS[name].format(seed=seed)} --seed {seed}"
+    status, output, seconds = execute(command, folder)
+    if status:
+        raise SystemExit(f"python {command}\n{output[-2000:]}")
+    header = {"command": f"python {RUNS[name]} --seed {seed}", "cpu_seconds": seconds}
+    write(result(name, seed), [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))])
+    return seconds
 
 
 def result(name, seed):
@@ -120,6 +139,51 @@ def seconds_of(name):
     return statistics.median([header["cpu_seconds"] for header in headers if "cpu_seconds" in header] or [100])
 
 
+def run_registered(registered, name, seed):
+    """Run one registered command in runs/lab, and write its file of results; returns what is said of it.
+
+    A loss that is not finite is a result: its header says so, and registered.json how it counts.
+    """
+    command = registry.command(registered, name)
+    if command is None:
+        return f"waits for {registered['runs'][name]['best_of'][0]} and the others of its tuning"
+    prepare(registered, command, seed)
+    folder = f"runs/lab/{name}-seed{seed}"
+    status, output, seconds = execute(f"{command.format(seed=seed)} --seed {seed}", folder)
+    failed = "not finite" in output
+    if status and not failed:
+        return f"FAILED: python {command} --seed {seed}\n{output[-2000:]}"
+    header = {"command": f"python {command} --seed {seed}", "registered": registry.digest(), "cpu_seconds": seconds}
+    header |= {"torch": importlib.metadata.version("torch")} | ({"failed": output.splitlines()[-1]} if failed else {})
+    rows = condense(read_rows(ROOT / folder / "metrics.jsonl"), registered["kept"])
+    write(registry.result(name, seed), [header, *rows])
+    return f"{seconds:.0f} s" + (", its loss was not finite" if failed else "")
+
+
+def prepare(registered, command, seed):
+    """Make what a command reads: held-out problems, base models, and the reward model of its seed."""
+    for task in re.findall(r"runs/lab/held_out-(\S+)\.jsonl", command):
+        path = ROOT / f"runs/lab/held_out-{task}.jsonl"
+        if not path.exists():
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            subprocess.run([sys.executable, "lab/tasks.py", task], cwd=ROOT, env=environment, check=True)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if registered["held_out"].get(task, digest) != digest:
+            raise SystemExit(f"{path}: not the registered problems, its SHA-256 is {digest}; delete it")
+    if "reward_model-seed" in command and not (ROOT / f"runs/lab/reward_model-seed{seed}/model").is_dir():
+        run_registered(registered, "reward_model", seed)  # results do not hold models
+
+
+def run_all_registered(only_list):
+    registered = registry.load()
+    jobs = registry.jobs(registered)
+    for i, (name, seed) in enumerate(jobs):
+        if registry.result(name, seed).exists():
+            continue
+        said = registry.command(registered, name) if only_list else run_registered(registered, name, seed)
+        print(f"{i + 1}/{len(jobs)} {name} seed {seed}: {said}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["all", *CLAIMS]  # all: the figure of all algorithms
@@ -127,7 +191,11 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--registered", action="store_true")
+    parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
+    if args.registered:
+        return run_all_registered(args.list)
     models, others = without_models(missing(args.claims or names, args.seeds, args.again))
     jobs = [*models, *others]
     left = sum(seconds_of(name) for name, _ in jobs)

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import dapo
 import dpo
 import grpo
+import gspo
+from common.harness.metrics import Metrics
 from common.harness.pairs import Pair
 from small_run import QUICK
 from testbed import ROOT, metric_rows
@@ -42,6 +45,18 @@ def test_noise_on_the_old_log_probs():
     _, stats = loss(logprobs, logprobs, torch.ones(50, 1), mask, grpo.Args())
     noise = stats["ratio_max"].log()
     assert float(noise.std()) == pytest.approx(0.05, rel=0.05) and abs(float(noise.mean())) < 0.005
+
+
+def test_clipped_tokens_are_those_of_clipped_rows_and_the_loss_stays():
+    advantages, args = torch.tensor([[1.0], [1.0]]), gspo.Args()
+    old_logprobs = torch.full((2, 4), -1.0)
+    logprobs = old_logprobs + torch.tensor([[0.0], [0.1]])  # the second row, of four tokens, is clipped
+    losses, stats = patched(gspo, "clipped_tokens")["policy_loss"](logprobs, old_logprobs, advantages, MASK, args)
+    assert stats["clipped_tokens"].tolist() == [[False] * 4, [True] * 4]
+    assert losses.equal(gspo.policy_loss(logprobs, old_logprobs, advantages, MASK, args)[0])
+    metrics = Metrics()
+    metrics.add_stats("policy", stats, MASK)
+    assert metrics.reduce(Accelerator(cpu=True))["policy/clipped_tokens"] == pytest.approx(4 / 6)
 
 
 def test_the_punishment_on_top_of_the_filter():

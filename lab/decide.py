@@ -1,0 +1,133 @@
+"""The statistics of the registered claims: Welch's t, two one-sided tests, Holm, sign flips, and the verdict.
+
+An effect is the mean of one run over its seeds less that of another. `registered.json` says which effect, which margin
+and which level; docs/claims.md says it in words.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+import registry
+
+HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "no difference larger than the margin", "inconclusive"
+OPEN = "not decided yet"
+
+
+@dataclass
+class Measured:
+    """An effect as measured: its size, interval and p-values, before the correction for the other claims."""
+
+    effect: float
+    low: float  # the interval of 95 %, of this effect alone
+    high: float
+    p: float  # that the effect is the margin: two-sided
+    p_same: float  # that the effect is, in size, the equivalence margin or more: the greater of two one-sided ps
+    p_signs: float  # that the effect is the margin, by all flips of the signs of the differences seed by seed
+
+
+def measure(mine, others, margin, same):
+    """Welch's t of two lists of numbers, one for each seed; `margin` is that of the claim, `same` of equivalence."""
+    mine, others = np.asarray(mine, float), np.asarray(others, float)
+    if np.ptp(mine) == np.ptp(others) == 0:
+        raise ValueError("no seed differs from another: a t-test needs a deviation")
+    interval = stats.ttest_ind(mine, others, equal_var=False).confidence_interval()
+    below = stats.ttest_ind(mine - same, others, equal_var=False, alternative="less").pvalue
+    above = stats.ttest_ind(mine + same, others, equal_var=False, alternative="greater").pvalue
+    return Measured(
+        effect=float(mine.mean() - others.mean()),
+        low=float(interval.low),
+        high=float(interval.high),
+        p=float(stats.ttest_ind(mine - margin, others, equal_var=False).pvalue),
+        p_same=float(max(below, above)),
+        p_signs=sign_flips(mine - others - margin),
+    )
+
+
+def sign_flips(differences):
+    """The share of all 2^n choices of signs whose sum is, in size, at least that of the differences as they are."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(differences))))
+    sums = np.abs(signs @ differences)
+    return float(np.mean(sums >= abs(differences.sum()) * (1 - 1e-12)))
+
+
+def holm(ps):
+    """Holm's adjusted p-values {name: p} of {name: p}; a claim without results has p = 1.
+
+    What is missing so counts as if it showed nothing. An adjusted p can only fall when another p falls, so a claim that
+    is decided by its p stays so whatever the runs still missing will show.
+    """
+    adjusted, worst = {}, 0.0
+    for i, name in enumerate(sorted(ps, key=ps.get)):
+        worst = max(worst, (len(ps) - i) * ps[name])
+        adjusted[name] = min(1.0, worst)
+    return adjusted
+
+
+def verdict(measured, margin, direction, p, p_same, level):
+    """The first of the four words that applies; `p` and `p_same` are those of `measured` after Holm's correction."""
+    if p < level:
+        return HOLDS if direction * (measured.effect - margin) > 0 else FAILS
+    return SAME if p_same < level else UNSEEN
+
+
+def power(effect, deviations, seeds, level):
+    """The chance that Welch's t of `seeds` runs on either side is below `level` (two-sided) at this effect."""
+    variances = np.square(deviations) / seeds
+    freedom = variances.sum() ** 2 / (np.square(variances).sum() / (seeds - 1))
+    critical, shift = stats.t.isf(level / 2, freedom), effect / np.sqrt(variances.sum())
+    tails = stats.nct.sf(critical, freedom, shift), stats.nct.sf(critical, freedom, -shift)
+    return float(np.nan_to_num(tails[0], nan=1.0) + np.nan_to_num(tails[1]))  # scipy has no number far out
+
+
+def smallest_effect(deviations, seeds, level):
+    """The effect that is seen in 80 of 100 experiments, for runs of these two deviations across seeds."""
+    most = 10 * float(np.linalg.norm(deviations))
+    return optimize.brentq(lambda effect: power(effect, deviations, seeds, level) - 0.8, 0, most)
+
+
+def measured(claim):
+    """The primary effect of a claim as measured; None as long as a run is missing, or was run under other rules."""
+    if registry.missing(claim) or registry.strangers(claim):
+        return None
+    primary, seeds = claim["primary"], claim["seeds"]
+    mine, others = (
+        [registry.value(registry.rows(primary[side], seed), primary["metric"], primary["over"]) for seed in seeds]
+        for side in ("run", "against")
+    )
+    return measure(mine, others, primary["margin"], primary["same"])
+
+
+@dataclass
+class Decision:
+    """A verdict, and what it comes from; without a verdict there is nothing else either."""
+
+    verdict: str = OPEN
+    measured: Measured | None = None
+    p: float = 1.0  # after Holm
+    p_same: float = 1.0
+
+
+def decisions(registered, claims):
+    """{name: Decision} of all registered claims, either as registered or as amended."""
+    found = {claim["name"]: measured(claim) for claim in claims}
+    ps = holm({name: it.p if it else 1.0 for name, it in found.items()})
+    same = holm({name: it.p_same if it else 1.0 for name, it in found.items()})
+    decided = {}
+    for claim in claims:
+        name, primary = claim["name"], claim["primary"]
+        decided[name] = Decision()
+        if found[name]:
+            rule = primary["margin"], primary["direction"], ps[name], same[name], registered["statistics"]["level"]
+            decided[name] = Decision(verdict(found[name], *rule), found[name], ps[name], same[name])
+    return decided
+
+
+def as_registered(registered):
+    return decisions(registered, registered["claims"])
+
+
+def as_amended(registered):
+    return decisions(registered, [registry.amended(claim) for claim in registered["claims"]])
