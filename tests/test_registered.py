@@ -1,0 +1,285 @@
+"""lab: what is registered, and that nothing is decided before its runs are there or by other rules."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+import by_class
+import registry
+import run
+import tasks
+from common.tiny_hard import build
+from testbed import ROOT
+
+REGISTERED = registry.load()
+SCRIPTS = {entry for entry in REGISTERED["runs"].values() if isinstance(entry, str)}
+
+
+def decide():
+    pytest.importorskip("scipy")
+    import decide
+
+    return decide
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A laboratory of its own: two claims on the runs a, b and c, and functions that write results and amendments."""
+    monkeypatch.setattr(registry, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(registry, "REGISTERED", tmp_path / "registered.json")
+    monkeypatch.setattr(registry, "AMENDMENTS", tmp_path / "amendments.json")
+
+    class Lab:
+        def register(self, **primary):
+            primary = dict(metric="m", run="a", against="b", over="end", direction=1, margin=0.0, same=0.1) | primary
+            claims = [dict(name="one", primary=primary, seeds=[10, 11, 12, 13, 14])]
+            claims += [dict(name="two", primary=primary | {"run": "c"}, seeds=[10, 11, 12, 13, 14])]
+            text = json.dumps({"statistics": {"level": 0.05}, "claims": claims})
+            registry.REGISTERED.write_text(text, encoding="utf-8")
+
+        def amend(self, *entries):
+            registry.AMENDMENTS.write_text(json.dumps(entries), encoding="utf-8")
+
+        def write(self, name, ends, seeds=range(10, 15)):
+            for seed, end in zip(seeds, ends, strict=False):
+                rows = [{"step": 0, "completions": 0, "m": 0.0}, {"step": 5, "completions": 50, "m": end}]
+                run.write(registry.result(name, seed), [{"registered": registry.digest()}, *rows])
+
+        def verdicts(self):
+            found = registry.load()
+            both = decide().as_registered(found), decide().as_amended(found)
+            return [[decision.verdict for decision in decisions.values()] for decisions in both]
+
+    lab = Lab()
+    lab.register()
+    return lab
+
+
+LOW, HIGH = (0.0, 0.1, 0.0, 0.1, 0.05), (1.0, 1.1, 1.0, 1.1, 1.05)
+
+
+def test_nothing_is_decided_before_all_registered_runs_are_there(lab):
+    d = decide()
+    lab.write("a", HIGH)
+    lab.write("b", LOW[:4])
+    assert lab.verdicts() == [[d.OPEN, d.OPEN]] * 2
+    lab.write("b", LOW)
+    assert lab.verdicts() == [[d.HOLDS, d.OPEN]] * 2  # claim two still lacks the run c
+    assert registry.missing(registry.load()["claims"][1]) == [("c", seed) for seed in range(10, 15)]
+
+
+def test_nothing_is_decided_by_rules_that_were_changed_after_a_run(lab):
+    d = decide()
+    lab.write("a", HIGH)
+    lab.write("b", LOW)
+    lab.register(margin=-1.0)
+    assert lab.verdicts() == [[d.OPEN, d.OPEN]] * 2
+    lab.register()
+    assert lab.verdicts() == [[d.HOLDS, d.OPEN]] * 2
+    lab.register(margin=2.0)
+    lab.write("a", HIGH[:1])  # one run made again under the new rule
+    assert lab.verdicts() == [[d.OPEN, d.OPEN]] * 2
+
+
+def test_an_amended_claim_has_a_verdict_under_both_rules(lab):
+    d = decide()
+    lab.write("a", HIGH)
+    lab.write("b", LOW)
+    lab.amend({"claim": "one", "date": "2026-12-01", "what": "", "why": "", "primary": {"margin": 2.0}})
+    assert lab.verdicts() == [[d.HOLDS, d.OPEN], [d.FAILS, d.OPEN]]
+
+
+@pytest.mark.parametrize(
+    ("mine", "primary", "expected"),
+    [
+        (HIGH, {}, "HOLDS"),
+        (HIGH, {"direction": -1}, "FAILS"),
+        (HIGH, {"margin": 2.0}, "FAILS"),
+        (HIGH, {"margin": 2.0, "direction": -1}, "HOLDS"),
+        (HIGH, {"margin": 1.0, "same": 0.1}, "UNSEEN"),
+        ((0.01, 0.1, 0.0, 0.1, 0.05), {"same": 0.3}, "SAME"),
+        ((0.01, 0.1, 0.0, 0.1, 0.05), {"same": 0.05}, "UNSEEN"),
+        (HIGH, {"same": 5.0}, "HOLDS"),  # a difference that is seen comes before one that is small
+    ],
+)
+def test_the_four_verdicts_and_which_comes_first(lab, mine, primary, expected):
+    lab.register(**primary)
+    lab.write("a", mine)
+    lab.write("b", LOW)
+    assert lab.verdicts()[0][0] == getattr(decide(), expected)
+
+
+def test_other_claims_make_it_harder_also_those_without_results(lab):
+    d = decide()
+    ends = (0.05, 0.2, 0.1, 0.2, 0.15)  # p = 0.031: twice that is above 0.05
+    lab.write("a", ends)
+    lab.write("b", LOW)
+    found = d.as_registered(registry.load())["one"]
+    assert 0.025 < found.measured.p < 0.05 and found.p == 2 * found.measured.p
+    assert found.verdict == d.UNSEEN
+
+
+def test_welch_and_sign_flips_on_numbers_by_hand():
+    d = decide()
+    found = d.measure([1.0, 2.0, 3.0], [0.0, 0.0, 3.0], 0.0, 1.0)
+    assert found.effect == 1.0
+    # Variances 1 and 3: t = 1 / sqrt(4 / 3), with (4 / 3)^2 / ((1 / 9 + 9 / 9) / 2) degrees of freedom.
+    t, freedom = 1 / (4 / 3) ** 0.5, (16 / 9) / ((1 / 9 + 1) / 2)
+    assert found.p == pytest.approx(2 * d.stats.t.sf(t, freedom))
+    assert found.p_same == pytest.approx(0.5)  # the effect is the margin of equivalence itself
+    width = d.stats.t.isf(0.025, freedom) * (4 / 3) ** 0.5
+    assert (found.low, found.high) == pytest.approx((1 - width, 1 + width))
+    assert d.sign_flips(np.array([1.0, 2.0, 0.0])) == 0.5  # of 8 choices 4 have a sum of 3 or -3
+    assert d.sign_flips(np.array([1.0] * 10)) == 2 / 1024
+
+
+def test_holm_by_hand():
+    d = decide()
+    assert d.holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 1.0}) == pytest.approx(
+        {"b": 0.04, "c": 0.09, "a": 0.09, "d": 1}
+    )
+
+
+def test_power_is_what_simulated_experiments_have():
+    d = decide()
+    rng = np.random.default_rng(0)
+    effect = d.smallest_effect([1.0, 2.0], 10, 0.01)
+    assert d.power(effect, [1.0, 2.0], 10, 0.01) == pytest.approx(0.8)
+    mine, others = rng.normal(effect, 1.0, (2000, 10)), rng.normal(0.0, 2.0, (2000, 10))
+    seen = (d.stats.ttest_ind(mine, others, axis=1, equal_var=False).pvalue < 0.01).mean()
+    assert seen == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_value_at_a_number_of_completions_is_between_two_evaluations():
+    rows = [{"step": 10 * i, "completions": 100 * i, "m": float(i * i)} for i in range(4)]
+    rows[2].pop("m")
+    assert registry.value(rows, "m", "end") == 9 and registry.value(rows, "m", "late") == 9
+    assert registry.value(rows, "m", 200) == 5 and registry.value(rows, "m", 100) == 1
+    assert registry.value(rows, "m", 1000) == 9
+
+
+def test_accuracy_weighs_the_classes_and_a_loss_that_is_not_finite_counts_as_none_right(lab):
+    classes = {"eval/logged/easy": 1.0, "eval/logged/medium": 0.5, "eval/logged/hard": 0.25}
+    rows = [{"step": 0, "completions": 0} | classes]
+    run.write(registry.result("a", 10), [{}, *rows])
+    run.write(registry.result("a", 11), [{"failed": "loss nan"}, *rows])
+    assert registry.value(registry.rows("a", 10), "accuracy", "end") == 0.4375
+    assert registry.value(registry.rows("a", 11), "accuracy", "end") == 0.0
+
+
+def test_the_best_of_a_tuning_is_known_once_all_of_it_is_there(lab):
+    runs = {"s": "grpo.py {hard} --x", "t": "grpo.py {hard} --y", "best": {"best_of": ["s", "t"]}}
+    runs["elsewhere"] = {"best_of": ["s", "t"], "task": "{hard-1}"}
+    registered = {"runs": runs, "claims": [], "options": {"{hard}": "HERE", "{hard-1}": "THERE"}}
+    registered["tuning"] = {"seeds": [10, 11], "metric": "m", "over": 50}
+    lab.write("s", [0.5, 0.5])
+    lab.write("t", [0.2])
+    assert registry.command(registered, "best") is None
+    lab.write("t", [0.2, 0.9])
+    assert registry.command(registered, "best") == "grpo.py HERE --y"
+    assert registry.command(registered, "elsewhere") == "grpo.py THERE --y"
+    lab.write("t", [0.2, 0.8])
+    assert registry.command(registered, "best") == "grpo.py HERE --x"  # a tie: the first
+
+
+def test_the_queue_runs_what_has_no_results_in_the_registered_order(lab, monkeypatch, capsys):
+    registered = {"order": [{"runs": ["a", "b"], "seeds": [10, 11]}, {"runs": ["b", "c"], "seeds": [11]}]}
+    ran = []
+    monkeypatch.setattr(registry, "load", lambda: registered)
+    monkeypatch.setattr(run, "run_registered", lambda registered, name, seed: ran.append((name, seed)))
+    run.write(registry.result("b", 10), [{}])
+    run.run_all_registered(False)
+    assert ran == [("a", 10), ("a", 11), ("b", 11), ("c", 11)]
+
+
+def test_a_registered_run_has_the_digest_of_the_rules_and_one_that_fails_has_no_results(lab, monkeypatch):
+    monkeypatch.setattr(run, "ROOT", registry.RESULTS.parent)
+    registered = {"runs": {"a": "a.py"}, "claims": [], "options": {}, "kept": ["policy/entropy"], "held_out": {}}
+    (run.ROOT / "runs/lab/a-seed10").mkdir(parents=True)
+    rows = [{"step": 0, "eval/logged/easy": 0.5}, {"step": 1, "policy/entropy": 0.25, "policy/other": 1.0}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run.ROOT / "runs/lab/a-seed10/metrics.jsonl").write_text(text, encoding="utf-8")
+
+    monkeypatch.setattr(run, "execute", lambda *arguments: (1, "error: no such option", 1.0))
+    assert run.run_registered(registered, "a", 10).startswith("FAILED: python a.py --seed 10\n")
+    assert not registry.result("a", 10).exists()
+
+    monkeypatch.setattr(run, "execute", lambda *arguments: (0, "fine", 1.5))
+    run.run_registered(registered, "a", 10)
+    header, kept = registry.read("a", 10)
+    assert header["registered"] == hashlib.sha256(registry.REGISTERED.read_bytes()).hexdigest()
+    assert header["command"] == "python a.py --seed 10" and "failed" not in header
+    assert kept == [{"step": 0, "completions": 0, "eval/logged/easy": 0.5},
+                    {"step": 1, "completions": 0, "policy/entropy": 0.25}]  # fmt: skip
+
+    monkeypatch.setattr(run, "execute", lambda *arguments: (1, "...\nerror: step 3: loss nan: not finite", 1.5))
+    run.run_registered(registered, "a", 10)
+    assert registry.read("a", 10)[0]["failed"] == "error: step 3: loss nan: not finite"
+
+
+def test_accuracy_by_class_is_logged_and_an_answer_that_was_cut_is_wrong():
+    logged = {}
+    columns = dict(difficulty=["easy", "hard", "hard"], answer=["3", "4", "5"], truncated=[False, False, True])
+    texts = ["#### 3", "#### 4", "#### 5"]
+    assert by_class.log_classes(texts, log_metric=logged.__setitem__, **columns) == [0.0] * 3
+    assert logged == {"easy": 1.0, "hard": 0.5}
+    assert by_class.hard(texts, **columns) == [None, 1.0, 0.0]
+
+
+# --- what is registered ---
+
+
+def test_each_claim_has_its_runs_in_the_queue_and_seeds_that_no_one_has_seen():
+    jobs, tuning = set(registry.jobs(REGISTERED)), set(REGISTERED["tuning"]["seeds"])
+    assert REGISTERED["statistics"]["primaries"] == len(REGISTERED["claims"]) <= 20
+    assert len({claim["name"] for claim in REGISTERED["claims"]}) == len(REGISTERED["claims"])
+    for claim in REGISTERED["claims"]:
+        assert set(registry.jobs_of(claim)) <= jobs, claim["name"]
+        assert min(claim["seeds"]) >= 10 and not tuning & set(claim["seeds"]), claim["name"]
+        assert claim["primary"]["direction"] in (1, -1) and claim["primary"]["same"] > 0
+        for effect in claim["reported"]:
+            assert {effect["run"], effect["against"]} <= set(REGISTERED["runs"]), claim["name"]
+    assert {name for name, _ in jobs} == set(REGISTERED["runs"])
+
+
+def test_each_algorithm_has_as_many_settings_and_the_same_tuning_seeds():
+    settings = {}
+    for name, entry in REGISTERED["runs"].items():
+        if isinstance(entry, dict):
+            settings[name] = entry["best_of"]
+            assert set(entry["best_of"]) <= set(REGISTERED["runs"]) and len(set(entry["best_of"])) == 6
+    assert {name.split("-")[1] for name in settings} == {"grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"}
+    tuned = {(name, seed) for name, seed in registry.jobs(REGISTERED) if name.startswith("tune-")}
+    assert tuned == {(name, seed) for names in settings.values() for name in names for seed in (1000, 1001)}
+
+
+def test_commands_name_files():
+    for command in SCRIPTS:
+        assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
+
+
+def test_the_power_that_is_registered_is_that_of_its_deviations():
+    d = decide()
+    level = REGISTERED["statistics"]["level"] / REGISTERED["statistics"]["primaries"]
+    for claim in REGISTERED["claims"]:
+        accuracy = claim["primary"]["metric"] == "accuracy"
+        deviations, seeds = [0.018, 0.018] if accuracy else claim["pilot"]["deviations"], len(claim["seeds"])
+        assert d.power(claim["primary"]["same"], deviations, seeds, level) == pytest.approx(
+            claim["power"]["at_same"], abs=0.005
+        )
+        smallest = d.smallest_effect(deviations, seeds, level)
+        assert smallest == pytest.approx(claim["power"]["smallest_effect"], rel=0.05)
+
+
+def test_held_out_problems_are_the_registered_ones_and_none_of_the_lists(monkeypatch, tmp_path):
+    monkeypatch.setattr(tasks, "FOLDER", tmp_path)
+    tasks.write_held_out("embedded-hard", build.FOLDER)
+    made = (tmp_path / "held_out-embedded-hard.jsonl").read_bytes()
+    assert hashlib.sha256(made).hexdigest() == REGISTERED["held_out"]["embedded-hard"]
+    rows = [json.loads(line) for line in made.decode().splitlines()]
+    held_out = {row["question"] for row in rows}
+    assert len(held_out) == len(rows) and not held_out & tasks.questions(build.FOLDER)
+    assert {name: sum(row["difficulty"] == name for row in rows) for name in tasks.HELD_OUT} == tasks.HELD_OUT
+    assert registry.SHARES == {name: difficulty.share for name, difficulty in build.CLASSES.items()}
