@@ -28,9 +28,10 @@ def shared_states(lm, batch, num_parameters):
     outputs = lm.base_model(**inputs, position_ids=positions(prompt_mask), past_key_values=cache, use_cache=True)
     last = outputs.last_hidden_state[:, -1:]  # (prompts, 1, H) predicts the first token
     states = []
-    # A further pass costs about as much time as this many operations on padding (measured on CPU only).
+    # A further pass costs about as much time as so many operations on padding, and where the weights are large as some
+    # 32 pad tokens: it reads them again, and writes a gradient for each (measured on CPU only).
     operations = 2e8 if device.type == "cpu" else 1e12
-    most_padding = operations / (6 * num_parameters)
+    most_padding = max(operations / (6 * num_parameters), 32)
     for run in runs_of_similar_length(lengths, most_padding):
         width = lengths[run[-1]]
         rows = torch.tensor([run, [distinct.index(index[row]) for row in run]])
