@@ -114,13 +114,14 @@ def steps():
     import kl_estimators
     import lines
     import memory
+    import names
     import one_step
     import options
     import report
     import results
     import side_by_side
 
-    programs = (options, one_step, memory, kl_estimators, results, report, lines, diffs, side_by_side)
+    programs = (options, names, one_step, memory, kl_estimators, results, report, lines, diffs, side_by_side)
     yield from (program.refresh for program in programs)
 
 
