@@ -1,9 +1,7 @@
 """docs/theory.md: every number of its tables, from the row it stands in, by the functions of the scripts."""
 
-import itertools
 import math
 import re
-from decimal import Decimal
 
 import pytest
 import torch
@@ -17,15 +15,10 @@ import gspo
 import ppo
 import reward_model
 from common.masked import group_statistics, kl_estimate, log_ratio
-from testbed import ROOT, script, totals_of
+from page_tables import Page, differences, numbers
+from testbed import script, totals_of
 
-PAGE = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-TABLE = re.compile(r"<!-- table: (\w+) -->\n((?:\|.*\n)+)")
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-
-
-def numbers(cell):
-    return [float(number) for number in NUMBER.findall(cell)]
+PAGE = Page("theory.md")
 
 
 def tensor(values):
@@ -76,11 +69,11 @@ def masked(lengths):
 
 def baseline(rows):
     found = []
-    for i, (p, reward) in enumerate(numbers(" ".join(row[1:3])) for row in rows[:2]):
+    for i, (p, reward) in enumerate(numbers(*row[1:3]) for row in rows[:2]):
         assert p == 0.5
         logits = tensor([0.0, 0.0]).requires_grad_()
         logprob = logits.log_softmax(dim=0)[i].view(1, 1)
-        advantages = tensor([[reward, reward - HEADERS["baseline"][4]]])  # two tokens, the same one
+        advantages = tensor([[reward, reward - PAGE.heads["baseline"][4]]])  # two tokens, the same one
         losses, _ = grpo.policy_loss(logprob, logprob.detach(), advantages, ONE, grpo.Args())
         found.append([-torch.autograd.grad(loss, logits, retain_graph=True)[0][0] for loss in losses[0]])
     found = tensor(found)
@@ -98,7 +91,7 @@ def importance(rows):
 
 
 def penalty(rows):
-    for kl, before in (numbers(" ".join(row[:2])) for row in rows):
+    for kl, before in (numbers(*row[:2]) for row in rows):
         args = ppo.Args(penalty_target=0.01, penalty_coef=before)
         coefficients = ppo.Coefficients(args)
         coefficients.steer_penalty(kl, args)
@@ -106,19 +99,19 @@ def penalty(rows):
 
 
 def four_cases(rows):
-    for A, ratio in (numbers(" ".join(row[:2])) for row in rows):
+    for A, ratio in (numbers(*row[:2]) for row in rows):
         value, gradient = objective(A, ratio)
         yield {2: ratio * A, 3: clipped(ratio) * A, 4: value, 5: gradient}
 
 
 def dual_clip(rows):
-    for A, ratio in (numbers(" ".join(row[:2])) for row in rows):
-        without, bounded = objective(A, ratio), objective(A, ratio, dual_clip=HEADERS["dual_clip"][5])
+    for A, ratio in (numbers(*row[:2]) for row in rows):
+        without, bounded = objective(A, ratio), objective(A, ratio, dual_clip=PAGE.heads["dual_clip"][5])
         yield {2: clipped(ratio) * A} | dict(zip((3, 4, 5, 6), without + bounded, strict=True))
 
 
 def without_condition(rows):
-    for A, ratio in (numbers(" ".join(row[:2])) for row in rows):
+    for A, ratio in (numbers(*row[:2]) for row in rows):
         value = objective(A, ratio, dual_clip=3)[0]
         yield {2: value, 3: max(objective(A, ratio)[0], 3 * A)}
 
@@ -126,13 +119,13 @@ def without_condition(rows):
 def gae(rows):
     values, rewards = (tensor([[float(row[place]) for row in rows]]) for place in (1, 2))
     mask = torch.ones_like(values, dtype=torch.bool)
-    found = [ppo.gae(rewards, values, mask, 1.0, lam)[0] for lam in HEADERS["gae"][3:6]]
+    found = [ppo.gae(rewards, values, mask, 1.0, lam)[0] for lam in PAGE.heads["gae"][3:6]]
     _, returns = ppo.compute_advantages(rewards, values, mask, ppo.Args())  # lambda 1 is the default
     return [dict(zip((3, 4, 5, 6), column, strict=True)) for column in zip(*found, returns[0], strict=True)]
 
 
 def horizon(rows):
-    lambdas = tensor(HEADERS["horizon"][1:])
+    lambdas = tensor(PAGE.heads["horizon"][1:])
     longest = int(rows[-1][0])
     rewards = torch.zeros(5, longest + 1, dtype=torch.float64)
     rewards[:, -1] = 1
@@ -141,7 +134,7 @@ def horizon(rows):
 
 
 def length_adaptive(rows):
-    mask = masked(HEADERS["length_adaptive"][1:])
+    mask = masked(PAGE.heads["length_adaptive"][1:])
     rewards = torch.zeros(mask.shape, dtype=torch.float64)
     last = mask.sum(dim=1) - 1
     rewards[torch.arange(len(mask)), last] = 1
@@ -151,7 +144,7 @@ def length_adaptive(rows):
 
 
 def value_loss(rows):
-    for old, target, value in (numbers(" ".join(row[:3])) for row in rows):
+    for old, target, value in (numbers(*row[:3]) for row in rows):
         new, old, target = columns(value, old, target)
         losses, _ = ppo.value_loss(new, old, target, ONE, ppo.Args())
         losses.sum().backward()
@@ -159,7 +152,7 @@ def value_loss(rows):
 
 
 def estimators(rows):
-    for pi, ref in (numbers(" ".join(row[:2])) for row in rows):
+    for pi, ref in (numbers(*row[:2]) for row in rows):
         pair = tensor([[pi]]).log(), tensor([[ref]]).log()
         yield {place: kl_estimate(*pair, ONE, f"k{place - 1}") for place in (2, 3, 4)}
 
@@ -214,12 +207,12 @@ def keep(rows):
     args = dapo.Args(group_size=16)
     kept = [dapo.compute_advantages(tensor([1.0] * k + [0.0] * (16 - k)), args).any().item() for k in range(17)]
     shares = [sum(math.comb(16, k) * p**k * (1 - p) ** (16 - k) for k in range(17) if kept[k])
-              for p in HEADERS["keep"][1:]]  # fmt: skip
+              for p in PAGE.heads["keep"][1:]]  # fmt: skip
     return [dict(enumerate(shares, 1)), dict(enumerate((1 / share for share in shares), 1))]
 
 
 def overlong(rows):
-    lengths = tensor(HEADERS["overlong"][1:])
+    lengths = tensor(PAGE.heads["overlong"][1:])
     penalties = dapo.overlong_penalty(lengths, dapo.Args(max_new_tokens=20480, overlong_cache=4096))
     return [dict(enumerate(penalties, 1))]
 
@@ -254,9 +247,9 @@ def sas(rows):
 
 def dpo_rows(rows):
     args, none = dpo.Args(), tensor([1.0])
-    ref_chosen, ref_rejected = (tensor([value]) for value in numbers(" ".join(rows[0][:2])))
+    ref_chosen, ref_rejected = (tensor([value]) for value in numbers(*rows[0][:2]))
     for row in rows:
-        chosen, rejected = (tensor([value]).requires_grad_() for value in numbers(" ".join(row[:2])))
+        chosen, rejected = (tensor([value]).requires_grad_() for value in numbers(*row[:2]))
         losses = dpo.preference_loss(chosen, rejected, ref_chosen, ref_rejected, none, none, args)
         losses.sum().backward()
         scores = args.beta * (chosen - ref_chosen), args.beta * (rejected - ref_rejected)
@@ -276,59 +269,32 @@ GIVEN = {  # the places of the cells that a check reads; all others it computes
 }  # fmt: skip
 
 
-def cells(lines):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-
-
-TABLES = {name: cells(text.splitlines()) for name, text in TABLE.findall(PAGE)}
-HEADERS = {  # the last number of each, or None
-    name: [(numbers(cell) or [None])[-1] for cell in table[0]] for name, table in TABLES.items()
-}
-
-
-def agrees(printed, value):
-    """Whether a printed number is `value`, rounded to its last digit."""
-    return abs(float(printed) - value) <= 0.5000001 * 10.0 ** Decimal(printed).as_tuple().exponent
-
-
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_numbers_of_a_table_are_those_of_the_functions(name):
-    rows, found = TABLES[name][2:], []
-    given = GIVEN.get(name, (0,))
-    computed = list(CHECKS[name](rows))
-    assert len(computed) == len(rows) > 0
-    for row, values in zip(rows, computed, strict=True):
-        assert sorted([*given, *values]) == list(range(len(row))), "every cell is given or computed"
-        for place, expected in values.items():
-            printed, expected = NUMBER.findall(row[place]), torch.as_tensor(expected).flatten().tolist()
-            if len(printed) != len(expected) or not all(map(agrees, printed, expected)):
-                found.append(f"{' | '.join(row)}: {row[place]} is {', '.join(f'{value:.6g}' for value in expected)}")
-    assert found == []
+    rows = PAGE.tables[name]
+    assert differences(rows, GIVEN.get(name, (0,)), CHECKS[name](rows)) == []
 
 
 def test_every_table_of_numbers_has_its_check():
-    assert sorted(TABLES) == sorted(CHECKS)
-    others = [line for line in TABLE.sub("", PAGE).splitlines() if line.startswith("| ")]
+    assert sorted(PAGE.tables) == sorted(CHECKS)
+    others = [line for line in PAGE.prose().splitlines() if line.startswith("| ")]
     assert not any(re.search(r"\d\.\d", line) for line in others), "a table of numbers without a name"
 
 
 def test_a_number_of_the_text_stands_in_a_table():
-    text = re.sub(r"```.*?```|\$`.*?`\$|`[^`]*`|\]\([^)]*\)", " ", TABLE.sub("", PAGE), flags=re.DOTALL)
-    text = re.sub(r"arXiv \S+", " ", text)
-    printed = set(itertools.chain(*(numbers(line) for _, table in TABLE.findall(PAGE) for line in table.splitlines())))
     options = {1.5, 0.28, 3e-4, 4e-4, 1e-4}  # what steers the penalty, DAPO's and GSPO's bands, and a unit
-    named = re.findall(r"(?<![\d.])\d+\.\d+(?!\.?\d)|\d+e-\d+", text)
-    assert len(named) > 10 and set(map(float, named)) - printed - options == set()
+    named = re.findall(r"(?<![\d.])\d+\.\d+(?!\.?\d)|\d+e-\d+", PAGE.prose())
+    assert len(named) > 10 and set(map(float, named)) - PAGE.numbers() - options == set()
     assert (dapo.Args().clip_high, gspo.Args().clip_low, gspo.Args().clip_high) == (0.28, 3e-4, 4e-4)
 
 
 def test_who_takes_a_rollout_once():
-    section = PAGE.split("\n## 11. ")[1].split("\n## ")[0].split("By default ")[1]
+    section = PAGE.text.split("\n## 11. ")[1].split("\n## ")[0].split("By default ")[1]
     named = re.findall(r"`(\w+)\.py`", section)
     assert [script(name).Args().num_minibatches for name in named] == [1, 4, 4, 4, 4, 4]
 
 
 def test_the_sections_that_the_questions_name():
-    sections = set(re.findall(r"^## (\d+)\. ", PAGE, re.MULTILINE))
-    named = re.findall(r"^\| .*\? \| ([\d, ]+) \|$", PAGE, re.MULTILINE)
+    sections = set(re.findall(r"^## (\d+)\. ", PAGE.text, re.MULTILINE))
+    named = re.findall(r"^\| .*\? \| ([\d, ]+) \|$", PAGE.text, re.MULTILINE)
     assert len(named) == 10 and set(re.findall(r"\d+", " ".join(named))) <= sections
