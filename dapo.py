@@ -20,7 +20,7 @@ as printed); filter and punishment exclude each other (Table 1 stacks them); wha
 discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
 Standard deviation and log-ratios are those of grpo.py. Sizes, rates and overlong_cache are presets for the small model,
 warm-up (paper: 20 steps) is off.
-Left out: nothing of the algorithm.
+Left out: rewriting the answers of the data into integers (section 3.5).
 
     accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\

@@ -8,7 +8,7 @@ import torch
 
 import family
 import refresh
-from small_family import ENTRIES, GRPO, OWN, small_family
+from small_family import GRPO, OWN, small_family
 from testbed import ROOT
 from tree import Tree
 
@@ -73,7 +73,7 @@ def test_what_a_new_script_lacks_is_named(small):
     family.FAMILY |= {"mine.py": family.Entry(equations={"w_i": "gone"}), "old.py": family.Entry(paper="Old.")}
     found = refresh.members(tree)
     assert found[:2] == ["mine.py: no `paper` in its entry in tools/family.py",
-                         "mine.py: no `row` of 8 cells in its entry in tools/family.py"]  # fmt: skip
+                         "mine.py: no `column` of 11 cells in its entry in tools/family.py"]  # fmt: skip
     assert "w_i" in found[-2] and found[-1] == "old.py: an entry in tools/family.py, and no script"
 
 
@@ -86,9 +86,11 @@ def test_rows_of_the_tables_are_written(small):
     tree = small()
     (tree.root / "docs" / "new.md").write_text("A page.\n", encoding="utf-8")
     assert refresh.rows(tree) == ["docs/README.md: no link to new.md"]
-    rows = [line for line in tree.read("docs/algorithms.md").splitlines() if "[`" in line]
-    assert rows[1:] == [f"| [`{name}.py`](../{name}.py) · [details]({name}.md) | {entry.row} |"
-                        for name, entry in (("copy", ENTRIES["copy.py"]), ("own", ENTRIES["own.py"]))]  # fmt: skip
+    table = [line for line in tree.read("docs/algorithms.md").splitlines() if line.startswith("|")]
+    heads = [f"[`{name}.py`](../{name}.py) · [details]({name}.md)" for name in ("grpo", "copy", "own")]
+    assert table[:2] == [f"|  | {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
+    assert [line.split(" | ")[0] for line in table[2:]] == [f"| **{row}**" for row in family.ROWS]
+    assert "| **clip** | 0.2 | 0.2 | 0.2 / 10 |" in table
     assert tree.read("docs/algorithms.md").endswith("\n\nEnd.\n")
     readme = tree.read("README.md")
     assert "| [grpo.py](grpo.py) | A | r | w |\n| [copy.py](copy.py) | as GRPO | token, 0.2 | 1 / G |\n" in readme

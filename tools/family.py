@@ -20,7 +20,7 @@ EQUATIONS = {  # the left side of an equation in a docstring, and the functions 
 class Entry:
     paper: str = ""  # what it is about, with its link: the first paragraph of docs/diffs.md
     kind: str = "groups"  # of its advantages: `groups`, `critic`; `pairs` has none, and options of its own
-    row: str = ""  # in docs/algorithms.md; a row of the READMEs that is missing is made of it, to be shortened there
+    column: tuple = ()  # in docs/algorithms.md, a cell for each of ROWS; a missing row of the READMEs is made of it
     budget: tuple = (60, 120, 20)  # most lines removed, added, and hunks against grpo.py, without help texts
     # {function with another text than grpo.py's: (why, most lines removed and added together)}
     differs: dict = field(default_factory=dict)
@@ -30,18 +30,41 @@ class Entry:
     settings: bool = True  # the paper has settings, in configs/<script>-paper.yaml
 
 
-CELLS = 8  # of a row
+ROWS = ("what it mends", "models", "sampling", "reward", "value and return", "advantage", "KL", "ratio", "clip",
+        "weights", "default sizes")  # fmt: skip
 FAMILY = {
     "grpo.py": Entry(
-        row="(R - mean) / std of the group | token | 0.2 / 0.2 | mean over rows of the mean over tokens | G per "
-        "prompt | any | policy, reference (KL 0.04 in the loss) | 32 x 8, one update",
+        column=(
+            "the critic is a second model, which has to be right before it helps",
+            "policy: trained; reference: frozen",
+            "G per prompt",
+            "any",
+            "none",
+            "(R - mean) / std of the group",
+            "in the loss: k3, current policy against reference, 0.04",
+            "token",
+            "0.2 / 0.2",
+            "mean over rows of the mean over tokens",
+            "32 x 8, one update",
+        ),
         budget=(0, 0, 0),
     ),
     "dr_grpo.py": Entry(
         paper="Dr. GRPO ([arXiv 2503.20783](https://arxiv.org/abs/2503.20783)) takes two divisions out of GRPO, by a "
         "completion's length and by the group's standard deviation, because both bias what is learned.",
-        row="R - mean | token | 0.2 / 0.2 | 1 / max_new_tokens / rows | G per prompt | any; truncated: 0 | policy "
-        "| 32 x 8, 4 updates",
+        column=(
+            "GRPO divides by length and deviation, and so favours long wrong answers and lopsided questions",
+            "policy: trained",
+            "G per prompt",
+            "any; truncated: 0",
+            "none",
+            "R - mean",
+            "none",
+            "token",
+            "0.2 / 0.2",
+            "1 / max_new_tokens / rows",
+            "32 x 8, 4 updates",
+        ),
         budget=(15, 15, 12),
         differs={
             "compute_rewards": ("truncated rows score 0", 4),
@@ -52,8 +75,19 @@ FAMILY = {
     "dapo.py": Entry(
         paper="DAPO ([arXiv 2503.14476](https://arxiv.org/abs/2503.14476)) keeps entropy up, every group informative "
         "and long completions in check: clip-higher, dynamic sampling, a token mean, and overlong reward shaping.",
-        row="as GRPO | token | 0.2 / 0.28 | 1 / tokens of the step | until the batch is full of groups with 0 < "
-        "correct < G | accuracy +1 / -1, soft overlong punishment | policy | 32 x 8, 4 updates",
+        column=(
+            "long reasoning: the entropy falls, groups agree, answers are cut off",
+            "policy: trained",
+            "until the batch is full of groups with 0 < correct < G",
+            "accuracy +1 / -1, soft overlong punishment",
+            "none",
+            "as GRPO",
+            "none",
+            "token",
+            "0.2 / 0.28",
+            "1 / tokens of the step",
+            "32 x 8, 4 updates",
+        ),
         budget=(60, 160, 25),
         differs={
             "compute_rewards": ("+1/-1", 8),
@@ -65,17 +99,38 @@ FAMILY = {
     "gspo.py": Entry(
         paper="GSPO ([arXiv 2507.18071](https://arxiv.org/abs/2507.18071)) has one importance ratio for a whole "
         "completion, because that is what the reward judges.",
-        row="as GRPO | sequence, length-normalised | 3e-4 / 4e-4 | mean over rows | G per prompt | any | policy | "
-        "32 x 8, 4 updates",
+        column=(
+            "the reward judges completions, but the ratio corrects tokens",
+            "policy: trained",
+            "G per prompt",
+            "any",
+            "none",
+            "as GRPO",
+            "none",
+            "sequence, length-normalised",
+            "3e-4 / 4e-4",
+            "mean over rows",
+            "32 x 8, 4 updates",
+        ),
         differs={"policy_loss": ("the ratio is that of the row", 28), "main": ("its name", 2)},
         equations={"s_it": "policy_loss"},
     ),
     "dcpo.py": Entry(
         paper="DCPO ([arXiv 2509.02333](https://arxiv.org/abs/2509.02333)) gives each token clip bounds by its own "
         "probability, and each prompt an advantage that remembers its earlier visits.",
-        row="(R - mean) / std of the group and of all visits of the prompt, mixed | token | per token, by its old "
-        "probability; cap 10 | sum over the group of the mean over tokens, mean over prompts | G per prompt | "
-        "accuracy 1 / 0 / -1 | policy, a table of statistics | 32 x 8, 4 updates",
+        column=(
+            "a fixed clip holds rare tokens back, and groups that agree are wasted",
+            "policy: trained; a table of statistics",
+            "G per prompt",
+            "accuracy 1 / 0 / -1",
+            "none",
+            "(R - mean) / std of the group and of all visits of the prompt, mixed",
+            "none",
+            "token",
+            "per token, by its old probability; cap 10",
+            "sum over the group of the mean over tokens, mean over prompts",
+            "32 x 8, 4 updates",
+        ),
         differs={
             "compute_rewards": ("-1 without an answer", 3),
             "compute_advantages": ("smoothed by the prompt's history", 14),
@@ -91,9 +146,20 @@ FAMILY = {
         "critic. Read from GRPO, a second model predicts the reward at every token, and the advantage is measured "
         "against that prediction.",
         kind="critic",
-        row="GAE per token from a critic, whitened over the rollout | token | 0.2 / 0.2; values 0.2 | 1 / tokens "
-        "of the step | 1 per prompt | any, or a reward model; KL in it if asked | policy, critic, (reward "
-        "model), (reference) | 256 x 1, 4 updates",
+        column=(
+            "a step that is large and still safe, by first derivatives alone; an advantage for each token",
+            "policy: trained; critic: trained; (reward model), (reference): frozen",
+            "1 per prompt",
+            "any, or a reward model",
+            "values by the critic; return = A + old value, the critic's target",
+            "GAE per token from a critic, whitened over the rollout",
+            "none; if asked in the reward (k1, old policy against reference), in the loss (k3, current policy against "
+            "reference), or in place of the clip (old policy against current)",
+            "token",
+            "0.2 / 0.2; values 0.2",
+            "1 / tokens of the step",
+            "256 x 1, 4 updates",
+        ),
         budget=None,
         differs={
             "compute_advantages": ("GAE in place of the group", 40),
@@ -129,9 +195,19 @@ FAMILY = {
         paper="DPO ([arXiv 2305.18290](https://arxiv.org/abs/2305.18290)) trains on pairs of completions by their "
         "log-probs alone. From prompts it samples the pairs itself, by the rollout and the rewards of grpo.py.",
         kind="pairs",
-        row="none: preference pairs | summed log-ratio to the reference | none | 1 per pair, tokens summed | 8 "
-        "per prompt in each round, best against worst; none for given pairs | any, for its own pairs | "
-        "policy; the reference's log-probs precomputed | 32 pairs per step, one pass",
+        column=(
+            "preferences, without a reward model and without sampling in the updates",
+            "policy: trained; reference: its start, log-probs precomputed",
+            "8 per prompt in each round, best against worst; none for given pairs",
+            "any, for its own pairs",
+            "none",
+            "none: preference pairs",
+            "none: it is in the closed form, by beta",
+            "summed log-ratio to the reference",
+            "none",
+            "1 per pair, tokens summed",
+            "32 pairs per step, one pass",
+        ),
         budget=None,
         differs={
             "main": ("rounds of pairs in place of rollouts", 118),

@@ -14,7 +14,7 @@ LINK = re.compile(r"\[`([^`]+)`\]\(([\w./]+\.py)(#[-L\d]*)?\)")
 DETAIL = re.compile(r"^\d+\. .*\n(?:(?: .*)?\n)*", re.MULTILINE)  # with its indented lines
 TEST = re.compile(r"`(test_\w+)`")
 FOLDERS = "benchmarks|common|configs|docs|examples|lab|tests|tools"
-FILE = re.compile(rf"\b((?:{FOLDERS})/(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml|txt))\b|\]\(([\w./-]+)(?:#[^)]*)?\)")
+FILE = re.compile(rf"(?<![\w/])((?:{FOLDERS})/(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml|txt))\b|\]\(([\w./-]+)(?:#[^)]*)?\)")
 
 
 def pages(tree):

@@ -37,9 +37,9 @@ def members(tree):
             found.append(f"{script}: no entry in FAMILY of tools/family.py; its fields are explained there")
         elif not entry.paper and script != "grpo.py":
             found.append(f"{script}: no `paper` in its entry in tools/family.py")
-        cells = len(entry.row.split(" | ")) if entry.row or entry.kind != "pairs" else family.CELLS
-        if script in family.FAMILY and cells != family.CELLS:
-            found.append(f"{script}: no `row` of {family.CELLS} cells in its entry in tools/family.py")
+        cells = len(entry.column)
+        if script in family.FAMILY and cells != len(family.ROWS) and (cells or entry.kind != "pairs"):
+            found.append(f"{script}: no `column` of {len(family.ROWS)} cells in its entry in tools/family.py")
         settings = [f"configs/{name}-paper.yaml"] if entry.settings else []
         for path in (f"docs/{name}.md", f"tests/test_{name}.py", *settings):
             if not tree.exists(path):
@@ -77,16 +77,17 @@ def metrics(tree):
 
 
 def rows(tree):
-    """A row for each script in the tables of algorithms, and each page in the contents."""
-    page, cells = "docs/algorithms.md", {name: family.entry(name).row for name in family.found(tree)}
-    cells = {name.removesuffix(".py"): row for name, row in cells.items() if row}
-    lines = [f"| [`{n}.py`](../{n}.py) · [details]({n}.md) | {row} |\n" for n, row in cells.items()]
-    old = re.compile(r"(?:^\| \[`\w+\.py`\].*\n)+", re.MULTILINE)
-    tree.write(page, old.sub(lambda _: "".join(lines), tree.read(page)))
+    """A column or a row for each script in the tables of algorithms, and each page in the contents."""
+    page, columns = "docs/algorithms.md", {name: family.entry(name).column for name in family.found(tree)}
+    whole = {name.removesuffix(".py"): column for name, column in columns.items() if len(column) == len(family.ROWS)}
+    table = [["", *(f"[`{name}.py`](../{name}.py) · [details]({name}.md)" for name in whole)]]
+    table += [["---"] * len(table[0]), *zip((f"**{row}**" for row in family.ROWS), *whole.values(), strict=True)]
+    lines = "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+    tree.write(page, re.sub(r"(?:^\|.*\n)+", lambda _: lines, tree.read(page), count=1, flags=re.MULTILINE))
     for page in ("README.md", "README.zh.md"):
-        for name, row in cells.items():
-            advantage, ratio, clip, weight, *_ = row.split(" | ")
-            rest = f" {advantage} | {ratio}, {clip} | {weight} |"
+        for name, column in whole.items():
+            cells = dict(zip(family.ROWS, column, strict=True))
+            rest = f" {cells['advantage']} | {cells['ratio']}, {cells['clip']} | {cells['weights']} |"
             add_line(tree, page, r"^\| \[\w+\.py\]\(.*\n", f"| [{name}.py]({name}.py) |", rest)
     contents = "docs/README.md"
     linked = set(re.findall(r"\]\(([^)#]+)\)", tree.read(contents)))
@@ -113,13 +114,14 @@ def steps():
     import kl_estimators
     import lines
     import memory
+    import names
     import one_step
     import options
     import report
     import results
     import side_by_side
 
-    programs = (options, one_step, memory, kl_estimators, results, report, lines, diffs, side_by_side)
+    programs = (options, names, one_step, memory, kl_estimators, results, report, lines, diffs, side_by_side)
     yield from (program.refresh for program in programs)
 
 

@@ -6,12 +6,17 @@ from typing import NamedTuple
 class Names(NamedTuple):
     here: str  # an option; "" where there is none: then `note` says what to do
     trl: str = ""  # fields of TRL's configurations (1.16), separated by blanks
-    verl: str = ""  # keys of verl's configuration (January 2026), without `actor_rollout_ref.` in front
+    verl: str = ""  # keys of verl's configuration (0.9.0 and before), without `actor_rollout_ref.` in front
     note: str = ""  # how the meaning differs
 
 
 NAMES = [
-    Names("prompts_per_step", "generation_batch_size", "data.train_batch_size", "prompts of all processes together"),
+    Names(
+        "prompts_per_step",
+        "generation_batch_size",
+        "data.train_batch_size",
+        "prompts of all processes; TRL counts completions",
+    ),
     Names("group_size", "num_generations", "rollout.n"),
     Names("num_epochs", "num_iterations", "actor.ppo_epochs", "passes over a rollout"),
     Names("num_minibatches", "steps_per_generation", "actor.ppo_mini_batch_size", "optimizer steps in such a pass"),
@@ -26,7 +31,7 @@ NAMES = [
     Names("max_new_tokens", "max_completion_length", "data.max_response_length"),
     Names("clip_low", "epsilon", "actor.clip_ratio_low actor.clip_ratio", "--clip_high is the other side"),
     Names("clip_high", "epsilon_high", "actor.clip_ratio_high"),
-    Names("dual_clip", "delta", "actor.clip_ratio_c", "0: off, the default"),
+    Names("dual_clip", "delta", "actor.clip_ratio_c", "0: off, the default; delta is it from 1 + epsilon_high on"),
     Names("kl_coef", "beta", "actor.kl_loss_coef actor.use_kl_loss", "0: no reference is loaded"),
     Names("kl_coef", "", "algorithm.kl_ctrl.kl_coef", "of ppo.py with --kl_in reward"),
     Names("kl_in", "", "algorithm.use_kl_in_reward", "reward or loss"),
@@ -39,7 +44,12 @@ NAMES = [
     Names("", "loss_type", "actor.loss_agg_mode algorithm.adv_estimator", "the choice of the script, as dapo.py"),
     Names("ratio_level", "importance_sampling_level", "actor.policy_loss.loss_mode", "gspo.py"),
     Names("mask_truncated", "mask_truncated_completions", "", "dr_grpo.py; in dapo.py --overlong filter"),
-    Names("overlong_cache", "", "reward_model.reward_kwargs.overlong_buffer_cfg.len", "dapo.py with --overlong soft"),
+    Names(
+        "overlong_cache",
+        "",
+        "reward.reward_kwargs.overlong_buffer_cfg.len reward_model.reward_kwargs.overlong_buffer_cfg.len",
+        "dapo.py with --overlong soft",
+    ),
     Names("max_sampling_rounds", "", "algorithm.filter_groups.max_num_gen_batches", "dapo.py, which always filters"),
     Names("gamma", "", "algorithm.gamma"),
     Names("gae_lambda", "", "algorithm.lam"),

@@ -88,16 +88,22 @@ PAGE = """# {0}
 
    | a | b |
 """
+
+
+def column(advantage, clip, weights):
+    return ("bias", "policy", "G", "any", "none", advantage, "none", "token", clip, weights, "8")
+
+
 ENTRIES = {
-    "grpo.py": family.Entry(row="R - mean | token | 0.2 | 1 / tokens | G | any | policy | 8", budget=(0, 0, 0)),
+    "grpo.py": family.Entry(column=column("R - mean", "0.2", "1 / tokens"), budget=(0, 0, 0)),
     "copy.py": family.Entry(
         paper="COPY ([a link](https://example.org)) weighs otherwise.",
-        row="as GRPO | token | 0.2 | 1 / G | G | any | policy | 8",
+        column=column("as GRPO", "0.2", "1 / G"),
         differs={"token_weights": ("a constant", 2), "main": ("its name", 2)},
     ),
     "own.py": family.Entry(
         paper="OWN has a cap.",
-        row="as GRPO | token | 0.2 / 10 | 1 / tokens | G | any | policy | 8",
+        column=column("as GRPO", "0.2 / 10", "1 / tokens"),
         differs={"policy_loss": ("the cap", 1), "main": ("its name", 2)},
     ),
 }

@@ -1,0 +1,117 @@
+"""docs/corrections.md: its tables by the functions of the scripts, other numbers by the files that have them."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+import yaml
+from transformers import TopPLogitsWarper
+
+import dapo
+import grpo
+from common.masked import logprobs_and_entropy
+from page_tables import Page, differences, numbers
+from testbed import ORACLES, ROOT, b1, totals_of
+
+PAGE, THEORY = Page("corrections.md"), Page("theory.md")
+ONE = torch.ones(1, 1, dtype=torch.bool)
+
+
+def one_update(rows):
+    for (ratio,) in (numbers(row[0]) for row in rows):
+        logprob = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+        advantage = torch.tensor([[0.5]], dtype=torch.float64)
+        losses, _ = grpo.policy_loss(logprob, torch.zeros_like(logprob), advantage, ONE, grpo.Args())
+        objective, likelihood = -losses.sum(), (advantage * logprob).sum()
+        yield {place: torch.autograd.grad(value, logprob)[0] for place, value in ((1, objective), (2, likelihood))}
+
+
+def token_losses():
+    """Those of GRPO on batch B1 without the KL, and its mask."""
+    old, new, _, mask = b1()
+    advantages = grpo.compute_advantages(torch.tensor(ORACLES["B1"]["R01"]).double(), grpo.Args(group_size=4))
+    return grpo.policy_loss(new, old, advantages, mask, grpo.Args())[0].detach(), mask
+
+
+def averages(rows):
+    (losses, mask), totals = token_losses(), totals_of(token_losses()[1], 4)
+    assert ["rows" in row[0] for row in rows] == [True, False]
+    for module in (grpo, dapo):
+        yield {1: (losses * module.token_weights(mask, totals, module.Args(group_size=4))).sum()}
+
+
+def micro_batches(rows):
+    """The token mean of each micro-batch by the weights of a step that has these rows alone, and the mean of them."""
+    losses, mask = token_losses()
+    for (size,) in (numbers(row[0]) for row in rows):
+        parts = zip(losses.split(int(size)), mask.split(int(size)), strict=True)
+        means = [(part * dapo.token_weights(own, totals_of(own, len(own)), dapo.Args())).sum() for part, own in parts]
+        yield {1: sum(means) / len(means)}
+
+
+def scale(rows):
+    for (factor,) in (numbers(row[0]) for row in rows):
+        rewards = factor * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        yield {1: grpo.compute_advantages(rewards, grpo.Args(group_size=4))[0]}
+
+
+def truncated(rows):
+    logits = torch.tensor([[float(row[0]) for row in rows]]).double().log()
+    cut = TopPLogitsWarper(top_p=0.7)(None, logits).softmax(dim=-1)[0]
+    for token in range(len(rows)):
+        whole, cool = (logprobs_and_entropy(logits, torch.tensor([token]), t)[0].item() for t in (1.0, 0.6))
+        gap = whole - cut[token].log().item()
+        yield {1: math.exp(cool), 2: whole - cool, 3: cut[token], 4: gap if cut[token] > 0 else []}
+
+
+def equal_rewards(rows):
+    rewards = torch.full((6,), 0.3)
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    return [{0: rewards.std(), 1: advantages[0], 2: grpo.compute_advantages(rewards, grpo.Args(group_size=6))[0]}]
+
+
+CHECKS = {f.__name__: f for f in (one_update, averages, micro_batches, scale, truncated, equal_rewards)}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_numbers_of_a_table_are_those_of_the_functions(name):
+    rows = PAGE.tables[name]
+    assert differences(rows, () if name == "equal_rewards" else (0,), CHECKS[name](rows)) == []
+
+
+def test_every_table_of_numbers_has_its_check():
+    assert sorted(PAGE.tables) == sorted(CHECKS)
+
+
+def test_a_number_of_the_text_stands_in_a_table_or_is_a_setting():
+    """In the paper's file of settings, in a table of theory.md, or quoted: top-p 0.7 and 0.09 of what one reads, and
+    what other repositories sample with."""
+    quoted = {0.09, 0.7, 0.6, 0.8, 0.85, 0.9, 0.95, 0.3, 1e-6}
+    text = re.sub(r"section \S+|\(4\.1\.2\)|in 1\.16", "", PAGE.prose())
+    named = set(map(float, re.findall(r"(?<![\d.])\d+\.\d+(?!\.?\d)|\d+e-\d+", text)))
+    assert len(named) > 10 and named - PAGE.numbers() - THEORY.numbers() - quoted == set()
+    settings = yaml.safe_load((ROOT / "configs" / "dapo-paper.yaml").read_text(encoding="utf-8"))
+    length, cache = settings["max_new_tokens"], settings["overlong_cache"]
+    assert (length, cache) == (1024 * 20, 1024 * 4) and settings["eval_top_p"] == 0.7
+    assert all(f"{number:,}" in PAGE.text for number in (length, cache, length - cache))
+
+
+def test_what_is_quoted_of_theory_stands_there():
+    section = {int(part.split(".")[0]): part for part in THEORY.text.split("\n## ")[1:] if part[0].isdigit()}
+    assert "| 1, 0, 0, 0 | 0.250 | 0.5000 | 1.500, -0.500, -0.500, -0.500 | 0.750," in section[8]
+    assert "| 2 | -0.5 | -0.4 | -0.1 | 0.01 |\n| 3 | -2.0 | -1.5 | -0.5 | 0.05 |" in section[7]
+    assert "| 0.9 | 0.72 to 1.08 |" in section[10] and "without_condition" in section[5]
+
+
+def test_a_ratio_leaves_the_clip():
+    for seed in range(5):
+        file = ROOT / "lab" / "results" / "pages" / f"ppo-seed{seed}.jsonl"
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        assert next(row for row in rows if row["step"] == 1)["policy/ratio_max"] > 2
+
+
+def test_sections_are_counted():
+    titles = re.findall(r'^## (\d+)\. "', PAGE.text, re.MULTILINE)
+    assert titles == [str(number) for number in range(1, 21)]
