@@ -1238,7 +1238,7 @@ MUTANTS = [
         "return completions.masked_fill(~mask, generation_config.pad_token_id), logprobs",
         "return completions, logprobs",
         "test_generation.py::test_greedy_with_dropping_equals_stock_generate[qwen2]"),
-    # --- devices, on a GPU that is not there ---
+    # --- devices, on the pretend GPU ---
     mutant("grpo: a tensor of the loss is on the CPU", "grpo",
         "return torch.where(loss_mask, losses, 0), stats",
         "return torch.where(loss_mask, losses, torch.zeros(losses.shape)), stats",
