@@ -151,8 +151,8 @@ def in_short(error):
 
 
 def one_line(error):
-    """The message of an exception of a library, in one line."""
-    return " ".join(str(error).split())
+    """The message of an exception of a library in one line; the name of its type where it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def world_size():

@@ -1879,11 +1879,11 @@ MUTANTS = [
         "test_metrics.py::test_tokens_per_second_by_hand"),
     # Input: golds as their file has them, names of others, bounds, paths, evaluations alone.
     mutant("input: a gold of JSON is a rounded float", "common",
-        "        return json.loads(text, parse_float=Written)\n",
+        "        return json.loads(text, parse_float=JsonFloat)\n",
         "        return json.loads(text)\n",
         "test_data.py::test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers"),
     mutant("input: None in a CSV file is no text", "common",
-        "TEXT.__add__)",
+        "TEXT_MARK.__add__)",
         "str)",
         "test_data.py::test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are"),
     mutant("input: an answer column that is named is no text in CSV", "common",

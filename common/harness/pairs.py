@@ -14,7 +14,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
 from common.harness.messages import prompt_key, split_pair
 from common.harness.rows import TEMPLATE_COLUMNS, Source, read_rows
-from common.harness.tokens import Row, encode_text, end_token, tokenize
+from common.harness.tokens import Row, encode_completions, end_token, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
@@ -74,7 +74,7 @@ def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]],
     if not rows:
         raise InputError(f"{source.name}: no rows")
     prompts = tokenize(rows, args, tokenizer)
-    encoded = iter(encode_text(list(chain(*answers)), tokenizer))
+    encoded = iter(encode_completions(list(chain(*answers)), tokenizer))
     pairs, cut = [], 0
     for row, prompt, texts in zip(rows, prompts, answers, strict=True):
         whole = Pair(prompt, [*next(encoded), end], [*next(encoded), end])
