@@ -1,4 +1,4 @@
-"""Rows of data files and datasets, each with the place that an error message names; the columns that are known by name."""
+"""The rows of data files and datasets, each with its place for error messages, and the columns known by name."""
 
 import codecs
 import gzip
