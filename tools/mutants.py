@@ -1874,8 +1874,8 @@ MUTANTS = [
         "zero.all(dim=1))",
         "test_metrics.py::test_rows_without_a_reward_are_in_no_metric_of_the_rewards"),
     mutant("the tokens of an update count one epoch", "common",
-        '"update": tokens * args.num_epochs}',
-        '"update": tokens}',
+        '"update", update_s, tokens * args.num_epochs)',
+        '"update", update_s, tokens)',
         "test_metrics.py::test_tokens_per_second_by_hand"),
     # Input: golds as their file has them, names of others, bounds, paths, evaluations alone.
     mutant("input: a gold of JSON is a rounded float", "common",
