@@ -1,6 +1,6 @@
 """The hidden states of rows that share a prompt, with each prompt computed once: an exact shortcut.
 
-Completions of one prompt attend to the keys and values of one pass over it, through which the gradient flows back. The
+Completions attend to the keys and values of one pass over their prompt, through which the gradient flows back. The
 result is that of `Backbone.plain_states`, up to rounding (tests/test_shared_prompts.py).
 """
 
@@ -52,14 +52,14 @@ def shared_states(lm, batch, num_parameters):
 
 
 def rows_on_host(batch):
-    """Prompt index and completion tokens of each row, as lists. Where a batch does not bring them, the GPU is asked."""
+    """Prompt index and completion tokens of each row, as lists; fetched from the GPU if the batch has no such lists."""
     if "groups" in batch:
         return batch["groups"], [tokens for _, tokens in batch["lengths"]]
     return torch.stack([batch["prompt_index"][:, 0], batch["completion_mask"].sum(dim=1)]).tolist()
 
 
 def token_places(lengths, device):
-    """Row and column (N,) of each token of rows of so many tokens (a list), row by row; nothing waits for a GPU."""
+    """Row and column (N,) of each token, row by row, in rows of these lengths (a list); nothing waits for a GPU."""
     lengths = torch.tensor(lengths)
     places = (torch.arange(lengths.max()) < lengths[:, None]).nonzero()
     return places.to(device, non_blocking=True).unbind(dim=1)
@@ -74,7 +74,7 @@ def select_cache(cache, rows):
 
 
 def runs_of_similar_length(lengths, most_padding):
-    """Row numbers in runs, sorted by length; padded to its longest row, a run has at most `most_padding` pad tokens."""
+    """Row numbers, sorted by length, in runs that need at most `most_padding` pad tokens each."""
     runs, tokens = [], 0
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         tokens += lengths[row]
