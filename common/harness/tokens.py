@@ -13,6 +13,8 @@ PROBE = "Elephants are grey."  # an answer that occurs in no chat template
 
 
 class Row(NamedTuple):
+    """A row of the data, before its prompt is tokenized."""
+
     where: str  # file and row number, for error messages
     prompt: str | list[dict]
     answer: str | None
