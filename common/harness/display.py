@@ -50,8 +50,8 @@ class Display:
     def warn_of_dead(self, metrics):
         """Warn when a metric has had its value in DEAD for five steps in a row, once for each metric.
 
-        Not of groups of equal rewards if the history of dcpo.py or the critic of ppo.py still gives advantages, nor of
-        a gradient of 0 while ppo.py trains only its critic and the policy's learning rate is 0.
+        Groups of equal rewards are no cause if the history of dcpo.py or the critic of ppo.py still gives advantages;
+        nor is a gradient of 0 while ppo.py trains only its critic and the policy's learning rate is 0.
         """
         excused = {
             "advantage/zero_groups": metrics.get("dcpo/response_utilization") or "optim/critic_lr" in metrics,
