@@ -146,7 +146,7 @@ def decode(
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0) + 1 + torch.arange(max_new_tokens, device=device)
     if attention_mask is not None:
         attention_mask = pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
-    running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
+    running = torch.arange(rows, device=device)  # the row that each line of the cache belongs to
     finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
 
     for t in range(max_new_tokens):
