@@ -63,7 +63,8 @@ class Workload:
     prompt_tokens: int = 0
     mean: int = 0  # of the geometric lengths, without the cap
     vocabulary: int = 0
-    shape: dict | None = None  # None: the embedded model and its data
+    shape: dict | None = None  # of a random model; None: a model that is there and its data, the embedded one or ...
+    folder: str | None = None  # ... that of examples/smollm2.py, with prompts of `prompt_tokens` at least
     dtype: str = "float32"
 
 
@@ -73,10 +74,13 @@ WORKLOADS = {
     "vocab32k": Workload(4, 8, cap=128, rows=32, prompt_tokens=96, mean=35, vocabulary=32768, shape=SMALL),
     "vocab32k_rows8": Workload(4, 8, cap=128, rows=8, prompt_tokens=96, mean=35, vocabulary=32768, shape=SMALL),
     "long_prompt": Workload(8, 8, cap=64, rows=32, prompt_tokens=512, mean=16, vocabulary=2048, shape=SMALL),
+    "smollm2": Workload(8, 8, cap=24, rows=64, folder="runs/smollm2"),
+    "smollm2_256": Workload(8, 8, cap=24, rows=64, prompt_tokens=256, folder="runs/smollm2"),
     "gpu": Workload(
         64, 8, cap=512, rows=32, prompt_tokens=128, mean=128, vocabulary=151936, shape=HALF_BILLION, dtype="bfloat16"
     ),
 }
+DEFAULT = [name for name, workload in WORKLOADS.items() if name != "gpu" and not workload.folder]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,7 @@ def accuracy(completions, answer, **columns):
 
 
 def reward_function(workload):
-    return parity if workload.shape else accuracy
+    return parity if workload.shape or workload.folder else accuracy
 
 
 def make_random(workload, number, folder):
@@ -154,6 +158,27 @@ def make_embedded(number):
     prompts, _, _ = load_prompts(args, load_tokenizer(args), True)
     chosen = [prompts[i] for i in PromptSampler(prompts, 0).draw(number)]
     return str(EMBEDDED), [(prompt.ids, prompt.prompt, prompt.answer) for prompt in chosen]
+
+
+def make_smollm2(workload, number):
+    """The folder of SmolLM2, and sums in its chat template; solved ones stand before the question up to the length."""
+    from transformers import AutoTokenizer
+
+    folder = pathlib.Path(workload.folder)
+    if not (folder / "model" / "config.json").exists():
+        raise SystemExit(f"{folder}/model is not there: python examples/smollm2.py writes it")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    rows = [json.loads(line) for line in (folder / "sums" / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    prompts = []
+    for i in range(number):
+        question, ids, shown = rows[i]["question"], [], 0
+        while len(ids) < max(workload.prompt_tokens, 1):
+            solved = "".join(f"{row['question']} {row['answer']}\n" for row in rows[number : number + shown])
+            messages = [{"role": "user", "content": solved + question}]
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            ids, shown = tokenizer(text, add_special_tokens=False).input_ids, shown + 1
+        prompts.append((ids, text, rows[i]["answer"]))
+    return str(folder / "model"), prompts
 
 
 # --- a contestant's side of the game ---
@@ -407,6 +432,8 @@ def compete(name, workload, against, options):
     with tempfile.TemporaryDirectory() as folder:
         if workload.shape:
             model, prompts = folder, make_random(workload, workload.prompts * steps, folder)
+        elif workload.folder:
+            model, prompts = make_smollm2(workload, workload.prompts * steps)
         else:
             model, prompts = make_embedded(workload.prompts * steps)
         task = Task(workload, model, prompts, steps, options.threads, options.gradient_checkpointing, folder)
@@ -504,7 +531,7 @@ def table(name, workload, results, options):
 def main():
     installed = ["stock", "trl"] if importlib.util.find_spec("trl") else ["stock"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=[w for w in WORKLOADS if w != "gpu"])
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=DEFAULT)
     parser.add_argument("--repetitions", type=int, default=5, help="timed turns of each contestant")
     parser.add_argument("--against", nargs="*", choices=["stock", "trl"], default=installed)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a contestant")

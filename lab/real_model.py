@@ -1,0 +1,194 @@
+"""SmolLM2 under each algorithm: the runs behind docs/real_model.md, kept in lab/results/real_model.
+
+python lab/real_model.py            run what has no results, in the order of JOBS, one after the other
+python lab/real_model.py --list     what is left of it, as commands
+python lab/real_model.py --figures  draw the figures; tools/refresh.py puts the tables into the page
+
+A run that was cut off is begun again. `taskset -c 0 nice python lab/real_model.py` gives it one core; two of them on
+two cores share the work. Models are deleted once their metrics are read (538 MB each), but the model that the others start from.
+
+What is compared, and how, was written here before the first of these runs:
+
+- `sums`: grpo.py as configs/smollm2.yaml has it, from the bare model.
+- All others train on the mix, from one model, that of `sums` with seed 0 after 8 steps, so that every algorithm starts
+  where some answers are right. 1,024 completions each: 16 steps of 64; dpo.py 4 rounds of 256; dapo.py, which samples
+  more for a step, is read at 1,024 between its evaluations.
+- Two learning rates for each of the five that have three seeds, on seed 1000 and half the completions, which is not
+  used again; the better one by the reward of its last evaluation, at a tie the first. gspo.py, dcpo.py and LoRA run
+  once, the first two at the rate of grpo.py, and are no comparison.
+- The number of a run is eval/reward, the share of right answers on 96 held-out problems, four samples each.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+from run import execute, read_rows, write
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT, RESULTS = HERE.parent, HERE / "results" / "real_model"
+FOLDER = "runs/real_model"
+START = f"{FOLDER}/sums-seed0/model-step-8"
+RATES, COMPLETIONS, TUNING_SEED, SEEDS = ("5e-6", "1e-5"), 1024, 1000, (0, 1, 2)
+EVALUATION = "--eval_samples 4 --eval_k 4"
+MIX = f"--config configs/smollm2.yaml --model_name_or_path {START} --dataset runs/smollm2/mix {EVALUATION}"
+DPO = MIX.replace("smollm2.yaml", "smollm2-dpo.yaml")
+
+# {name: command}; {rate} is a learning rate, {steps} the steps of 64 completions
+COMPARED = {
+    "grpo": f"grpo.py {MIX} --max_steps {{steps}}",
+    "dr_grpo": f"dr_grpo.py {MIX} --max_steps {{steps}}",
+    "dapo": f"dapo.py {MIX} --filter_by reward --overlong_cache 8 --max_steps {{steps}} --eval_every 2",
+    "ppo": f"ppo.py {MIX} --critic shared --max_steps {{steps}}",
+    "dpo": f"dpo.py {DPO} --rounds {{rounds}}",
+}
+ONCE = {
+    "gspo": f"gspo.py {MIX} --max_steps {{steps}}",
+    "gspo-wide_band": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
+    "dcpo": f"dcpo.py {MIX} --max_steps {{steps}}",
+    "lora": f"grpo.py {MIX} --max_steps {{steps}} --lora_rank 16 --lora_merge",
+}
+RATE_OF = {"gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo"}
+
+
+def with_rate(command, rate, steps):
+    return f"{command.format(steps=steps, rounds=steps // 4)} --learning_rate {rate}"
+
+
+def tuned(name):
+    """The better of the two rates; None until both have results."""
+    if name not in COMPARED:
+        return "3e-4" if name == "lora" else tuned(RATE_OF[name])
+    scores = [final(f"tune-{name}-{rate}", TUNING_SEED) for rate in RATES]
+    return None if None in scores else RATES[scores.index(max(scores))]
+
+
+def command(name):
+    """The command of a run, without its seed; None where its learning rate is not tuned yet."""
+    if name == "sums":
+        return "grpo.py --config configs/smollm2.yaml --save_model_every 8"
+    if name.startswith("tune-"):
+        _, algorithm, rate = name.split("-", 2)
+        return with_rate(COMPARED[algorithm], rate, COMPLETIONS // 128)
+    rate = tuned(name)
+    return rate and with_rate((COMPARED | ONCE)[name], rate, COMPLETIONS // 64)
+
+
+JOBS = [("sums", 0)]
+JOBS += [(f"tune-{name}-{rate}", TUNING_SEED) for name in COMPARED for rate in RATES]
+JOBS += [(name, seed) for seed in SEEDS for name in COMPARED]
+JOBS += [(name, 0) for name in ONCE]
+JOBS += [("sums", seed) for seed in SEEDS[1:]]
+
+
+def result(name, seed):
+    return RESULTS / f"{name}-seed{seed}.jsonl"
+
+
+def rows_of(name, seed):
+    """The rows of a run without its header; none where there are no results."""
+    return read_rows(result(name, seed))[1:] if result(name, seed).exists() else []
+
+
+def sampled(row):
+    """Completions sampled in a step."""
+    if row.get("pairs/made"):
+        return 8 * round(row["pairs/made"] / row["pairs/yield"])
+    return 64 * row.get("sampling/rounds", 1) if "completion/length" in row else 0
+
+
+def curve(name, seed, metric):
+    """[(completions sampled so far, value)] of a metric."""
+    points, completions = [], 0
+    for row in rows_of(name, seed):
+        completions += sampled(row)
+        if metric in row:
+            points.append((completions, row[metric]))
+    return points
+
+
+def final(name, seed):
+    """The reward of the last evaluation; of dapo, between its evaluations at the completions that the others have."""
+    points = curve(name, seed, "eval/reward")
+    if not points:
+        return None
+    most = COMPLETIONS // 2 if name.startswith("tune-") else COMPLETIONS
+    for (before, low), (after, high) in zip(points, points[1:], strict=False):
+        if before <= most < after:
+            return low + (high - low) * (most - before) / (after - before)
+    return points[-1][1]
+
+
+def run(name, seed):
+    """Run one command, and write its file of results; returns its seconds of one core."""
+    folder = f"{FOLDER}/{name}-seed{seed}"
+    status, output, seconds = execute(f"{command(name)} --seed {seed}", folder)
+    if status:
+        raise SystemExit(f"python {command(name)} --seed {seed}\n{output[-2000:]}")
+    header = {"command": f"python {command(name)} --seed {seed}", "cpu_seconds": seconds}
+    header["said"] = output.strip().splitlines()[-1]
+    write(result(name, seed), [header, *read_rows(ROOT / folder / "metrics.jsonl")])
+    samples = [json.loads(line) for line in (ROOT / folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    write(result(name, seed).with_suffix(".samples"), [row for row in samples if row.get("evaluation")])
+    for model in (ROOT / folder).glob("model*"):
+        if f"{folder}/{model.name}" != START:
+            shutil.rmtree(model)
+    return seconds
+
+
+def claim(name, seed):
+    """Whether no other process has begun this run: the first one makes its mark."""
+    mark = ROOT / FOLDER / f"{name}-seed{seed}.process"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(mark, "x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        return True
+    except FileExistsError:
+        return not pathlib.Path(f"/proc/{mark.read_text(encoding='utf-8')}").exists()  # that process was cut off
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--figures", action="store_true")
+    options = parser.parse_args()
+    if options.figures:
+        return draw()
+    for name, seed in JOBS:
+        if result(name, seed).exists():
+            continue
+        if options.list:
+            print(f"{name} seed {seed}: {command(name) or 'waits for the learning rates'}")
+        elif command(name) and claim(name, seed):
+            print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
+
+
+def draw():
+    import plot  # matplotlib is an extra
+
+    folder = ROOT / "docs" / "figures" / "real_model"
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = {"reward/mean": "share of right answers in training", "completion/length": "tokens of a completion"}
+    metrics |= {"policy/entropy": "entropy (nats per token)"}
+    for picture, names in (("sums", ["sums"]), ("mix", list(COMPARED))):
+        runs = {name: [with_completions(name, seed) for seed in SEEDS if rows_of(name, seed)] for name in names}
+        axes = ("step",) if picture == "sums" else ("completions",)
+        figure = plot.panels({name: seeds for name, seeds in runs.items() if seeds}, metrics, axes)
+        figure.savefig(folder / f"{picture}.png", dpi=110)
+
+
+def with_completions(name, seed):
+    rows, completions = rows_of(name, seed), 0
+    for row in rows:
+        completions += sampled(row)
+        row["completions"] = completions
+    return rows
+
+
+if __name__ == "__main__":
+    sys.path.append(str(ROOT / "tools"))
+    main()
