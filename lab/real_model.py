@@ -5,7 +5,7 @@ python lab/real_model.py --list     what is left of it, as commands
 python lab/real_model.py --figures  draw the figures; tools/refresh.py puts the tables into the page
 
 A run that was cut off is begun again. `taskset -c 0 nice python lab/real_model.py` gives it one core; two of them on
-two cores share the work. Models are deleted once their metrics are read (538 MB each), but the model that the others start from.
+two cores share the work. Models (538 MB each) are deleted once their metrics are read, but the one to start from.
 
 What is compared, and how, was written here before the first of these runs:
 
@@ -20,10 +20,13 @@ What is compared, and how, was written here before the first of these runs:
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
+import statistics
 import sys
 
 from run import execute, read_rows, write
@@ -116,7 +119,7 @@ def final(name, seed):
     if not points:
         return None
     most = COMPLETIONS // 2 if name.startswith("tune-") else COMPLETIONS
-    for (before, low), (after, high) in zip(points, points[1:], strict=False):
+    for (before, low), (after, high) in itertools.pairwise(points):
         if before <= most < after:
             return low + (high - low) * (most - before) / (after - before)
     return points[-1][1]
@@ -151,23 +154,8 @@ def claim(name, seed):
         return not pathlib.Path(f"/proc/{mark.read_text(encoding='utf-8')}").exists()  # that process was cut off
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--figures", action="store_true")
-    options = parser.parse_args()
-    if options.figures:
-        return draw()
-    for name, seed in JOBS:
-        if result(name, seed).exists():
-            continue
-        if options.list:
-            print(f"{name} seed {seed}: {command(name) or 'waits for the learning rates'}")
-        elif command(name) and claim(name, seed):
-            print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
-
-
 def draw():
+    sys.path.append(str(ROOT / "tools"))
     import plot  # matplotlib is an extra
 
     folder = ROOT / "docs" / "figures" / "real_model"
@@ -189,6 +177,117 @@ def with_completions(name, seed):
     return rows
 
 
+KINDS = {"sum": "sums", "difference": "differences", "three": "three terms"}
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t for 95 %, by the number of seeds
+
+
+def share(value):
+    return "" if value is None else f"{value:.3f}"
+
+
+def mean_of_last(name, seed, metric, count=4):
+    values = [value for _, value in curve(name, seed, metric)][-count:]
+    return sum(values) / len(values) if values else None
+
+
+def minutes(name, seed):
+    header = read_rows(result(name, seed))[0]
+    return f"{header.get('cpu_seconds', header.get('seconds')) / 60:.0f}"
+
+
+def seeds_of(name):
+    return [seed for seed in SEEDS if rows_of(name, seed)]
+
+
+def sums_table():
+    """`sums`, a row for each seed, and the range in which another seed is expected."""
+    table, ends = [], []
+    for seed in seeds_of("sums"):
+        evaluations, lengths = curve("sums", seed, "eval/reward"), curve("sums", seed, "eval/length")
+        ends.append(final("sums", seed))
+        cells = [seed, share(evaluations[0][1]), share(ends[-1]), share(mean_of_last("sums", seed, "reward/mean"))]
+        cells += [f"{lengths[0][1]:.1f}", f"{lengths[-1][1]:.1f}", minutes("sums", seed)]
+        table.append(cells)
+    if len(ends) in T:
+        half = T[len(ends)] * statistics.stdev(ends) * (1 + 1 / len(ends)) ** 0.5
+        mean = statistics.mean(ends)
+        table.append(["another seed, 95 %", "", f"{max(0, mean - half):.2f} to {min(1, mean + half):.2f}", *[""] * 4])
+    header = ["seed", "right before", "right after", "in training, last 4 steps", "tokens before", "tokens after"]
+    return [[*header, "minutes of one core"], *table]
+
+
+def compared_table():
+    """The algorithms on the mix: the rate that was taken, and the share of right answers at the end for each seed."""
+    table = []
+    for name in COMPARED:
+        if seeds := seeds_of(name):
+            ends = [final(name, seed) for seed in seeds]
+            kinds = [[mean_of_last(name, seed, f"eval/logged/{kind}", 1) for seed in seeds] for kind in KINDS]
+            starts = [curve(name, seed, "eval/reward")[0][1] for seed in seeds]
+            cells = [f"`{name}.py`", tuned(name), share(statistics.mean(starts)), ", ".join(map(share, ends))]
+            cells += [share(statistics.mean(ends)), *(share(statistics.mean(values)) for values in kinds)]
+            table.append([*cells, ", ".join(minutes(name, seed) for seed in seeds)])
+    header = ["script", "learning rate", "right before", "after, by seed", "mean"]
+    return [[*header, *(f"of {title}" for title in KINDS.values()), "minutes of one core"], *table]
+
+
+def tuning_table():
+    table = []
+    for name in COMPARED:
+        scores = [final(f"tune-{name}-{rate}", TUNING_SEED) for rate in RATES]
+        if None not in scores:
+            table.append([f"`{name}.py`", *map(share, scores), tuned(name)])
+    return [["script", *(f"right at {rate}" for rate in RATES), "taken"], *table]
+
+
+def once_table():
+    """What ran once, beside seed 0 of grpo.py; the share of rows or tokens that the clip held back, of all steps."""
+    table = []
+    for name in ("grpo", *ONCE):
+        if rows := rows_of(name, 0):
+            clipped = [row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"] for row in rows[1:]]
+            cells = [name, tuned(name), share(curve(name, 0, "eval/reward")[0][1]), share(final(name, 0))]
+            table.append([*cells, f"{statistics.mean(clipped):.4f}", minutes(name, 0)])
+    return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
+
+
+def left_table():
+    """What was not run yet, and its command."""
+    left = [(name, seed) for name, seed in JOBS if not rows_of(name, seed)]
+    return [["not run yet", "seed"], *([name, seed] for name, seed in left)]
+
+
+PAGE = "docs/real_model.md"
+TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table, left=left_table)
+
+
+def refresh(tree):
+    """Put the tables into the page, each below a line that names it."""
+    text = tree.read(PAGE)
+    for name, made in TABLES.items():
+        header, *rows = made()
+        lines = [header, ["---"] * len(header), *rows] if rows else []
+        table = "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
+        text = re.sub(rf"(?<=<!-- table: {name} -->\n)(\|.*\n)*", lambda _, table=table: table, text)
+    tree.write(PAGE, text)
+    return []
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--figures", action="store_true")
+    options = parser.parse_args()
+    if options.figures:
+        return draw()
+    for name, seed in JOBS:
+        if result(name, seed).exists():
+            continue
+        if options.list:
+            print(f"{name} seed {seed}: {command(name) or 'waits for the learning rates'}")
+        elif command(name) and claim(name, seed):
+            print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
+
+
 if __name__ == "__main__":
-    sys.path.append(str(ROOT / "tools"))
     main()

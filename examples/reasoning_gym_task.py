@@ -1,0 +1,35 @@
+"""A task of reasoning-gym (a hundred of them, made by program) as data, and its own scorer as the reward.
+
+    pip install reasoning-gym==0.1.25
+    python examples/reasoning_gym_task.py runs/gym chain_sum max_terms=2 min_digits=1 max_digits=2
+    python grpo.py --config configs/smollm2.yaml --dataset runs/gym --reward examples/reasoning_gym_task.py:score
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import reasoning_gym
+
+
+def score(completions, entry, **columns):
+    """The scorer of an entry's task, from 0 to 1; most give a part of the points to an answer with words around it."""
+    entries = [json.loads(text) for text in entry]
+    scorers = [reasoning_gym.get_score_answer_fn(item["metadata"]["source_dataset"]) for item in entries]
+    rows = zip(scorers, completions, entries, strict=True)
+    return [scorer(text.strip(), item) for scorer, text, item in rows]
+
+
+def main(folder, task, *options):
+    """Write train.jsonl and test.jsonl: 1,024 and 96 entries, each whole in the column `entry` for the scorer."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    options = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
+    entries = list(reasoning_gym.create_dataset(task, size=1120, seed=0, **options))
+    for name, part in (("test.jsonl", entries[:96]), ("train.jsonl", entries[96:])):
+        rows = [{"question": x["question"], "answer": x["answer"], "entry": json.dumps(x)} for x in part]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (Path(folder) / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
