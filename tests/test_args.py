@@ -197,7 +197,7 @@ def test_the_largest_values_are_taken():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_seed_that_numpy_does_not_take_is_refused(name):
-    with pytest.raises(InputError, match=r"--seed 4294967296: must lie in \[0, 4294967296\)"):
+    with pytest.raises(InputError, match="--seed 4294967296: must be below 4294967296"):
         script(name).main(["--seed", "4294967296"])
     script(name).Args(seed=2**32 - 1).check()
 

@@ -113,11 +113,11 @@ def set_threads(weights):
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
 
 
-def device_and_threads(accelerator):
-    """The device of this process, for the lines printed at the start."""
-    if accelerator.device.type != "cpu":
-        return accelerator.device.type
-    return f"cpu (threads of each: {torch.get_num_threads()})"
+def describe_processes(accelerator):
+    """A line that says how many processes there are, on which devices, and how they share the weights."""
+    device = accelerator.device.type
+    device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
+    return f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
 
 
 def set_up_fsdp(plugin, mixed_precision):

@@ -15,10 +15,9 @@ from tqdm import tqdm
 
 from common.batches import raw_lines
 from common.errors import InputError, process_of
-from common.harness.args import batch_equation
 from common.harness.checkpoints import Checkpoints, find_checkpoints
 from common.harness.display import Display, log_table, scores, start_trackers
-from common.harness.distributed import on_first, raise_on_all
+from common.harness.distributed import describe_processes, on_first, raise_on_all
 from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
@@ -115,9 +114,10 @@ class Run:
             sys.stdout.flush()
 
     def start(self, *lines):
-        """Resume if asked to, then print what the run is. Call it after `prepare` and `keep`."""
+        """Resume if asked to; print `lines`, the processes and the batch sizes. Call it after `prepare` and `keep`."""
         self.restore()
-        for line in (*lines, batch_equation(self.args, self.accelerator)):
+        sizes = self.args.describe_step(self.accelerator.num_processes)
+        for line in (*lines, describe_processes(self.accelerator), f"a step: {sizes}"):
             self.print(line)
 
     def restore(self):
