@@ -13,14 +13,14 @@ from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
-from common.harness.memory import Job, Terms, sizes_of
+from common.harness.memory import Job, Sizes, Terms
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
 
 
 def launched_job():
-    """The job of the environment that `accelerate launch` gives to this process."""
+    """The `Job` of this process, from the environment variables that `accelerate launch` sets."""
     processes, strategy = world_size(), "single" if world_size() == 1 else "DDP"
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         strategy = "FSDP2"
@@ -30,8 +30,8 @@ def launched_job():
 
 
 def read_sizes(args, option="model_name_or_path", head=True):
-    """The sizes of the model that `option` names, from its config.json alone (of an adapter: that of its base model).
-    The weights are counted on the meta device, which holds none."""
+    """The `Sizes` of the model that `option` names, of an adapter those of its base model. Only config.json is read:
+    the weights are counted on the meta device, which holds none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -44,11 +44,11 @@ def read_sizes(args, option="model_name_or_path", head=True):
     except Exception as error:  # it raises nearly every type there is
         refuse_model(args, option, "no model", error)
     check_not_quantised(args, option, config)
-    return sizes_of(lm, head)
+    return Sizes(lm, head)
 
 
 class Shape(NamedTuple):
-    """The rows of a forward in the update of one process, as long as the options allow."""
+    """The sizes of a forward in the update of one process, its rows as long as the options allow."""
 
     rows: int
     prompts: int  # distinct ones that are computed once; 0: a prompt is computed with each of its completions
@@ -58,6 +58,7 @@ class Shape(NamedTuple):
 
 
 def update_shape(args, job, sizes):
+    """The `Shape` of the largest forward of an update."""
     lengths = [(args.max_prompt_tokens, args.max_new_tokens)] if isinstance(args, RolloutArgs) else []
     if isinstance(args, PairArgs):
         lengths.insert(0, (1, args.max_length - 1))  # what was cut to --max_length; dpo.py may sample its own
@@ -74,8 +75,8 @@ def update_shape(args, job, sizes):
 
 
 def rollout_rows(args, job):
-    """(rows, completions of a prompt) of the largest generate() call of one process, in training and in evaluation;
-    rows are None where an evaluation takes all prompts of a data set."""
+    """[(rows, completions of a prompt)] of the largest generate() call of one process, in a rollout and an evaluation.
+    Rows are None where an evaluation takes all prompts of a data set."""
     prompts, n = (getattr(args, option) for option in args.sampled_by)
     calls = []
     for number, samples in ((prompts, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
@@ -88,8 +89,8 @@ def rollout_rows(args, job):
 
 
 def estimate(args, job, sizes, critic=None, scorer=None):
-    """{phase: {term: bytes}} of one process; the peak of a step is that of its largest phase. `critic` is that of
-    ppo.py on a backbone of its own, `scorer` its reward model."""
+    """{phase: {term: bytes}} of one process; the peak of a step is its largest phase. Of ppo.py, `critic` are the sizes
+    of a critic on a backbone of its own, `scorer` those of its reward model."""
     policy, shape = Terms(sizes, args, job), update_shape(args, job, sizes)
     models = [policy, Terms(critic, args, job)] if critic else [policy]
     held = {term: sum(model.held()[term] for model in models) for term in policy.held()}
@@ -124,13 +125,13 @@ def total(terms):
 
 
 def peak(phases):
-    """The largest phase and its bytes."""
+    """The name of the largest phase, and its bytes."""
     phase = max(phases, key=lambda phase: total(phases[phase]))
     return phase, total(phases[phase])
 
 
 def dry_run(args):
-    """Print the estimate for these options."""
+    """Print what a step takes with these options, on the first process."""
     job, sizes, critic, scorer = launched_job(), read_sizes(args, head=isinstance(args, RolloutArgs)), None, None
     if getattr(args, "critic", None) == "separate":
         critic = read_sizes(args, "critic_path" if args.critic_path else "model_name_or_path", head=False)
