@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import InputError, world_size
+from common.errors import world_size
 from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
-from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
 from common.harness.memory import Job, Sizes, Terms
+from common.harness.model_checks import check_not_quantised, load_errors, model_path
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
@@ -34,15 +34,11 @@ def read_sizes(args, option="model_name_or_path", head=True):
     the weights are counted on the meta device, which holds none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
+    with load_errors(args, option, "no model"):
         path, _ = find_base(model_path(args, option))
         config = AutoConfig.from_pretrained(path)
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
-    except InputError:
-        raise
-    except Exception as error:  # it raises nearly every type there is
-        refuse_model(args, option, "no model", error)
     check_not_quantised(args, option, config)
     return Sizes(lm, head)
 
