@@ -10,7 +10,7 @@ import torch
 
 from common.errors import world_size
 from common.harness.args import PairArgs, RolloutArgs
-from common.harness.distributed import choose_device
+from common.harness.distributed import choose_device, launcher_asks_for
 from common.harness.lora import find_base
 from common.harness.memory import Job, Sizes, Terms
 from common.harness.model_checks import check_not_quantised, load_errors, model_path
@@ -21,12 +21,10 @@ TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradien
 
 def launched_job():
     """The `Job` of this process, from the environment variables that `accelerate launch` sets."""
-    processes, strategy = world_size(), "single" if world_size() == 1 else "DDP"
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        strategy = "FSDP2"
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+    strategy = "FSDP2" if launcher_asks_for("FSDP") else "single" if world_size() == 1 else "DDP"
+    if launcher_asks_for("DEEPSPEED"):
         strategy = f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
-    return Job(processes, strategy, os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16")
+    return Job(world_size(), strategy, os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16")
 
 
 def read_sizes(args, option="model_name_or_path", head=True):

@@ -44,7 +44,7 @@ def learned_reward(args, prompts, device):
         longest = max(map(len, rows))
         check_length(args, option, model, longest, f"the {longest} of a prompt with its completion")
         scores = [0.0] * len(rows)
-        for part in micro_batches([(len(ids), 0) for ids in rows], args):
+        for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
             with torch.no_grad():
                 values = model(**inputs.to(device)).logits[:, 0].float().tolist()

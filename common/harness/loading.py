@@ -134,7 +134,7 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
     if adapter and merge:
-        lm = lora.merge_adapter(lm, args, option, path)
+        lm = lora.merge_adapter(lm, args, option, path, adapter)
     lm.saved_dtype, lm.saved_dropout = saved_dtype, dropout
     lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
     return lm, check_weights(args, option, lm, info, new_head)
@@ -245,7 +245,7 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
             setattr(lm.config.get_text_config(), name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
         tokenizer.save_pretrained(folder)
-        if lora.has_adapters(lm):
+        if hasattr(lm, "saves_merged"):  # it has adapters
             if not lm.saves_merged:
                 return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
             weights = lora.merge_into(lm, weights)
