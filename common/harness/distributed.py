@@ -54,12 +54,13 @@ def launch(args):
         accelerator = Accelerator(cpu=device.type == "cpu", **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
-    kind, processes = accelerator.distributed_type, accelerator.num_processes
+    processes = accelerator.num_processes
     if world_size() != processes:
         raise InputError(
             f"the launcher started {world_size()} processes but Accelerate sees {processes}: each would train alone "
             "and write the same files; on CPU set ACCELERATE_USE_CPU=true"
         )
+    kind = accelerator.distributed_type
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
         raise InputError(f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
     for name in ("FSDP", "DEEPSPEED"):

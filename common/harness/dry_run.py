@@ -85,11 +85,11 @@ def rollout_rows(args, job):
 def estimate(args, job, sizes, critic=None, scorer=None):
     """{phase: {term: bytes}} of one process; the peak of a step is its largest phase. Of ppo.py, `critic` are the sizes
     of a critic on a backbone of its own, `scorer` those of its reward model."""
-    policy, shape = Terms(sizes, args, job), update_shape(args, job, sizes)
+    policy, shape, phases = Terms(sizes, args, job), update_shape(args, job, sizes), {}
     models = [policy, Terms(critic, args, job)] if critic else [policy]
     held = {term: sum(model.held()[term] for model in models) for term in policy.held()}
     held["weights"] += scorer.weights * (2 if args.dtype == "bfloat16" else 4) if scorer else 0
-    gradients, phases = held.pop("gradients"), {}
+    gradients = held.pop("gradients")
     if isinstance(args, RolloutArgs):
         for phase, (rows, n) in zip(("rollout", "evaluation"), rollout_rows(args, job), strict=True):
             if rows:
@@ -98,20 +98,19 @@ def estimate(args, job, sizes, critic=None, scorer=None):
     passes = [(shape.rows, width, width)]
     if shape.prompts:
         passes = [(shape.prompts, shape.prompt, shape.prompt), (shape.rows, shape.completion - 1, width - 1)]
-    kept = {"gradients": gradients if shape.forwards > 1 else 0}
-    kept["activations"] = sum(model.activations(*each) for each in passes for model in models)
-    kept["activations"] += tokens * sizes.hidden * policy.size  # the states of completions, which are the head's input
+    activations = sum(model.activations(*each) for each in passes for model in models)
+    activations += tokens * sizes.hidden * policy.size  # the states of completions, which are the head's input
+    update = held | {"gradients": gradients if shape.forwards > 1 else 0, "activations": activations}
     work = {
         "forward": policy.head_work(tokens, backward=False),
         "backward": max(policy.head_work(tokens), policy.layer_work(*passes[-1])),
     }
     for phase in work:
         copies = sum(model.copies(phase) for model in models)
-        phases[phase] = held | kept | {"copies of weights": copies, "work": work[phase]}
-    end = held | {"gradients": gradients, "work": 2 * policy.gradient_of_embedding()}
-    phases["backward"] = max(phases["backward"], end, key=total)
-    phases["optimizer"] = held | {"gradients": gradients, "work": sum(model.adamw_copy() for model in models)}
-    return phases
+        phases[phase] = update | {"copies of weights": copies, "work": work[phase]}
+    full = held | {"gradients": gradients}
+    phases["backward"] = max(phases["backward"], full | {"work": 2 * policy.gradient_of_embedding()}, key=total)
+    return phases | {"optimizer": full | {"work": sum(model.adamw_copy() for model in models)}}
 
 
 def total(terms):
