@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import InputError, world_size
+from common.errors import InputError, refuse, world_size
 
 GROUPS = {  # of --help, in this order
     "model": "model",
@@ -178,20 +178,16 @@ class RolloutArgs(RunArgs):
         _, samples = self.sampled_by
         most = max(getattr(self, samples), self.eval_samples)
         if 0 < self.generate_batch_size < most:
-            raise InputError(
-                f"--generate_batch_size {self.generate_batch_size}: completions of one prompt are sampled together, "
-                f"{most} are needed (the larger of --{samples} and --eval_samples)"
-            )
+            needed = f"{most} are needed (the larger of --{samples} and --eval_samples)"
+            refuse(self, "generate_batch_size", f"completions of one prompt are sampled together, {needed}")
 
     def check_step(self):
         splits = world_size() * self.num_minibatches
         if self.prompts_per_step % splits:
-            raise InputError(
-                f"--prompts_per_step {self.prompts_per_step} is not a multiple of {world_size()} processes x "
-                f"--num_minibatches {self.num_minibatches} = {splits}"
-            )
+            factors = f"{world_size()} processes x --num_minibatches {self.num_minibatches}"
+            raise InputError(f"--prompts_per_step {self.prompts_per_step} is not a multiple of {factors} = {splits}")
         if self.dual_clip and self.dual_clip <= 1:
-            raise InputError(f"--dual_clip {self.dual_clip}: must be above 1 (0 turns it off)")
+            refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
 
     def update_rows(self):
         """The number of completions in an optimizer step, of all processes together."""
@@ -218,7 +214,7 @@ class PairArgs:
         if self.pairs_per_step % processes:
             raise InputError(f"--pairs_per_step {self.pairs_per_step} is not a multiple of {processes} processes")
         if self.micro_batch_size < 2:
-            raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward, at least 2 are needed")
 
     def update_rows(self):
         """The number of completions in an optimizer step, of all processes together."""

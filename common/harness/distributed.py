@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from common.errors import InputError, world_size
+from common.errors import InputError, refuse, world_size
 
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
@@ -41,10 +41,8 @@ def launch(args):
 
     device = choose_device()
     if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
-        raise InputError(
-            f"{world_size()} processes on {device.type}: several run on CUDA or ROCm GPUs, or on CPU "
-            "(ACCELERATE_USE_CPU=true); start one"
-        )
+        where = "several run on CUDA or ROCm GPUs, or on CPU (ACCELERATE_USE_CPU=true)"
+        raise InputError(f"{world_size()} processes on {device.type}: {where}; start one")
     if device.type == "cpu":
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
@@ -74,8 +72,7 @@ def launch(args):
     if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
         raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
     if args.lora_rank and is_sharded(accelerator):
-        alone = "LoRA runs on one process or with DDP"
-        raise InputError(f"--lora_rank {args.lora_rank}: {alone}, not {strategy(accelerator)}")
+        refuse(args, "lora_rank", f"LoRA runs on one process or with DDP, not {strategy(accelerator)}")
     if kind == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
     if kind == "DEEPSPEED":

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, process_of
+from common.errors import InputError, process_of, refuse
 from common.harness.checkpoints import Checkpoints, find_checkpoints
 from common.harness.display import Display, log_table, scores, start_trackers
 from common.harness.distributed import describe_processes, on_first, raise_on_all
@@ -76,28 +76,23 @@ class Run:
         try:
             self.lock.acquire()
         except filelock.Timeout:
-            raise InputError(f"--output_dir {folder}: another run is using it") from None
+            refuse(self.args, "output_dir", "another run is using it")
         self.check_folder(folder)  # again: that run may have ended between the first look and the lock
         return folder
 
     def check_folder(self, folder):
         """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
         if folder.exists() and not folder.is_dir():
-            raise InputError(f"--output_dir {folder}: is not a folder")
+            refuse(self.args, "output_dir", "is not a folder")
         found = [path.name for pattern in self.FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
-            raise InputError(
-                f"--output_dir {folder} is not the folder of a run and holds {', '.join(found)}: a run would overwrite "
-                "that, take another folder"
-            )
+            problem = f"is not the folder of a run and holds {', '.join(found)}"
+            refuse(self.args, "output_dir", f"{problem}, which a run would overwrite: take another folder")
         if found and not self.args.resume:
-            raise InputError(
-                f"--output_dir {folder} already holds a run: --resume continues it, another folder starts a new one"
-            )
+            refuse(self.args, "output_dir", "already holds a run: add --resume, or take another folder for a new one")
         if "model" in found and not find_checkpoints(folder):
-            raise InputError(
-                f"--output_dir {folder} holds a finished run without checkpoints (--save_every): nothing to resume from"
-            )
+            problem = "holds a finished run without checkpoints (--save_every)"
+            refuse(self.args, "output_dir", f"{problem}: there is nothing to resume from")
 
     def keep(self, **parts):
         """Add objects to each checkpoint: {name: object}, whose states are equal on all processes.
