@@ -76,10 +76,7 @@ class Args(PairArgs, RunArgs):  # the options that no algorithm changes are decl
     )
 
     eval_every: int = option(
-        25,
-        "steps between evaluations; one before and one after training are always done (0: only these)",
-        "evaluation",
-        ge=0,
+        25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
     )
 
 

@@ -55,14 +55,10 @@ class RunArgs:
         "embedded", "hub id or folder of a causal LM; or `embedded`, `embedded-hard`", "model"
     )
     dtype: Literal["float32", "bfloat16"] = option(
-        "float32",
-        "dtype of the weights; bfloat16 keeps no float32 copy and loses small updates: prefer accelerate's bf16",
-        "model",
+        "float32", "dtype of the weights; bfloat16 loses small updates: prefer accelerate's mixed precision", "model"
     )
     attn_implementation: str = option(
-        "sdpa",
-        "attention of transformers: sdpa (eager where a model lacks it), eager, ... (flash needs a GPU and bfloat16)",
-        "model",
+        "sdpa", "attention of transformers: sdpa (eager if a model lacks it), eager, ... (flash: on a GPU)", "model"
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"
@@ -83,7 +79,7 @@ class RunArgs:
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
         None,
-        "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]",
+        "to evaluate on, like --dataset [its test split, a test file beside it, or 5 % of it]",
         "data",
         several=True,
     )
@@ -153,10 +149,7 @@ class RolloutArgs(RunArgs):
     )
 
     eval_every: int = option(
-        25,
-        "steps between evaluations; one before and one after training are always done (0: only these)",
-        "evaluation",
-        ge=0,
+        25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
     )
     eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", ge=0)
     eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", gt=0)
