@@ -37,7 +37,7 @@ def launch(args):
     """The Accelerator of this process. An InputError refuses what would train wrongly or fail later: processes that do
     not know of each other, and strategies and precisions that are not supported."""
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import set_seed
+    from accelerate.utils import parse_flag_from_env, set_seed
 
     device = choose_device()
     if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
@@ -62,7 +62,7 @@ def launch(args):
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
         raise InputError(f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
     for name in ("FSDP", "DEEPSPEED"):
-        if launcher_asks_for(name) and kind != name:  # Accelerate goes on without it
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name:  # Accelerate goes on without it
             needs = f"the launcher asks for {name}, which needs GPUs (FSDP: several)"
             raise InputError(f"{needs}: {processes} x {accelerator.device.type} would train without it")
     if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
@@ -84,11 +84,6 @@ def launch(args):
         never_look_at_masks()
     set_seed(args.seed)
     return accelerator
-
-
-def launcher_asks_for(name):
-    """Whether `accelerate launch` was told to use FSDP or DEEPSPEED."""
-    return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
 
 
 def never_look_at_masks():

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import world_size
 from common.harness.args import PairArgs, RolloutArgs
-from common.harness.distributed import choose_device, launcher_asks_for
+from common.harness.distributed import choose_device
 from common.harness.lora import find_base
 from common.harness.memory import Job, Sizes, Terms
 from common.harness.model_checks import check_not_quantised, load_errors, model_path
@@ -21,8 +21,10 @@ TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradien
 
 def launched_job():
     """The `Job` of this process, from the environment variables that `accelerate launch` sets."""
-    strategy = "FSDP2" if launcher_asks_for("FSDP") else "single" if world_size() == 1 else "DDP"
-    if launcher_asks_for("DEEPSPEED"):
+    from accelerate.utils import parse_flag_from_env
+
+    strategy = "FSDP2" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "single" if world_size() == 1 else "DDP"
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         strategy = f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
     return Job(world_size(), strategy, os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16")
 

@@ -78,8 +78,10 @@ def check_not_quantised(args, option, config):
 
 
 def check_weights(args, option, lm, info, new_head):
-    """The names of the weights of a new head; other weights that the checkpoint lacks, has in another shape or has in
-    excess are refused, by the loading `info` of transformers. In excess, those for images or sound get one line.
+    """The names of the weights of a new head, by what transformers says of the load, `info`.
+
+    An InputError names other weights that the checkpoint lacks, has in another shape, or has and the model has not;
+    of the last kind those for images or sound are left out, and a line says so.
     """
 
     def of_backbone(name):
