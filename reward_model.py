@@ -76,10 +76,7 @@ class Args(PairArgs, RunArgs):  # the options that no algorithm changes are decl
     )
 
     eval_every: int = option(
-        25,
-        "steps between evaluations; one before and one after training are always done (0: only these)",
-        "evaluation",
-        ge=0,
+        25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
     )
 
 
@@ -113,13 +110,11 @@ def load_reward_model(args, tokenizer, accelerator=None):
     ends a completion gets a pad token of its own (`load_classifier`).
     """
     device = first_device(accelerator)
-    lm, saved_dtype, dropout = load_classifier(args, "model_name_or_path", tokenizer, device, new_head=True)
+    lm = load_classifier(args, "model_name_or_path", tokenizer, device, new_head=True)
     check_positions(args, "model_name_or_path", lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
-    model = RewardModel(lm, tokenizer)
-    model.saved_dtype, model.saved_dropout, model.saved_generation_config = saved_dtype, dropout, None
-    return model.train()
+    return RewardModel(lm, tokenizer).train()
 
 
 def reward_loss(chosen_scores, rejected_scores, args):

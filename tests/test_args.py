@@ -85,16 +85,17 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
         ("reward: [accuracy, null]", "reward: expected a value"),
         ("max_steps: 0x10", "0x10"),
         ("max_steps: [1, 2]", "unknown option 2"),
-        ("? [a]\n: b", "unhashable key"),
-        ("seed: !!python/name:os.system", "python/name:os.system"),
+        ("? [a]\n: b", "expected `option: value` lines"),
+        ("[max_steps, 1]", "expected `option: value` lines"),
+        ("seed: !!python/name:os.system", "invalid int value: ''"),
         ("seed: 1\n---\nseed: 2", "a single document"),
         ("reward: [accuracy, --seed, 3]", "reward: --seed would be an option, not a value"),
         ("reward: [accuracy, -h]", "reward: -h would be an option, not a value"),
         ("num_generations: 8", "unknown option --num_generations=8: here it is --group_size (--help"),
-        ("chat_template_kwargs: {a: !!set {b, c}}", "type set is not JSON serializable"),
+        ("chat_template_kwargs: {2024-07-26: a}", "keys must be str"),
         ("chat_template_kwargs: &a {b: *a}", "Circular reference"),
         ("chat_template_kwargs: {a: !!timestamp b}", "groupdict"),
-        ("seed: !!int a", "invalid literal"),
+        ("seed: !!int a", "invalid int value: 'a'"),
     ],
 )
 def test_what_yaml_can_say_and_a_command_line_cannot_is_refused_in_one_line(text, message, tmp_path):
@@ -196,7 +197,7 @@ def test_the_largest_values_are_taken():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_seed_that_numpy_does_not_take_is_refused(name):
-    with pytest.raises(InputError, match=r"--seed 4294967296: must lie in \[0, 4294967296\)"):
+    with pytest.raises(InputError, match="--seed 4294967296: must be below 4294967296"):
         script(name).main(["--seed", "4294967296"])
     script(name).Args(seed=2**32 - 1).check()
 

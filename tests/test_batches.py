@@ -40,7 +40,9 @@ def test_raw_lines_show_special_tokens_and_leave_out_the_middle_of_a_long_text()
 def test_micro_batches_hold_every_row_once_within_their_budget(size, tokens):
     generator = torch.Generator().manual_seed(size + tokens)
     lengths = torch.randint(1, 12, (23, 2), generator=generator).tolist()
-    parts = micro_batches(lengths, types.SimpleNamespace(micro_batch_size=size, micro_batch_tokens=tokens))
+    parts = micro_batches(
+        range(len(lengths)), lengths, types.SimpleNamespace(micro_batch_size=size, micro_batch_tokens=tokens)
+    )
     assert sorted(row for part in parts for row in part) == list(range(23))
     for part in parts:
         padded = len(part) * (max(lengths[r][0] for r in part) + max(lengths[r][1] for r in part))

@@ -201,10 +201,10 @@ def test_a_step_is_saved_once(tmp_path):
 @pytest.mark.parametrize(
     "name, value, says",
     [
-        ("script", "ppo", "is of ppo.py on 1 processes (single), this is grpo.py on 1 processes (single)"),
-        ("processes", 2, "is of grpo.py on 2 processes (single)"),
-        ("strategy", "FSDP2", "is of grpo.py on 1 processes (FSDP2)"),
-        ("mixed_precision", "bf16", "was trained with mixed precision bf16, this run has no"),
+        ("script", "ppo", "is of a run with other options: script was ppo, is grpo"),
+        ("processes", 2, "other options: processes was 2, is 1"),
+        ("strategy", "FSDP2", "other options: strategy was FSDP2, is single"),
+        ("mixed_precision", "bf16", "other options: mixed_precision was bf16, is no"),
         ("threads", 64, None),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
     )
     score = learned(tmp_path / "enough").function
     assert len(score(prompts=["1+2?"], completions=["1" * 63], truncated=[False])) == 1  # and the end token
-    with pytest.raises(InputError, match="positions for 68 tokens, a prompt with its completion has 69"):
+    with pytest.raises(InputError, match="positions for 68 tokens, less than the 69 of a prompt with its completion"):
         score(prompts=["1+2?"], completions=["1" * 64], truncated=[False])
 
 

@@ -282,7 +282,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--label_smoothing 0.5", "[0, 0.5)"),
+        ("--label_smoothing 0.5", "must be below 0.5"),
         ("--label_smoothing 0.1 --loss ipo", "ipo loss has none"),
         ("--ipo_per_token", "--loss ipo"),
         ("--loss hinge", "hinge"),

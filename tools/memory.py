@@ -30,7 +30,7 @@ import grpo  # noqa: E402
 from common.harness import lora  # noqa: E402
 from common.harness.dry_run import GIB, estimate, peak  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
-from common.harness.memory import Job, sizes_of  # noqa: E402
+from common.harness.memory import Job, Sizes  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
@@ -208,7 +208,7 @@ def measure():
 
 def meta_sizes(sizes):
     with torch.device("meta"):
-        return sizes_of(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
+        return Sizes(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
 
 
 def table(columns, rows):

@@ -1,13 +1,13 @@
-"""Options: their declaration, what is refused of them, and what sizes and learning rate they give to a step."""
+"""Options: how a script declares them, which values are refused, and the batch sizes and learning rate of a step."""
 
 import argparse
 import dataclasses
 import math
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import InputError, world_size
-from common.harness.distributed import device_and_threads, strategy
+from common.errors import InputError, refuse, world_size
 
 GROUPS = {  # of --help, in this order
     "model": "model",
@@ -20,42 +20,45 @@ GROUPS = {  # of --help, in this order
     "algorithm": "algorithm",
     "evaluation": "evaluation",
 }
+BOUNDS = {  # of an option: what they are called in an error
+    "gt": (operator.gt, "above"),
+    "ge": (operator.ge, "at least"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
 
 
 class OneOrMore(argparse.Action):
-    """With nargs="+": one value is itself, several are a list."""
+    """For nargs="+": stores one value as itself and several as a list."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
 def option(default, help, group="algorithm", *, gt=None, ge=None, le=None, lt=None, several=False):
-    """A field of `Args`: its help text, its group in `--help`, bounds for `check_value`; `several` values or one."""
+    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and bounds of its value.
+
+    `several`: it takes one value or more.
+    """
     factory = isinstance(default, list)
     default = {"default_factory": default.copy} if factory else {"default": default}
-    bounds = dict(gt=gt, ge=ge, le=le, lt=lt)
+    bounds = {name: x for name, x in dict(gt=gt, ge=ge, le=le, lt=lt).items() if x is not None}
     parsed = {"help": help.replace("%", "%%")} | ({"nargs": "+", "action": OneOrMore} if several else {})
     return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
 
 
 @dataclass
 class RunArgs:
-    """The options of every script: model, data, run, optimizer."""
+    """The options that all scripts have: model, data, run, optimizer."""
 
     model_name_or_path: str = option(
-        "embedded",
-        "hub id or folder of a causal LM; or `embedded`, `embedded-hard`",
-        "model",
+        "embedded", "hub id or folder of a causal LM; or `embedded`, `embedded-hard`", "model"
     )
     dtype: Literal["float32", "bfloat16"] = option(
-        "float32",
-        "dtype of the weights; bfloat16 keeps no float32 copy and loses small updates: prefer accelerate's bf16",
-        "model",
+        "float32", "dtype of the weights; bfloat16 loses small updates: prefer accelerate's mixed precision", "model"
     )
     attn_implementation: str = option(
-        "sdpa",
-        "attention of transformers: sdpa (eager where a model lacks it), eager, ... (flash needs a GPU and bfloat16)",
-        "model",
+        "sdpa", "attention of transformers: sdpa (eager if a model lacks it), eager, ... (flash: on a GPU)", "model"
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", "model"
@@ -76,7 +79,7 @@ class RunArgs:
     dataset_split: str = option("train", "split to train on", "data")
     eval_dataset: str | None = option(
         None,
-        "evaluation data, like --dataset [its test split, a test file beside it, or 5 % of it]",
+        "to evaluate on, like --dataset [its test split, a test file beside it, or 5 % of it]",
         "data",
         several=True,
     )
@@ -114,7 +117,7 @@ class RunArgs:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             for item in value if isinstance(value, list) else [value]:
-                check_value(field.name, item, **field.metadata["bounds"])
+                check_value(field.name, item, field.metadata["bounds"])
         if self.resume and not self.output_dir:
             raise InputError("--resume needs --output_dir, the folder of the run to continue")
         if self.reward_changed and not self.resume:
@@ -126,9 +129,9 @@ class RunArgs:
 
 @dataclass
 class RolloutArgs(RunArgs):
-    """The options of every script that samples: those of `RunArgs`, reward, sampling and evaluation."""
+    """The options that all scripts with a rollout have: those of `RunArgs`, reward, sampling and evaluation."""
 
-    sampled_by = "prompts_per_step", "group_size"  # no option: those that say how many prompts, and samples of each
+    sampled_by = "prompts_per_step", "group_size"  # the options that count the prompts of a rollout and samples of each
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
     max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", gt=0)
@@ -146,10 +149,7 @@ class RolloutArgs(RunArgs):
     )
 
     eval_every: int = option(
-        25,
-        "steps between evaluations; one before and one after training are always done (0: only these)",
-        "evaluation",
-        ge=0,
+        25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
     )
     eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", ge=0)
     eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", gt=0)
@@ -171,27 +171,23 @@ class RolloutArgs(RunArgs):
         _, samples = self.sampled_by
         most = max(getattr(self, samples), self.eval_samples)
         if 0 < self.generate_batch_size < most:
-            raise InputError(
-                f"--generate_batch_size {self.generate_batch_size}: completions of one prompt are sampled together, "
-                f"{most} are needed (the larger of --{samples} and --eval_samples)"
-            )
+            needed = f"{most} are needed (the larger of --{samples} and --eval_samples)"
+            refuse(self, "generate_batch_size", f"completions of one prompt are sampled together, {needed}")
 
     def check_step(self):
         splits = world_size() * self.num_minibatches
         if self.prompts_per_step % splits:
-            raise InputError(
-                f"--prompts_per_step {self.prompts_per_step} is not a multiple of {world_size()} processes x "
-                f"--num_minibatches {self.num_minibatches} = {splits}"
-            )
+            factors = f"{world_size()} processes x --num_minibatches {self.num_minibatches}"
+            raise InputError(f"--prompts_per_step {self.prompts_per_step} is not a multiple of {factors} = {splits}")
         if self.dual_clip and self.dual_clip <= 1:
-            raise InputError(f"--dual_clip {self.dual_clip}: must be above 1 (0 turns it off)")
+            refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
 
     def update_rows(self):
-        """How many completions all processes train on in an optimizer step."""
+        """The number of completions in an optimizer step, of all processes together."""
         return self.prompts_per_step * self.group_size // self.num_minibatches
 
     def describe_step(self, processes):
-        """The sizes of a step as an equation."""
+        """The batch sizes of a step as one line, from the rows of a rollout to those of a single forward."""
         rows, updates = self.prompts_per_step * self.group_size, self.num_epochs * self.num_minibatches
         update_rows = self.update_rows()
         limit = f"{self.micro_batch_tokens} tokens" if self.micro_batch_tokens else f"{self.micro_batch_size} rows"
@@ -203,22 +199,22 @@ class RolloutArgs(RunArgs):
 
 
 class PairArgs:
-    """What holds where a step trains on preference pairs, whatever class declares the options; it stands before that
-    class in the bases of `Args`, and takes the place of a step over rollouts."""
+    """The checks and sizes of a step that trains on preference pairs. `Args` inherits from it first, and then from the
+    class that declares the options, whose methods for steps over rollouts it replaces."""
 
     def check_step(self):
         processes = world_size()
         if self.pairs_per_step % processes:
             raise InputError(f"--pairs_per_step {self.pairs_per_step} is not a multiple of {processes} processes")
         if self.micro_batch_size < 2:
-            raise InputError("--micro_batch_size 1: a pair is two completions in one forward, at least 2 are needed")
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward, at least 2 are needed")
 
     def update_rows(self):
-        """How many completions all processes train on in an optimizer step."""
+        """The number of completions in an optimizer step, of all processes together."""
         return 2 * self.pairs_per_step
 
     def describe_step(self, processes):
-        """The sizes of a step as an equation."""
+        """The batch sizes of a step as one line."""
         rows = self.update_rows()
         return (
             f"{self.pairs_per_step} pairs = {rows} completions, {rows // processes} on each process, at most "
@@ -226,34 +222,26 @@ class PairArgs:
         )
 
 
-def check_value(name, value, gt, ge, le, lt):
-    """Refuse text that is no Unicode, and a number that is not finite, not within the bounds of its option, or so large
-    that sizes would overflow int64 and rates float32 once they are multiplied."""
+def check_value(name, value, bounds):
+    """Refuse text that is not Unicode and numbers that are not finite or out of their `bounds`, or without an upper one
+    so large that products of sizes would overflow int64, and of rates float32."""
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
         raise InputError(f"--{name} {value!r}: has bytes that are not UTF-8")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not abs(value) < math.inf:
         raise InputError(f"--{name} {value}: must be a finite number")
-    largest = 1e30 if isinstance(value, float) else 2**31 - 1
-    if le is None and lt is None and value > largest:
-        raise InputError(f"--{name} {value}: must be at most {largest}")
-    too_low = (gt is not None and value <= gt) or (ge is not None and value < ge)
-    too_high = (lt is not None and value >= lt) or (le is not None and value > le)
-    if not too_low and not too_high:
-        return
-    low, high = ge if gt is None else gt, le if lt is None else lt
-    if low is not None and high is not None:
-        rule = f"lie in {'(' if gt is not None else '['}{low}, {high}{']' if le is not None else ')'}"
-    elif low is not None:
-        rule = f"be above {gt}" if gt is not None else "not be negative" if ge == 0 else f"be at least {ge}"
-    else:
-        rule = f"be below {lt}" if lt is not None else f"be at most {le}"
-    raise InputError(f"--{name} {value}: must {rule}")
+    if not bounds.keys() & {"le", "lt"}:
+        bounds = bounds | {"le": 1e30 if isinstance(value, float) else 2**31 - 1}
+    for bound, limit in bounds.items():
+        holds, words = BOUNDS[bound]
+        if not holds(value, limit):
+            raise InputError(f"--{name} {value}: must be {words} {limit}")
 
 
 def last_step(args, pairs):
-    """The step at which a run over given preference pairs ends; max_steps if the script makes its own pairs."""
+    """The number of steps of a run: as many as `pairs` fill in all epochs, at most max_steps; without given pairs
+    max_steps itself, which the script's own rounds may end before."""
     if not pairs:
         if args.max_steps < 0 and args.lr_scheduler != "constant":
             raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
@@ -263,18 +251,9 @@ def last_step(args, pairs):
 
 
 def learning_rate(step, args, last=None):
-    """The rate of step `step` (counted from 0): linear warm-up, times the schedule, constant within a step.
-
-    The schedule ends at step `last` [max_steps].
-    """
+    """The learning rate of all updates in step `step` (counted from 0): linear warm-up times a schedule that ends at
+    step `last` [max_steps]."""
     warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
     progress = step / max(args.max_steps if last is None else last, 1)
     schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return args.learning_rate * warmup * schedule[args.lr_scheduler]
-
-
-def batch_equation(args, accelerator):
-    """Devices and sizes of a step, once, as an equation."""
-    processes = accelerator.num_processes
-    where = f"processes: {processes} on {device_and_threads(accelerator)}, {strategy(accelerator)}"
-    return f"{where}\na step: {args.describe_step(processes)}"

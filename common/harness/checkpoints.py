@@ -1,7 +1,6 @@
 """Checkpoints: written completely or not at all, checked when they are read, and without code in them."""
 
 import dataclasses
-import hashlib
 import json
 import logging
 import pickle
@@ -11,7 +10,7 @@ import shutil
 import torch
 
 from common.errors import InputError, one_line
-from common.harness.digests import add_digests
+from common.harness.digests import add_digests, file_checksum
 from common.harness.distributed import strategy
 from common.harness.files import put_in_place, writing
 from common.harness.lora import keep_trained
@@ -20,10 +19,10 @@ from common.harness.names import EARLIER
 
 
 class Checkpoints:
-    """The checkpoints of a run, in the folder checkpoints/ of its folder.
+    """The checkpoints of a run, each a folder checkpoints/step-N in its folder.
 
-    `kept` are the parts of a checkpoint besides weights, optimizer and random states: {name: object}; `digests` are
-    those of what a run reads besides options and data: models and reward files.
+    `kept` {name: object}: what a checkpoint holds the states of besides weights, optimizer and random numbers.
+    `digests` {name: SHA-256}: those of the models and reward files that the run reads.
     """
 
     # On a resume these may differ from the checkpoint's; max_steps only if the schedule does not depend on it.
@@ -36,47 +35,43 @@ class Checkpoints:
         if args.lora_rank:
             accelerator.register_save_state_pre_hook(keep_trained)
 
-    def look(self):
-        """Before anything is loaded: digest what the run reads; on a resume, compare that and the options."""
-        add_digests(self.digests, self.args)
-        if self.args.resume and (done := find_checkpoints(self.folder)):
-            self.compare(done[-1], read_meta(done[-1]), self.digests)
-
     def last(self):
-        """With --resume: the path of the last checkpoint, checked to be complete and of this run; None without one."""
-        add_digests(self.digests, self.args)  # of what has come from the hub since
+        """The folder of the last checkpoint; None without --resume, or where there is none."""
         done = find_checkpoints(self.folder) if self.args.resume else []
-        if done:
-            self.check(done[-1])
-            return done[-1]
+        return done[-1] if done else None
 
-    def check(self, path):
+    def check_before_loading(self):
+        """Digest what the run reads; on a resume refuse other options and files than those of the last checkpoint."""
+        add_digests(self.digests, self.args)
+        if path := self.last():
+            self.refuse_other_run(path, read_meta(path), self.digests)
+
+    def last_checked(self):
+        """As `last`; an InputError if the checkpoint is damaged or of another run."""
+        add_digests(self.digests, self.args)  # of what has come from the hub since
+        path = self.last()
+        if path is None:
+            return None
         meta = read_meta(path)
         if not meta["digests"]:
             print(f"{path} is of an earlier version: whether models and rewards are the same is not checked this time")
-        self.compare(path, meta, self.digests | meta["digests"])
+        self.refuse_other_run(path, meta, self.digests | meta["digests"])
         if meta["threads"] != torch.get_num_threads():
             print(f"{meta['threads']} threads before, {torch.get_num_threads()} now: it does not resume bit for bit")
         damaged = [name for name, checksum in meta["files"].items() if file_checksum(path / name) != checksum]
         if damaged:
             raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
+        return path
 
-    def compare(self, path, meta, names):
-        """Refuse to resume with other processes, options, or files of these `names` than the checkpoint's."""
-        then = f"{meta['script']}.py on {meta['processes']} processes ({meta['strategy']})"
-        now = f"{self.script}.py on {self.accelerator.num_processes} processes ({strategy(self.accelerator)})"
-        if then != now:
-            raise InputError(f"{path} is of {then}, this is {now}: an exact resume is impossible")
-        now = self.accelerator.mixed_precision
-        if meta["mixed_precision"] != now:
-            raise InputError(f"{path} was trained with mixed precision {meta['mixed_precision']}, this run has {now}")
-        old, new = {EARLIER.get(name, name): x for name, x in meta["args"].items()}, dataclasses.asdict(self.args)
+    def refuse_other_run(self, path, meta, names):
+        """Raise an InputError if the checkpoint is of another script, of other processes or options than this run, or
+        if the digests of the files `names` differ."""
+        old, new = settings(meta), settings(self.facts())
         may_change = self.MAY_CHANGE + (("max_steps",) if self.args.lr_scheduler == "constant" else ())
-        differing = [name for name in new if old.get(name) != new[name]]
-        differing = [name for name in differing if name not in may_change and not name.startswith("eval_")]
-        if differing:
-            values = ", ".join(f"--{name} was {old.get(name)}, is {new[name]}" for name in differing)
-            raise InputError(f"{path} is of a run with other options: {values}")
+        differing = [name for name in new if old.get(name) != new[name] and name.removeprefix("--") not in may_change]
+        values = [f"{name} was {old.get(name)}, is {new[name]}" for name in differing if not name.startswith("--eval_")]
+        if values:
+            raise InputError(f"{path} is of a run with other options: {shorten(values)}")
         old = meta["digests"] or self.digests
         files = [name for name in sorted(names) if old.get(name) != self.digests.get(name)]
         rewards = [name for name in files if name.startswith("--reward ")]
@@ -84,8 +79,23 @@ class Checkpoints:
             hint = "; --reward_changed accepts another reward" if files == rewards else ""
             raise InputError(f"{path} is of a run with other files: {shorten(files)}{hint}")
 
+    def facts(self):
+        """What meta.json says of this run, with which a resume is compared: {name: value}."""
+        return {
+            "script": self.script,
+            "processes": self.accelerator.num_processes,
+            "strategy": strategy(self.accelerator),
+            "mixed_precision": self.accelerator.mixed_precision,
+            "args": dataclasses.asdict(self.args),
+            "threads": torch.get_num_threads(),
+            "digests": self.digests,
+        }
+
     def load(self, path):
-        """Load a checkpoint. With one process and with DDP, only tensors and plain data are unpickled."""
+        """Load the checkpoint `path` into model, optimizer, random numbers and the kept objects.
+
+        With one process and with DDP only tensors and plain data are unpickled, so that no file of it can run code.
+        """
         from accelerate.utils import load
 
         try:
@@ -105,7 +115,10 @@ class Checkpoints:
         self.saved_step = int(path.name.removeprefix("step-"))
 
     def save(self, step):
-        """Write checkpoints/step-N, unless it is there; into a temporary folder first, renamed when it is complete."""
+        """Write checkpoints/step-N unless this run has, and remove the oldest beyond --keep_checkpoints.
+
+        It is written under another name and renamed when it is complete: a crash leaves no half checkpoint.
+        """
         if self.saved_step == step:
             return
         accelerator, root = self.accelerator, self.folder / "checkpoints"
@@ -128,46 +141,32 @@ class Checkpoints:
         accelerator.wait_for_everyone()
 
     def complete(self, folder):
-        """Add what Accelerate does not write: the kept parts, the run they are of, and the checksums of all files."""
+        """Add what Accelerate does not write: the states of the kept objects, and meta.json with the facts of the run
+        and the SHA-256 of all files."""
         state = {name: part.state_dict() for name, part in self.kept.items()}
         (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
         files = [path for path in folder.rglob("*") if path.is_file()]
-        meta = {
-            "script": self.script,
-            "processes": self.accelerator.num_processes,
-            "strategy": strategy(self.accelerator),
-            "args": dataclasses.asdict(self.args),
-            "mixed_precision": self.accelerator.mixed_precision,
-            "threads": torch.get_num_threads(),
-            "digests": self.digests,
-            "files": {str(path.relative_to(folder)): file_checksum(path) for path in files},
-        }
+        meta = self.facts() | {"files": {str(path.relative_to(folder)): file_checksum(path) for path in files}}
         (folder / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
 
 
 def find_checkpoints(folder):
-    """The folders checkpoints/step-N of a run, oldest first. Other names are not checkpoints of the run."""
-    root = folder / "checkpoints"
-    paths = sorted(root.iterdir()) if root.is_dir() else []
+    """The folders checkpoints/step-N in the folder of a run, oldest first; folders of other names are the user's."""
+    paths = sorted((folder / "checkpoints").glob("step-*"))
     return [path for path in paths if re.fullmatch("step-[0-9]{8}", path.name) and path.is_dir()]
 
 
 def read_meta(path):
-    """What meta.json says of a checkpoint."""
-    names = ("script", "processes", "strategy", "args", "mixed_precision", "threads", "files", "digests")
+    """The facts in the meta.json of the checkpoint `path`, and the checksums of its files."""
+    names = ("script", "processes", "strategy", "mixed_precision", "args", "threads", "digests", "files")
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        meta = {"digests": {}} | meta  # an earlier version wrote none
-        meta = {name: meta[name] for name in names}
-        return meta | {name: dict(meta[name]) for name in ("args", "files", "digests")}
+        meta = {"digests": {}} | json.loads((path / "meta.json").read_text(encoding="utf-8"))  # earlier ones have none
+        return {name: meta[name] for name in names}
     except (OSError, ValueError, LookupError, TypeError):
         raise InputError(f"{path}: missing or damaged: meta.json") from None
 
 
-def file_checksum(path):
-    """SHA-256 of a file; None where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+def settings(facts):
+    """{name: value} of what an exact resume cannot change: the launch, and the options by the names of today."""
+    launch = {name: facts[name] for name in ("script", "processes", "strategy", "mixed_precision")}
+    return launch | {f"--{EARLIER.get(name, name)}": value for name, value in facts["args"].items()}

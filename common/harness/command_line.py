@@ -3,17 +3,23 @@
 import argparse
 import copy
 import dataclasses
+import json
+import re
 import sys
 
-from common.errors import InputError
+import yaml
+
+from common.errors import InputError, one_line
 from common.harness.args import GROUPS
-from common.harness.config_file import yaml_arguments
 from common.harness.dry_run import dry_run
 from common.harness.names import name_here
 
+NULL = "tag:yaml.org,2002:null"
+
 
 def parse_args(cls, argv=None):
-    """`cls` from the command line, checked; `--config FILE.yaml` gives defaults that the command line overrides.
+    """The options of a script as an instance of its `Args`, from the command line and, for what that does not name,
+    from the file of `--config`; an InputError names what is wrong.
 
     Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
     refused. With --dry_run this is the end: the estimate is printed before a model is loaded or a folder is made.
@@ -49,3 +55,44 @@ def parse_args(cls, argv=None):
         dry_run(args)
         raise SystemExit(0)
     return args
+
+
+def yaml_arguments(path):
+    """The options of a YAML file as arguments of a command line, each word as it is spelled; a null is left out.
+
+    YAML itself would read 010 as 8, 1:30 as 90, no as False and 1e-6 as a text. argparse knows the types of options.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            root = yaml.compose(file, yaml.SafeLoader)
+        return arguments_of(root) if root else []
+    except Exception as error:  # explicit tags, as `!!timestamp`, and json raise nearly every type there is
+        raise InputError(f"--config {path}: {one_line(error)}") from None
+
+
+def arguments_of(root):
+    """The same of the root node of a file; a ValueError says what a command line could not."""
+    if not isinstance(root, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in root.value):
+        raise ValueError("expected `option: value` lines")
+    names = [key.value.replace("-", "_") for key, _ in root.value]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{repeated[0]} is given twice")
+    if "config" in names:
+        raise ValueError("config: a file cannot name another one")
+    arguments = []
+    for name, (_, node) in zip(names, root.value, strict=True):
+        words = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        if name == "chat_template_kwargs" and isinstance(node, yaml.MappingNode):  # JSON, with the types of YAML
+            values = yaml.safe_load(yaml.serialize(node))
+            arguments.append(f"--{name}={json.dumps(values, default=str)}")  # it has no dates
+        elif node.tag == NULL:
+            continue
+        elif any(not isinstance(word, yaml.ScalarNode) or word.tag == NULL for word in words):
+            raise ValueError(f"{name}: expected a value or a list of values")
+        elif words == [node]:
+            arguments.append(f"--{name}={node.value}")
+        elif options := [word.value for word in words if re.match(r"-[^\d.]", word.value)]:
+            raise ValueError(f"{name}: {options[0]} would be an option, not a value")
+        elif words:
+            arguments += [f"--{name}", *(word.value for word in words)]
+    return arguments

@@ -19,7 +19,8 @@ PIECE = 2**16  # bytes
 
 
 def add_digests(digests, args):
-    """Add {name: digest} of the local files that a run of `args` reads, unless `digests` has the name already."""
+    """Add to `digests` those of the model and reward files that a run of `args` reads, {name: SHA-256}, as far as they
+    are on this machine. A digest that is there stays: it is of what was loaded."""
     files = {}
     for spec in getattr(args, "reward", []):
         source = spec.rpartition(":")[0]
@@ -33,8 +34,8 @@ def add_digests(digests, args):
 
 
 def model_files(label, name):
-    """{name: path} of the files of a model, a folder or a hub id, and of the base of an adapter, as far as they are on
-    this machine. What cannot be found is left out: loading will say so."""
+    """{name: path} of the files of the model `name`, a folder or hub id, and of the base of an adapter. What is not on
+    this machine is left out: loading will say so."""
     from transformers.utils import cached_file
 
     found = {}
@@ -52,7 +53,7 @@ def model_files(label, name):
 
 
 def weight_files(folder, names):
-    """The first of `names` that the folder has, with the shards that it lists."""
+    """The paths of the weights in a folder: the first of `names` that it has, with the shards that this lists."""
     first = next((folder / name for name in names if (folder / name).is_file()), None)
     if first and first.suffix == ".json":
         return [first, *(folder / name for name in set(json.loads(first.read_bytes())["weight_map"].values()))]
@@ -60,12 +61,12 @@ def weight_files(folder, names):
 
 
 def digest(path):
-    """SHA-256 of a file. Of weights only the size, the header, and 64 KiB at the start, middle and end of each tensor
-    are hashed (of a .bin: of the file). None where it cannot be read."""
+    """SHA-256 of a file, for weights of parts of it: the size, the header, and 64 KiB at the start, middle and end of
+    each tensor (of a .bin: of the file), as a whole model takes long to read. None where it cannot be read."""
+    if path.suffix not in (".safetensors", ".bin"):
+        return file_checksum(path)
     try:
         with open(path, "rb") as file:
-            if path.suffix not in (".safetensors", ".bin"):
-                return hashlib.file_digest(file, "sha256").hexdigest()
             size = os.fstat(file.fileno()).st_size
             found, spans = hashlib.sha256(b"%d" % size), [(0, size)]
             if path.suffix == ".safetensors":
@@ -80,4 +81,13 @@ def digest(path):
                     found.update(file.read(min(PIECE, end - place)))
             return found.hexdigest()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def file_checksum(path):
+    """SHA-256 of a whole file; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
         return None

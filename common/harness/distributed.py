@@ -1,4 +1,4 @@
-"""Processes: the launch check, threads, FSDP2 and DeepSpeed, gradient sync, clipping, and gathering for rollouts."""
+"""Processes: their launch and its checks, threads, FSDP2 and DeepSpeed, gradients, and whole weights for rollouts."""
 
 import contextlib
 import datetime
@@ -7,43 +7,42 @@ import os
 
 import torch
 
-from common.errors import InputError, world_size
+from common.errors import InputError, refuse, world_size
 
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
 
 def choose_device():
-    """The kind of device to train on: torch's accelerator, or the CPU where there is none or ACCELERATE_USE_CPU asks.
+    """The device to train on: torch's accelerator, or the CPU if there is none or ACCELERATE_USE_CPU asks for it.
 
-    A device that has no float64 (MPS, some XPUs) is not used, and this is said.
+    A device without float64 (MPS, some XPUs) is not used, and this is said.
     """
     from accelerate.utils import parse_flag_from_env
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or parse_flag_from_env("ACCELERATE_USE_CPU"):
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None or parse_flag_from_env("ACCELERATE_USE_CPU"):
         return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()  # each process touches its own
-    one = torch.ones(1, device=torch.device(found.type, index))  # whatever else is wrong with the device shows here
+    one = torch.ones(1, device=torch.device(device.type, index))  # whatever else is wrong with the device shows here
     try:
         one.double().sum().item()
     except (RuntimeError, TypeError):  # a TypeError is MPS's
         if os.environ.get("RANK", "0") == "0":
-            print(f"{found.type} is not used: it has no float64, which weights and metrics need; this runs on cpu")
+            print(f"{device.type} is not used: it has no float64, which weights and metrics need; this runs on cpu")
         return torch.device("cpu")
-    return found
+    return device
 
 
 def launch(args):
-    """The Accelerator of this process, after a check that the launcher and it agree on the number of processes."""
+    """The Accelerator of this process. An InputError refuses what would train wrongly or fail later: processes that do
+    not know of each other, and strategies and precisions that are not supported."""
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import set_seed
+    from accelerate.utils import parse_flag_from_env, set_seed
 
     device = choose_device()
     if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
-        raise InputError(
-            f"{world_size()} processes on {device.type}: several run on CUDA or ROCm GPUs, or on CPU "
-            "(ACCELERATE_USE_CPU=true); start one"
-        )
+        where = "several run on CUDA or ROCm GPUs, or on CPU (ACCELERATE_USE_CPU=true)"
+        raise InputError(f"{world_size()} processes on {device.type}: {where}; start one")
     if device.type == "cpu":
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
@@ -53,20 +52,19 @@ def launch(args):
         accelerator = Accelerator(cpu=device.type == "cpu", **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
-    if world_size() != accelerator.num_processes:
+    processes = accelerator.num_processes
+    if world_size() != processes:
         raise InputError(
-            f"the launcher started {world_size()} processes but Accelerate sees {accelerator.num_processes}: each "
-            "would train alone and write the same files; on CPU set ACCELERATE_USE_CPU=true"
+            f"the launcher started {world_size()} processes but Accelerate sees {processes}: each would train alone "
+            "and write the same files; on CPU set ACCELERATE_USE_CPU=true"
         )
-    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
-        raise InputError(f"{accelerator.distributed_type.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
-    for kind in ("FSDP", "DEEPSPEED"):
-        asked = os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true"
-        if asked and accelerator.distributed_type != kind:  # Accelerate goes on without it
-            raise InputError(
-                f"the launcher asks for {kind}, which needs GPUs (FSDP: several): {accelerator.num_processes} x "
-                f"{accelerator.device.type} would train without it"
-            )
+    kind = accelerator.distributed_type
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
+        raise InputError(f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
+    for name in ("FSDP", "DEEPSPEED"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name:  # Accelerate goes on without it
+            needs = f"the launcher asks for {name}, which needs GPUs (FSDP: several)"
+            raise InputError(f"{needs}: {processes} x {accelerator.device.type} would train without it")
     if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
         raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
     if accelerator.mixed_precision == "fp16":
@@ -74,12 +72,10 @@ def launch(args):
     if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
         raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
     if args.lora_rank and is_sharded(accelerator):
-        raise InputError(
-            f"--lora_rank {args.lora_rank}: LoRA runs on one process or with DDP, not {strategy(accelerator)}"
-        )
-    if accelerator.distributed_type == "FSDP":
+        refuse(args, "lora_rank", f"LoRA runs on one process or with DDP, not {strategy(accelerator)}")
+    if kind == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
-    if accelerator.distributed_type == "DEEPSPEED":
+    if kind == "DEEPSPEED":
         set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
     missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
     if missing:
@@ -91,8 +87,8 @@ def launch(args):
 
 
 def never_look_at_masks():
-    """Let transformers build each padding mask for sdpa. It looks whether a mask is all true and can be left out, which
-    means waiting for the GPU, once for each decoded token; and the batches here have padding."""
+    """Let transformers build each padding mask for sdpa without looking whether it is all true and can be left out:
+    that waits for the GPU at each decoded token, and the batches here have padding."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):
@@ -103,25 +99,23 @@ def never_look_at_masks():
 
 
 def set_threads(weights):
-    """Choose the threads on the host for a model of so many weights: its share of the cores, or one for a small model.
-
-    Threads wait for each other by spinning. Next to a busy process this makes a small model, with its short operations,
-    tens of times slower than one thread is; and a second thread would gain it little (docs/performance.md).
-    """
+    """Set the number of CPU threads for a model of so many weights: this process's share of the cores, one for a small
+    model. A second thread would gain it little, and next to a busy process, as threads wait for each other by spinning,
+    it makes short operations tens of times slower (docs/performance.md)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
 
 
-def device_and_threads(accelerator):
-    """The device of this process, for the lines printed at the start."""
-    if accelerator.device.type != "cpu":
-        return accelerator.device.type
-    return f"cpu (threads of each: {torch.get_num_threads()})"
+def describe_processes(accelerator):
+    """A line that says how many processes there are, on which devices, and how they share the weights."""
+    device = accelerator.device.type
+    device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
+    return f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
 
 
 def set_up_fsdp(plugin, mixed_precision):
-    """Refuse what FSDP cannot do here, and keep what `forward` returns in float32."""
+    """Refuse the options of FSDP that are not supported; keep what `forward` returns in float32."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     if plugin.fsdp_version != 2:
@@ -136,7 +130,7 @@ def set_up_fsdp(plugin, mixed_precision):
 
 
 def set_up_deepspeed(config, args):
-    """Refuse what DeepSpeed cannot do here, and complete its configuration."""
+    """Refuse the options of DeepSpeed that are not supported, and complete its configuration."""
     from transformers.integrations import unset_hf_deepspeed_config
 
     zero = config["zero_optimization"]
@@ -157,7 +151,7 @@ def set_up_deepspeed(config, args):
 
 
 def strategy(accelerator):
-    """How the weights are distributed over the processes, as a name."""
+    """The name of how weights are distributed over the processes: single, DDP, FSDP2, ZeRO-2 or ZeRO-3."""
     if accelerator.distributed_type == "DEEPSPEED":
         return f"ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
     return {"NO": "single", "FSDP": "FSDP2"}.get(accelerator.distributed_type.value, "DDP")
@@ -169,25 +163,23 @@ def is_sharded(accelerator):
 
 
 def first_device(accelerator):
-    """Where a model is loaded: under FSDP2 and DeepSpeed on CPU until `prepare` moves each process's part."""
+    """The device to load a model on: under FSDP2 and DeepSpeed the CPU, from where `prepare` moves the shards."""
     return "cpu" if accelerator is None or is_sharded(accelerator) else accelerator.device
 
 
 @contextlib.contextmanager
 def gradient_sync(accelerator, model, last):
-    """Put around forward and backward of a micro-batch: gradients add up; the last averages them over processes.
-
-    FSDP2 averages at each one, because otherwise every process would collect the gradients of the whole model.
-    """
+    """A context for forward and backward of a micro-batch: gradients add up, and the last one averages them over the
+    processes. FSDP2 averages at each one: otherwise every process would hold the gradients of the whole model."""
     accelerator.sync_gradients = last  # the prepared optimizer's step() reads it; DeepSpeed steps where it is true
     with contextlib.nullcontext() if last or accelerator.is_fsdp2 else accelerator.no_sync(model):
         yield
 
 
 def clip_grad_norm(accelerator, parameters, max_norm):
-    """The norm (0-d) of the gradients over all processes, before they are scaled down to `max_norm` (0: off).
+    """The norm (0-d) of the gradients over all processes before they are scaled down to `max_norm` (0: off).
 
-    DeepSpeed has done both at the last backward, over all parameters together, and stepped; this is then its norm.
+    DeepSpeed has scaled them at the last backward, over all parameters together, and stepped: its norm is returned.
     """
     norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
@@ -195,11 +187,11 @@ def clip_grad_norm(accelerator, parameters, max_norm):
 
 @contextlib.contextmanager
 def unsharded(accelerator, model):
-    """The prepared `model` with all its weights on every process, so that each can sample on its own.
+    """A context in which the prepared `model` has all its weights on every process, so that each samples on its own.
 
-    Otherwise FSDP2 and ZeRO-3 would gather each layer again for each token, and all processes would have to sample
-    equally many. A copy of the weights must fit beside the shards (FSDP2: the policy's; ZeRO-3: a critic's too). All
-    processes have to enter; the other strategies have nothing to gather.
+    Otherwise FSDP2 and ZeRO-3 would gather each layer for each token, and all processes would have to sample equally
+    many. A copy of the weights must fit beside the shards (FSDP2: the policy's; ZeRO-3: a critic's too). All processes
+    have to enter; the other strategies have nothing to gather.
     """
     if strategy(accelerator) == "ZeRO-3":
         import deepspeed
@@ -228,7 +220,7 @@ def unsharded(accelerator, model):
 
 @contextlib.contextmanager
 def raise_on_all(accelerator):
-    """Put around what the first process does alone: an InputError there is raised on all processes."""
+    """A context for what the first process does alone: its InputError is raised on all processes."""
     from accelerate.utils import broadcast_object_list
 
     problem = None
@@ -244,7 +236,7 @@ def raise_on_all(accelerator):
 
 
 def on_first(accelerator, function):
-    """What `function()` returns on the first process, which alone calls it; its InputError is raised on all of them."""
+    """What `function()` returns on the first process, which alone calls it; an InputError is raised on all of them."""
     from accelerate.utils import broadcast_object_list
 
     found = [None]

@@ -8,47 +8,43 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import InputError, world_size
+from common.errors import world_size
 from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
-from common.harness.loading import check_not_quantised, model_path, refuse_model
 from common.harness.lora import find_base
-from common.harness.memory import Job, Terms, sizes_of
+from common.harness.memory import Job, Sizes, Terms
+from common.harness.model_checks import check_not_quantised, load_errors, model_path
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
 
 
 def launched_job():
-    """The job of the environment that `accelerate launch` gives to this process."""
-    processes, strategy = world_size(), "single" if world_size() == 1 else "DDP"
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        strategy = "FSDP2"
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+    """The `Job` of this process, from the environment variables that `accelerate launch` sets."""
+    from accelerate.utils import parse_flag_from_env
+
+    strategy = "FSDP2" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "single" if world_size() == 1 else "DDP"
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         strategy = f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
-    return Job(processes, strategy, os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16")
+    return Job(world_size(), strategy, os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16")
 
 
 def read_sizes(args, option="model_name_or_path", head=True):
-    """The sizes of the model that `option` names, from its config.json alone (of an adapter: that of its base model).
-    The weights are counted on the meta device, which holds none."""
+    """The `Sizes` of the model that `option` names, of an adapter those of its base model. Only config.json is read:
+    the weights are counted on the meta device, which holds none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
+    with load_errors(args, option, "no model"):
         path, _ = find_base(model_path(args, option))
         config = AutoConfig.from_pretrained(path)
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
-    except InputError:
-        raise
-    except Exception as error:  # it raises nearly every type there is
-        refuse_model(args, option, "no model", error)
     check_not_quantised(args, option, config)
-    return sizes_of(lm, head)
+    return Sizes(lm, head)
 
 
 class Shape(NamedTuple):
-    """The rows of a forward in the update of one process, as long as the options allow."""
+    """The sizes of a forward in the update of one process, its rows as long as the options allow."""
 
     rows: int
     prompts: int  # distinct ones that are computed once; 0: a prompt is computed with each of its completions
@@ -58,6 +54,7 @@ class Shape(NamedTuple):
 
 
 def update_shape(args, job, sizes):
+    """The `Shape` of the largest forward of an update."""
     lengths = [(args.max_prompt_tokens, args.max_new_tokens)] if isinstance(args, RolloutArgs) else []
     if isinstance(args, PairArgs):
         lengths.insert(0, (1, args.max_length - 1))  # what was cut to --max_length; dpo.py may sample its own
@@ -74,8 +71,8 @@ def update_shape(args, job, sizes):
 
 
 def rollout_rows(args, job):
-    """(rows, completions of a prompt) of the largest generate() call of one process, in training and in evaluation;
-    rows are None where an evaluation takes all prompts of a data set."""
+    """[(rows, completions of a prompt)] of the largest generate() call of one process, in a rollout and an evaluation.
+    Rows are None where an evaluation takes all prompts of a data set."""
     prompts, n = (getattr(args, option) for option in args.sampled_by)
     calls = []
     for number, samples in ((prompts, n), (args.eval_prompts, args.eval_samples if args.eval_temperature > 0 else 1)):
@@ -88,13 +85,13 @@ def rollout_rows(args, job):
 
 
 def estimate(args, job, sizes, critic=None, scorer=None):
-    """{phase: {term: bytes}} of one process; the peak of a step is that of its largest phase. `critic` is that of
-    ppo.py on a backbone of its own, `scorer` its reward model."""
-    policy, shape = Terms(sizes, args, job), update_shape(args, job, sizes)
+    """{phase: {term: bytes}} of one process; the peak of a step is its largest phase. Of ppo.py, `critic` are the sizes
+    of a critic on a backbone of its own, `scorer` those of its reward model."""
+    policy, shape, phases = Terms(sizes, args, job), update_shape(args, job, sizes), {}
     models = [policy, Terms(critic, args, job)] if critic else [policy]
     held = {term: sum(model.held()[term] for model in models) for term in policy.held()}
     held["weights"] += scorer.weights * (2 if args.dtype == "bfloat16" else 4) if scorer else 0
-    gradients, phases = held.pop("gradients"), {}
+    gradients = held.pop("gradients")
     if isinstance(args, RolloutArgs):
         for phase, (rows, n) in zip(("rollout", "evaluation"), rollout_rows(args, job), strict=True):
             if rows:
@@ -103,20 +100,19 @@ def estimate(args, job, sizes, critic=None, scorer=None):
     passes = [(shape.rows, width, width)]
     if shape.prompts:
         passes = [(shape.prompts, shape.prompt, shape.prompt), (shape.rows, shape.completion - 1, width - 1)]
-    kept = {"gradients": gradients if shape.forwards > 1 else 0}
-    kept["activations"] = sum(model.activations(*each) for each in passes for model in models)
-    kept["activations"] += tokens * sizes.hidden * policy.size  # the states of completions, which are the head's input
+    activations = sum(model.activations(*each) for each in passes for model in models)
+    activations += tokens * sizes.hidden * policy.size  # the states of completions, which are the head's input
+    update = held | {"gradients": gradients if shape.forwards > 1 else 0, "activations": activations}
     work = {
         "forward": policy.head_work(tokens, backward=False),
         "backward": max(policy.head_work(tokens), policy.layer_work(*passes[-1])),
     }
     for phase in work:
         copies = sum(model.copies(phase) for model in models)
-        phases[phase] = held | kept | {"copies of weights": copies, "work": work[phase]}
-    end = held | {"gradients": gradients, "work": 2 * policy.gradient_of_embedding()}
-    phases["backward"] = max(phases["backward"], end, key=total)
-    phases["optimizer"] = held | {"gradients": gradients, "work": sum(model.adamw_copy() for model in models)}
-    return phases
+        phases[phase] = update | {"copies of weights": copies, "work": work[phase]}
+    full = held | {"gradients": gradients}
+    phases["backward"] = max(phases["backward"], full | {"work": 2 * policy.gradient_of_embedding()}, key=total)
+    return phases | {"optimizer": full | {"work": sum(model.adamw_copy() for model in models)}}
 
 
 def total(terms):
@@ -124,13 +120,13 @@ def total(terms):
 
 
 def peak(phases):
-    """The largest phase and its bytes."""
+    """The name of the largest phase, and its bytes."""
     phase = max(phases, key=lambda phase: total(phases[phase]))
     return phase, total(phases[phase])
 
 
 def dry_run(args):
-    """Print the estimate for these options."""
+    """Print what a step takes with these options, on the first process."""
     job, sizes, critic, scorer = launched_job(), read_sizes(args, head=isinstance(args, RolloutArgs)), None, None
     if getattr(args, "critic", None) == "separate":
         critic = read_sizes(args, "critic_path" if args.critic_path else "model_name_or_path", head=False)

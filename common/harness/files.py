@@ -12,7 +12,7 @@ from common.errors import InputError, one_line
 
 
 def new_folder(name):
-    """Make a new folder: `name` or, if another run has that one, `name`-2, `name`-3, ..."""
+    """The path of a folder that this call has made: `name` or, where that exists, `name`-2, `name`-3, ..."""
     for number in itertools.count(1):
         folder = pathlib.Path(name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
@@ -21,7 +21,7 @@ def new_folder(name):
 
 
 def put_in_place(temporary, final):
-    """Rename a folder once all its files are on the disk: a crash leaves `final` whole or not at all."""
+    """Rename the folder `temporary` to `final` once its files are on the disk: a crash leaves it whole or absent."""
     for path in temporary.rglob("*"):
         if path.is_file():
             with open(path, "rb+") as file:  # Windows flushes what may be written only
@@ -30,9 +30,9 @@ def put_in_place(temporary, final):
 
 
 def rows_up_to(path, step):
-    """The text of a JSONL file up to `step`, without an incomplete last line: the rest came after the checkpoint.
+    """The lines of a JSONL file with rows up to `step`, as one text; an incomplete last line is left out.
 
-    Raises InputError where a line is not a row of a run.
+    The rest came after the checkpoint that is resumed. An InputError names a line that is no row of a run.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -51,7 +51,7 @@ def rows_up_to(path, step):
 
 
 def write_text(path, text):
-    """Write a file atomically: there is the old one or the new one, never a part."""
+    """Replace a file atomically: a crash leaves the old text or the new one, never a part."""
     temporary = path.with_suffix(".tmp")
     with writing(path):
         temporary.write_text(text, encoding="utf-8", newline="\n")  # Windows would make \r\n of it at each resume
@@ -60,7 +60,7 @@ def write_text(path, text):
 
 @contextlib.contextmanager
 def writing(what):
-    """Put around code that writes `what`: an InputError if it fails (disk full, no permission, a name too long)."""
+    """A context in which a failed write of `what` (disk full, no permission, a name too long) is an InputError."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's
@@ -74,5 +74,5 @@ def append_rows(path, rows):
 
 
 def write_rows(path, rows):
-    """A JSONL file of these rows alone."""
+    """Replace a JSONL file by one of these rows."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

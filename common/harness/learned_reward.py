@@ -4,19 +4,19 @@ import torch
 
 from common.batches import micro_batches
 from common.errors import refuse
-from common.harness.loading import load_classifier, most_positions, read_tokenizer
+from common.harness.loading import check_length, load_classifier, read_tokenizer
 from common.harness.tokens import Row, encode_completions, end_token, tokenize
 from common.rewards import Reward
 
 
 def learned_reward(args, prompts, device):
-    """The model of `--reward_model_path` as a `Reward`, one scalar for a completion (arXiv 1909.08593, 2203.02155).
+    """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
-    It reads text: its own tokenizer and chat template encode prompt and completion, whatever the policy's are, joined
-    as `reward_model.py` does (with the run's --prompt_template and --system_prompt, and the end token unless the
-    completion was cut; special tokens that the policy spells are text). An InputError refuses a checkpoint without a
-    trained scalar head that reads the last token, and a tokenizer that has no EOS, pads with the end token (the score
-    would be read before it), or does not know the characters of the prompts.
+    It reads text: its own tokenizer and chat template encode prompt and completion as `reward_model.py` does, with the
+    run's --prompt_template and --system_prompt, and the end token unless the completion was cut; special tokens that
+    the policy spells are text. An InputError refuses a checkpoint without a trained scalar head that reads the last
+    token, and a tokenizer that has no EOS, pads with the end token (the score would be read before it), or does not
+    know the characters of the prompts.
     """
     option = "reward_model_path"
     tokenizer = read_tokenizer(args, option)
@@ -30,13 +30,11 @@ def learned_reward(args, prompts, device):
     ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts], args, tokenizer)
     if any(unknown & set(row) for row in ids):
         refuse(args, option, "its tokenizer does not know characters of the prompts")
-    model, _, _ = load_classifier(args, option, tokenizer, device)
+    model = load_classifier(args, option, tokenizer, device)
     tokenizer.padding_side = "right"
     model.requires_grad_(False)
-    limit, longest = most_positions(model), max(map(len, ids))
-    if limit and longest + args.max_new_tokens > limit:
-        sizes = f"a prompt of {longest} + --max_new_tokens {args.max_new_tokens}"
-        refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+    longest, most = max(map(len, ids)), args.max_new_tokens
+    check_length(args, option, model, longest + most, f"a prompt of {longest} + --max_new_tokens {most}")
 
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
@@ -44,12 +42,9 @@ def learned_reward(args, prompts, device):
         for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
         longest = max(map(len, rows))
-        if limit and longest > limit:
-            refuse(
-                args, option, f"the model has positions for {limit} tokens, a prompt with its completion has {longest}"
-            )
+        check_length(args, option, model, longest, f"the {longest} of a prompt with its completion")
         scores = [0.0] * len(rows)
-        for part in micro_batches([(len(ids), 0) for ids in rows], args):
+        for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
             with torch.no_grad():
                 values = model(**inputs.to(device)).logits[:, 0].float().tolist()

@@ -1,5 +1,6 @@
 """Load tokenizer, policy, reference and classifiers of a checkpoint; write model/."""
 
+import contextlib
 import copy
 
 import torch
@@ -13,8 +14,8 @@ from common.harness.model_checks import (
     check_not_quantised,
     check_vocabulary,
     check_weights,
+    load_errors,
     model_path,
-    refuse_model,
     shorten,
 )
 from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
@@ -23,19 +24,16 @@ from common.policy import Policy
 
 
 def read_tokenizer(args, option):
+    """The tokenizer of the model that an option names."""
     from transformers import AutoTokenizer
 
-    try:
+    with load_errors(args, option, "no tokenizer could be loaded"):
         check_json(args, option)
         return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
-    except InputError:
-        raise
-    except Exception as error:  # it raises nearly every type there is
-        refuse_model(args, option, "no tokenizer could be loaded", error)
 
 
 def load_tokenizer(args):
-    """The tokenizer of the policy; one without a pad token pads with its EOS (masks never look at the pad id)."""
+    """The tokenizer of the policy. One without a pad token pads with EOS: no mask looks at the pad id."""
     tokenizer = read_tokenizer(args, "model_name_or_path")
     if tokenizer.eos_token_id is None:
         refuse(args, "model_name_or_path", "its tokenizer has no EOS token, so no completion could end")
@@ -45,22 +43,22 @@ def load_tokenizer(args):
 
 
 def find_stop_tokens(tokenizer, generation_config):
-    """Ids that end a completion: EOS of tokenizer and generation config, and the end of a turn in the chat template."""
+    """Token ids that end a completion: EOS of tokenizer and generation config, and what ends a turn of a chat."""
     configured = generation_config.eos_token_id
     configured = configured if isinstance(configured, list) else [configured]
     return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
 
 
 def load_policy(args, tokenizer, accelerator=None, temperature=None):
-    """The model of `--model_name_or_path` as a `Policy`, in training mode, without dropout; its log-probs are those at
-    `temperature` [--temperature].
+    """The model of `--model_name_or_path` as a `Policy` in training mode, with log-probs at `temperature`
+    [--temperature].
 
-    Dropout would make the ratio of the first update differ from 1. The checkpoint's own generation settings (top_k,
-    repetition penalty, ...) would be inherited by every `generate`: they are set aside and saved with the model again.
+    It has no dropout, which would make the ratio of the first update differ from 1. The checkpoint's own generation
+    settings (top_k, repetition penalty, ...) would be inherited by every `generate`: they return in the saved model.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    lm, saved_dtype, dropout, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
+    lm, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
     check_vocabulary(args, "model_name_or_path", lm, tokenizer)
     lm.eval().to(first_device(accelerator))
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
@@ -69,8 +67,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     shortcuts = find_shortcuts(lm, may_share=not (args.gradient_checkpointing or is_sharded(accelerator)))
     temperature = args.temperature if temperature is None else temperature
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
-    policy.saved_dtype, policy.saved_dropout = saved_dtype, dropout
-    policy.saved_generation_config, lm.generation_config = lm.generation_config, GenerationConfig()
+    lm.generation_config = GenerationConfig()
     if problem := sampling_problem(policy):
         refuse(args, "model_name_or_path", f"a {type(lm).__name__} {problem}")
     if not is_causal(lm):
@@ -85,7 +82,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
 
 
 def load_reference(policy, args, accelerator=None):
-    """A frozen copy of the policy at its start, whole on every process; None where no coefficient asks for it."""
+    """A frozen copy of the policy as it is now, whole on every process; None if --kl_coef is 0."""
     if not args.kl_coef:
         return None
     if args.lora_rank:
@@ -100,11 +97,11 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_model(auto_class, args, option="model_name_or_path", new_head=False, merge=True):
-    """A model of `auto_class` without dropout, the dtype and the dropout values of its checkpoint, and the names of the
-    weights of a new head: with `new_head` a language model becomes a classifier of one output.
+    """A model of `auto_class` without dropout, and the names of the weights of its new head: with `new_head` a language
+    model becomes a classifier of one output.
 
-    Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. `check_weights`
-    refuses other weights that the checkpoint lacks, which would be random, or the model lacks, which would be lost.
+    Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. Its attributes
+    `saved_dtype`, `saved_dropout` and `saved_generation_config` are the checkpoint's, for `save_pretrained`.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -112,7 +109,8 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it reports on the weights in many lines
     logging.disable_progress_bar()
-    try:
+    with load_errors(args, option, "no model"), contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, verbosity)
         path = model_path(args, option)
         base, adapter = lora.find_base(path)
         config = AutoConfig.from_pretrained(base)
@@ -130,24 +128,20 @@ def load_model(auto_class, args, option="model_name_or_path", new_head=False, me
         options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
         options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
         lm, info = class_for(config, auto_class).from_pretrained(base, config=config, **options)
-    except InputError:
-        raise
-    except Exception as error:  # it raises nearly every type there is
-        refuse_model(args, option, "no model", error)
-    finally:
-        logging.set_verbosity(verbosity)
     set_threads(lm.num_parameters())
     kinds = {type(module).__name__ for module in lm.modules()}
     lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
     if attention is None and lm.config._attn_implementation != "sdpa":
         say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
     if adapter and merge:
-        lm = lora.merge_adapter(lm, args, option, path)
-    return lm, saved_dtype, dropout, check_weights(args, option, lm, info, new_head)
+        lm = lora.merge_adapter(lm, args, option, path, adapter)
+    lm.saved_dtype, lm.saved_dropout = saved_dtype, dropout
+    lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
+    return lm, check_weights(args, option, lm, info, new_head)
 
 
 def class_for(config, auto_class):
-    """The class to load: a checkpoint for images, too, is loaded whole; else model/ would be its text model alone."""
+    """The class to load: of a checkpoint for images too, that of the whole model, or model/ would be its text model."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
     if auto_class is not AutoModelForCausalLM or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -157,10 +151,8 @@ def class_for(config, auto_class):
 
 
 def freeze_unused(args, option, lm):
-    """Freeze the weights that texts do not use, those for images or sound, and say so.
-
-    DDP waits for the gradient of every weight that is not frozen, and ends a run whose weights do not all get one.
-    """
+    """Freeze the weights that texts do not use, those for images or sound, and say so: DDP waits for the gradient of
+    every weight that is not frozen."""
     names = unused_weights(lm)
     for name in names:
         lm.get_parameter(name).requires_grad_(False)
@@ -170,29 +162,30 @@ def freeze_unused(args, option, lm):
 
 
 def check_positions(args, option, lm):
-    """Refuse rows that may be longer than the model's table of positions."""
-    limit = most_positions(lm)
+    """Refuse options that allow rows longer than the model's table of positions."""
     for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
-        if limit and hasattr(args, names[0]) and sum(getattr(args, name) for name in names) > limit:
+        if hasattr(args, names[0]):
             sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
-            refuse(args, option, f"the model has positions for {limit} tokens, less than {sizes}")
+            check_length(args, option, lm, sum(getattr(args, name) for name in names), sizes)
 
 
-def most_positions(lm):
-    """Tokens that a row may have where positions come from a table; None where they are computed (rotary)."""
+def check_length(args, option, lm, tokens, what):
+    """Refuse a row, `what`, of so many tokens if positions come from a table with fewer (rotary ones are computed)."""
     config = lm.config.get_text_config()
-    return None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
+    limit = None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
+    if limit and tokens > limit:
+        refuse(args, option, f"the model has positions for {limit} tokens, less than {what}")
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of `option`, one output at the last token, and the dtype and dropout values of its checkpoint.
+    """The classifier of one output, read at the last token, that `option` names; a new head starts at zero.
 
-    A new head starts at zero. The last token is the last one that is not padding: a tokenizer that has no pad token, or
-    pads with what ends a completion, gets one of its own; else the score would be read before the end.
+    The last token is the last one that is not padding: a tokenizer without a pad token, or one that pads with what ends
+    a completion, gets one of its own, or the score would be read before the end.
     """
     from transformers import AutoModelForSequenceClassification
 
-    lm, saved_dtype, dropout, new = load_model(AutoModelForSequenceClassification, args, option, new_head)
+    lm, new = load_model(AutoModelForSequenceClassification, args, option, new_head)
     kind, outputs = type(lm).__name__, lm.config.num_labels
     if outputs != 1:
         refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
@@ -209,18 +202,18 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
         lora.add_to_classifier(lm, args, option)
     freeze_unused(args, option, lm)
-    return lm, saved_dtype, dropout
+    return lm
 
 
 def load_scorer(args, option, device):
-    """The reward model of `option`, with a linear head `score`, for texts in the policy's token ids: its
-    tokenizer must have them all."""
+    """The reward model that `option` names, with a linear head `score`, as a start for a critic: its tokenizer must
+    have the token ids of the policy's."""
     tokenizer = read_tokenizer(args, option)
     vocabulary = tokenizer.get_vocab()
     other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
     if other:
         refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(other)}")
-    lm, _, _ = load_classifier(args, option, tokenizer, device)
+    lm = load_classifier(args, option, tokenizer, device)
     check_positions(args, option, lm)
     if not isinstance(getattr(lm, "score", None), nn.Linear):
         refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
@@ -230,16 +223,15 @@ def load_scorer(args, option, device):
 
 
 def enable_checkpointing(lm):
+    """Let a model recompute its activations in the backward pass; an InputError if its class cannot."""
     if not lm.supports_gradient_checkpointing:
         raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
-    # The second name is that of transformers before 5.23.
-    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    lm.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
-    """Write the `Policy` in the prepared `model`, and the tokenizer, so that `from_pretrained` loads them, in the dtype
-    of the checkpoint they came from.
+    """Write the model of `policy`, a part of the prepared `model`, and the tokenizer so that `from_pretrained` loads
+    them, in the dtype of the checkpoint that they came from.
 
     All processes have to call it, the first one writes. What is trained stays as it is: a checkpoint may still follow.
     """
@@ -248,21 +240,21 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least
     if accelerator.is_main_process:
         lm = copy.copy(policy.lm)
-        lm.config, lm.generation_config = copy.deepcopy(lm.config), policy.saved_generation_config
-        for name, value in policy.saved_dropout.items():
+        lm.config, lm.generation_config = copy.deepcopy(lm.config), lm.saved_generation_config
+        for name, value in lm.saved_dropout.items():
             setattr(lm.config.get_text_config(), name, value)
         weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
         tokenizer.save_pretrained(folder)
-        if lora.has_adapters(lm):
+        if hasattr(lm, "saves_merged"):  # it has adapters
             if not lm.saves_merged:
                 return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
             weights = lora.merge_into(lm, weights)
         cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
         for name, x in weights.items():
-            dtype = policy.saved_dtype if x.is_floating_point() else x.dtype
+            dtype = lm.saved_dtype if x.is_floating_point() else x.dtype
             weights[name] = cast.setdefault((x.data_ptr(), x.shape), x.to(dtype))
         lm.save_pretrained(folder, state_dict=weights)
         parts = [lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs)]
         for part in filter(None, parts):  # save_pretrained() says the dtype of the weights in training
-            part.dtype = policy.saved_dtype
+            part.dtype = lm.saved_dtype
         lm.config.save_pretrained(folder)

@@ -17,10 +17,7 @@ TRAINED, START = "default", "start"  # peft's names of the adapter that is train
 
 
 def find_base(path):
-    """(model, adapter): the folder or hub id of the weights, and the `PeftConfig` where `path` is a PEFT adapter.
-
-    Of a whole model, these are `path` itself and None.
-    """
+    """The folder or hub id of the base and the `PeftConfig` of a PEFT adapter; of a whole model `path` and None."""
     from transformers.utils.peft_utils import find_adapter_config_file
 
     if not find_adapter_config_file(path):
@@ -32,7 +29,7 @@ def find_base(path):
 
 
 def find_tokenizer(path):
-    """The folder or hub id of the tokenizer of a model, or of an adapter, which may leave it to its base model."""
+    """The folder or hub id of the tokenizer: that of a model or adapter, or of its base if an adapter has none."""
     from transformers.utils import cached_file
 
     base, adapter = find_base(path)
@@ -41,7 +38,7 @@ def find_tokenizer(path):
 
 
 def peft(what):
-    """The package peft, which `what` needs."""
+    """The package peft; an InputError if it is not installed, as `what` needs it."""
     try:
         import peft
     except ImportError:
@@ -49,12 +46,13 @@ def peft(what):
     return peft
 
 
-def merge_adapter(lm, args, option, path):
-    """The model `lm` with the adapter of the folder `path` added to its weights, all of them trainable."""
-    from peft import PeftConfig, PeftModel
+def merge_adapter(lm, args, option, path, adapter):
+    """The model `lm` with the adapter of the folder `path`, of this `PeftConfig`, added to its weights, which are all
+    trainable."""
+    from peft import PeftModel
 
     try:
-        with_adapter = PeftModel(lm, PeftConfig.from_pretrained(path), TRAINED)
+        with_adapter = PeftModel(lm, adapter, TRAINED)
         load_weights(with_adapter, path, TRAINED)
         merged = with_adapter.merge_and_unload()
     except Exception as error:  # each kind of adapter has its own way to fail
@@ -63,10 +61,10 @@ def merge_adapter(lm, args, option, path):
 
 
 def add_adapters(lm, args, path=None, task="CAUSAL_LM"):
-    """Freeze the model `lm` and add adapters to its linear layers, in float32 whatever its dtype is.
+    """Freeze the model `lm` and add trainable adapters to its linear layers, in float32 whatever its dtype is.
 
-    They are those of `path` where it is an adapter folder, else new ones, which change nothing at first and are the
-    same on all processes. Loaded ones are added a second time and never trained: the reference of `Reference`.
+    They are those of the adapter folder `path`, or new ones, which change nothing at first and are the same on all
+    processes. Loaded ones are added a second time, frozen: `Reference` computes with these.
     """
     config = peft(f"--lora_rank {args.lora_rank}").LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules="all-linear", task_type=task
@@ -90,7 +88,7 @@ def add_adapters(lm, args, path=None, task="CAUSAL_LM"):
 
 
 def add_adapter(lm, config, name, seed):
-    """Add to `lm` an adapter of this name and `PeftConfig`, in float32; its random start is that of `seed`."""
+    """Add an adapter of this name and `PeftConfig` to `lm`, in float32, with the random start of `seed`."""
     with seeded((seed, 0), lm.device), warnings.catch_warnings():
         # Of GPT-2's layers, where peft does the right thing, and of a second adapter.
         warnings.filterwarnings("ignore", ".*(fan_in_fan_out|Already found)")
@@ -101,7 +99,7 @@ def add_adapter(lm, config, name, seed):
 
 
 def add_to_classifier(lm, args, option):
-    """Add adapters to the backbone of a classifier; its head is trained in full."""
+    """Add adapters to the backbone of a classifier, whose head is trained in full."""
     if option == "model_name_or_path" and not args.lora_merge:  # neither does a new pad token
         refuse(args, "lora_rank", "the head of a reward model does not fit into an adapter folder: add --lora_merge")
     add_adapters(lm, args, task="SEQ_CLS")
@@ -111,7 +109,7 @@ def add_to_classifier(lm, args, option):
 
 
 def check_continued(args, adapter, config):
-    """Refuse to go on training a loaded adapter whose rank or alpha is not the options', or that is no plain LoRA."""
+    """Refuse to train a loaded adapter that is no plain LoRA, or of another rank or alpha than the options say."""
     for option, name in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
         if getattr(adapter, name, None) != getattr(config, name):
             refuse(args, option, f"the adapter of --model_name_or_path has {getattr(adapter, name, None)}")
@@ -126,10 +124,8 @@ def check_continued(args, adapter, config):
 
 
 def load_weights(model, path, name):
-    """Load the weights of the adapter folder `path` into the adapter `name` of `model`, which may be a `PeftModel`.
-
-    Raises a ValueError where either has weights that the other lacks: peft itself would go on.
-    """
+    """Load the weights of the adapter folder `path` into the adapter `name` of `model`, which may be a `PeftModel`; a
+    ValueError if either has weights that the other lacks, where peft would go on."""
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
     weights = load_peft_weights(path, device=str(model.device))
@@ -142,10 +138,9 @@ def load_weights(model, path, name):
 
 
 class Reference:
-    """The policy at its start without a second copy of its weights: with its adapters off, or as they were loaded.
+    """The reference without a second copy of the weights: the policy with its adapters off, or as they were loaded.
 
-    It is called as a `Policy`. A call changes nothing of the policy: what peft switches, it also freezes or unfreezes,
-    and that is undone.
+    It is called as a `Policy`. peft freezes and unfreezes what it switches, which each call undoes.
     """
 
     def __init__(self, policy):
@@ -169,12 +164,8 @@ class Reference:
                 weight.requires_grad_(flag)
 
 
-def has_adapters(lm):
-    return getattr(lm, "_hf_peft_config_loaded", False)
-
-
 def merge_into(lm, weights):
-    """The `weights` {name: tensor} of `lm` with the trained adapter added to them, under the names of a whole model."""
+    """The `weights` {name: tensor} of `lm` with the trained adapter added, under the names of a whole model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     lm._hf_peft_config_loaded = False  # `save_pretrained` then writes a whole model
@@ -190,7 +181,8 @@ def merge_into(lm, weights):
 
 
 def keep_trained(models, states, folder):
-    """For `Accelerator.register_save_state_pre_hook`: a checkpoint holds what is trained, the base is loaded again."""
+    """Leave the frozen weights out of a checkpoint, as a hook of `Accelerator.register_save_state_pre_hook`: a resume
+    loads them from the base."""
     for model, state in zip(models, states, strict=True):
         trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
         for name in set(state) - trained:

@@ -11,25 +11,31 @@ from common.generation import RoomyLayer
 from common.policy import CHUNK_ELEMENTS
 
 
-class Sizes(NamedTuple):
-    """The numbers of a dense decoder. All that is counted here is counted in elements, not in bytes."""
+class Sizes:
+    """The sizes of a dense decoder `lm` in elements: of the whole model, or without `head` of its backbone with
+    a head of one output."""
 
-    weights: int  # all; a tied embedding counts once
-    linear: int  # of these: matrices of linear layers, with a tied or untied head
-    embedding: int  # the largest matrix
-    tied: bool
-    adapters: int  # weights of LoRA adapters of rank 1 on all linear layers but the head
-    hidden: int
-    layers: int
-    heads: int
-    query: int  # heads x head size
-    key: int  # heads of keys x head size
-    intermediate: int
-    vocabulary: int  # 0: a head of one output
+    def __init__(self, lm, head=True):
+        config, output = lm.config.get_text_config(), lm.get_output_embeddings()
+        matrices = [m.weight for m in lm.modules() if type(m).__name__ in ("Linear", "Conv1D") and m is not output]
+        tied = output.weight is lm.get_input_embeddings().weight
+        removed = 0 if head or tied else output.weight.numel()
+        heads = config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.weights = sum(parameter.numel() for parameter in lm.parameters()) - removed  # a tied embedding counts once
+        self.linear = sum(weight.numel() for weight in matrices) + (output.weight.numel() if head else 0)
+        self.embedding = output.weight.numel()  # the largest matrix
+        self.tied = tied and head
+        self.adapters = sum(sum(weight.shape) for weight in matrices)  # of LoRA of rank 1, which the head has not
+        self.hidden, self.layers, self.heads = config.hidden_size, config.num_hidden_layers, heads
+        self.query = heads * head_size
+        self.key = (getattr(config, "num_key_value_heads", None) or heads) * head_size
+        self.intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        self.vocabulary = output.weight.shape[0] if head else 0
 
 
 class Job(NamedTuple):
-    """How a launcher starts the processes."""
+    """The processes of a run, as its launcher starts them."""
 
     processes: int = 1
     strategy: str = "single"  # single, DDP, FSDP2, ZeRO-2, ZeRO-3
@@ -38,40 +44,17 @@ class Job(NamedTuple):
 
     @property
     def share(self):
-        """The part of the gradients and of AdamW's state that lies on one process."""
+        """The part of the gradients and of AdamW's moments that each process holds."""
         return 1 if self.strategy in ("single", "DDP") else 1 / self.processes
 
     @property
     def weight_share(self):
+        """The part of the weights that each process holds."""
         return 1 if self.strategy == "ZeRO-2" else self.share
 
 
-def sizes_of(lm, head=True):
-    """The sizes of a causal language model, with its head or as a backbone with a head of one output."""
-    config, output = lm.config.get_text_config(), lm.get_output_embeddings()
-    tied = output.weight is lm.get_input_embeddings().weight
-    matrices = [m.weight for m in lm.modules() if type(m).__name__ in ("Linear", "Conv1D") and m is not output]
-    heads = config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    removed = 0 if head or tied else output.weight.numel()
-    return Sizes(
-        weights=sum(parameter.numel() for parameter in lm.parameters()) - removed,
-        linear=sum(weight.numel() for weight in matrices) + (output.weight.numel() if head else 0),
-        embedding=output.weight.numel(),
-        tied=tied and head,
-        adapters=sum(sum(weight.shape) for weight in matrices),
-        hidden=config.hidden_size,
-        layers=config.num_hidden_layers,
-        heads=heads,
-        query=heads * head_size,
-        key=(getattr(config, "num_key_value_heads", None) or heads) * head_size,
-        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        vocabulary=output.weight.shape[0] if head else 0,
-    )
-
-
 class Terms:
-    """The terms of one model under these options and this job, in bytes on one process."""
+    """The memory of one model under these options and this job, in bytes of one process, term by term."""
 
     def __init__(self, sizes, args, job):
         self.sizes, self.args, self.job = sizes, args, job
@@ -86,13 +69,10 @@ class Terms:
         self.trained = (args.lora_rank * sizes.adapters, 4) if args.lora_rank else (sizes.weights, 2 if bf16 else 4)
 
     def held(self):
-        """{term: bytes} of what stays from one forward to the next."""
+        """{term: bytes} of what one forward leaves to the next."""
         sizes, job, (number, size) = self.sizes, self.job, self.trained
-        adapters, buckets = 4 * self.args.lora_rank * sizes.adapters, 0
-        if job.strategy == "DDP":
-            buckets = number * size
-        elif self.zero:
-            buckets = min(number, 5e8) * self.weight
+        adapters = 4 * self.args.lora_rank * sizes.adapters
+        buckets = number * size if job.strategy == "DDP" else min(number, 5e8) * self.weight if self.zero else 0
         referred = getattr(self.args, "kl_coef", 0) and not self.args.lora_rank and sizes.vocabulary
         return {
             # DeepSpeed holds weights in bfloat16. FSDP2 holds them in float32, and gathers them in bfloat16.
@@ -108,7 +88,7 @@ class Terms:
         }
 
     def copies(self, phase):
-        """Copies of weights to compute with.
+        """Bytes of the copies of weights that a phase computes with.
 
         Autocast makes a bfloat16 one of each matrix that is trained, once for a forward, and the backward pass keeps
         it; of a frozen one it makes one for each pass (over prompts, over completions). With gradient checkpointing the
@@ -147,13 +127,13 @@ class Terms:
         return {"copies of weights": self.copies("rollout")} | max(first, last, key=lambda terms: sum(terms.values()))
 
     def cache(self, rows, prompt, completion):
-        """Keys and values of all rows in all layers, with the room that a layer of the cache grows by, and the layer
-        that is being copied as it grows. Under autocast rotary keys are float32 and values bfloat16."""
+        """Bytes of keys and values of all rows in all layers, with the spare room of a layer, and of the layer that is
+        copied as it grows. Under autocast rotary keys are float32 and values bfloat16."""
         tokens = prompt + math.ceil((completion - 1) / RoomyLayer.ROOM) * RoomyLayer.ROOM
         return rows * tokens * self.sizes.key * (self.size + self.stream) * (self.sizes.layers + 1)
 
     def activations(self, rows, queries, keys):
-        """What one pass over (rows, queries) tokens that attend to `keys` tokens keeps for the backward pass."""
+        """Bytes that one pass over (rows, queries) tokens which attend to `keys` tokens keeps for the backward pass."""
         hidden, tokens = self.sizes.hidden, rows * queries
         layer = self.layer_activations(rows, queries, keys)
         if self.args.gradient_checkpointing:  # the inputs of the layers
@@ -162,7 +142,7 @@ class Terms:
         return self.sizes.layers * layer + last + tokens * keys  # and the mask
 
     def layer_activations(self, rows, queries, keys):
-        """The tensors that a decoder layer of transformers saves, in bytes: RMSNorm, attention, gated MLP.
+        """Bytes of the tensors that a decoder layer of transformers saves: RMSNorm, attention, gated MLP.
 
         Two norms: the input in float32, its scale, and the normalized input in the dtype of the residual stream. Linear
         layers: their inputs; one for queries, keys and values, one for gate and up (under autocast each casts its own).
@@ -192,10 +172,12 @@ class Terms:
         return rows * queries * per_token + rows * keys * 2 * repeated * size + rows * queries * keys * per_mask
 
     def head_work(self, tokens, backward=True):
-        """What is there at once of (tokens, V) in a chunk of the head. Forward: the logits, in bfloat16 too where they
-        are that, and two products of the entropy. Backward: five in float32, the logits, the gradient through `gather`,
-        and for `logsumexp` a difference, its exponential and the gradient; with several chunks also the sum of the
-        gradients of the head's matrix."""
+        """Bytes of the (tokens, V) tensors of the head that exist at once, in one chunk of it.
+
+        Forward: the logits, in bfloat16 too where they are that, and two products of the entropy. Backward: five in
+        float32, the logits, the gradient through `gather`, and for `logsumexp` a difference, its exponential and the
+        gradient; with several chunks also the sum of the gradients of the head's matrix.
+        """
         elements = tokens * self.sizes.vocabulary
         chunk = min(elements, CHUNK_ELEMENTS)
         if not backward:
@@ -203,18 +185,18 @@ class Terms:
         return 20 * chunk + (self.gradient_of_embedding() if elements > chunk else 0)
 
     def layer_work(self, rows, queries, keys):
-        """The backward pass of the last layer: in the MLP the gradients of product, gate and up, less the product,
-        which is freed, or in the attention those of queries, output, keys and values; those of the residual stream; and
-        that of the embedding or head. With gradient checkpointing the layer's activations are there again."""
+        """Bytes of the gradients in the backward pass of the last layer: in the MLP of product, gate and up, less the
+        product, which is freed, or in the attention of queries, output, keys and values; of the residual stream; and of
+        the embedding or head. With gradient checkpointing the layer's activations are there again."""
         sizes, tokens = self.sizes, rows * queries
         again = self.layer_activations(rows, queries, keys) if self.args.gradient_checkpointing else 0
         wider = max(tokens * sizes.intermediate, rows * (queries + keys) * sizes.query) * 2 * self.size
         return again + wider + tokens * 2 * 4 * sizes.hidden + self.gradient_of_embedding()
 
     def gradient_of_embedding(self):
-        """That of the embedding and the head is complete at the end of a backward pass, and lies beside .grad."""
+        """Bytes of the gradient of embedding or head that lies beside `.grad` at the end of a backward pass."""
         return 0 if self.args.lora_rank else self.trained[1] * self.sizes.embedding
 
     def adamw_copy(self):
-        """What AdamW computes with: on a GPU the root of all second moments, on CPU twice that of one matrix."""
+        """Bytes that AdamW computes with: on a GPU the root of all second moments, on CPU twice that of one matrix."""
         return math.prod(self.trained) * self.job.share if self.job.gpu else 2 * self.gradient_of_embedding()

@@ -1,5 +1,6 @@
 """Whether a checkpoint can be what an option asks for: its folder, its files, its weights. What cannot is refused."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -7,7 +8,7 @@ import re
 
 import torch
 
-from common.errors import in_short, refuse, say
+from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
 from common.harness.data import EMBEDDED_FOLDERS
 
@@ -22,25 +23,31 @@ SAVED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def model_path(args, option="model_name_or_path"):
-    """The folder or hub id that an option names; `embedded` and `embedded-hard` come with the project."""
+    """The folder or hub id of the model that an option names; `embedded` and `embedded-hard` are folders of common/."""
     name = os.path.expanduser(getattr(args, option))
     return str(EMBEDDED_FOLDERS.get(name, name)) if option == "model_name_or_path" else name
 
 
-def refuse_model(args, option, problem, error):
-    """Raise an InputError for a model that failed to load: no such folder, else what the loader raised."""
-    path = pathlib.Path(name := model_path(args, option))
-    if not path.exists():
-        if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
-            refuse(args, option, "no such folder")
-        if "/" in name and path.parent.is_dir():
-            problem = f"no such folder, and {problem}"
-    refuse(args, option, f"{problem}: {in_short(error)}")
+@contextlib.contextmanager
+def load_errors(args, option, problem):
+    """A context in which whatever a loader raises is an InputError: no such folder, or `problem` and its text."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # loaders raise nearly every type there is
+        path = pathlib.Path(name := model_path(args, option))
+        if not path.exists():
+            if name.startswith((".", "/")) or "\\" in name or name.count("/") > 1:  # as no hub id is written
+                refuse(args, option, "no such folder")
+            if "/" in name and path.parent.is_dir():
+                problem = f"no such folder, and {problem}"
+        refuse(args, option, f"{problem}: {in_short(error)}")
 
 
 def check_json(args, option):
-    """Refuse what transformers accepts silently: a dtype in which model/ would lose precision, a damaged
-    generation_config.json (ignored, with its EOS ids), and EOS ids that are no token ids."""
+    """Refuse what transformers accepts silently in config.json and generation_config.json: a dtype in which model/
+    would lose precision, a damaged file (it is ignored, with its EOS ids), and EOS ids that are no token ids."""
     from transformers.utils import cached_file
 
     base, _ = lora.find_base(model_path(args, option))
@@ -63,7 +70,7 @@ def check_json(args, option):
 
 
 def check_not_quantised(args, option, config):
-    """Refuse fp8, mxfp4, bitsandbytes, GPTQ and their like: what is rounded to a few bits cannot be trained."""
+    """Refuse quantised weights (fp8, mxfp4, bitsandbytes, GPTQ, ...): they cannot be trained."""
     for part in (config, config.get_text_config()):
         if quantised := getattr(part, "quantization_config", None):
             method = quantised.get("quant_method", "bitsandbytes")  # whose old checkpoints do not say it
@@ -71,9 +78,10 @@ def check_not_quantised(args, option, config):
 
 
 def check_weights(args, option, lm, info, new_head):
-    """Refuse a checkpoint whose weights are not those of the model; returns the names of a new head's weights.
+    """The names of the weights of a new head, by what transformers says of the load, `info`.
 
-    Transformers has left out what is tied or known to be unused. Unused weights of images or sound get one line.
+    An InputError names other weights that the checkpoint lacks, has in another shape, or has and the model has not;
+    of the last kind those for images or sound are left out, and a line says so.
     """
 
     def of_backbone(name):
@@ -101,7 +109,7 @@ def check_weights(args, option, lm, info, new_head):
 
 
 def check_vocabulary(args, option, lm, tokenizer):
-    """Refuse a tokenizer with ids that the model has no embedding for."""
+    """Refuse a tokenizer with token ids beyond the rows of the model's embedding."""
     rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
     for kind in ("image", "audio", "video"):  # placeholders that a text never has; Gemma 3 1B has no embedding for one
         vocabulary.pop(getattr(tokenizer, f"{kind}_token", None), None)
@@ -111,5 +119,5 @@ def check_vocabulary(args, option, lm, tokenizer):
 
 
 def shorten(names):
-    """The first of some names, and how many more there are."""
+    """The first three of a list of names as text, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

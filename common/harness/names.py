@@ -1,4 +1,4 @@
-"""Names of options in TRL and verl, beside the ones here."""
+"""The names that options have in TRL and verl, for errors that name the option here."""
 
 from typing import NamedTuple
 
@@ -94,7 +94,8 @@ EARLIER = {"rollout_batch_size": "generate_batch_size"}  # names that options he
 
 
 def name_here(option, fields):
-    """What to say behind an unknown option: the name that it has here, or "". `fields` are the script's options."""
+    """What follows an unknown option in an error: its name here if it is one of TRL or verl, or "". `fields` are the
+    options of the script."""
     name = option.lstrip("-+").partition("=")[0].replace("-", "_").removeprefix("actor_rollout_ref.")
     if name in EARLIER:
         return f": it is --{EARLIER[name]} now"

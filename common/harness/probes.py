@@ -1,4 +1,4 @@
-"""What a model does with a few tokens: whether it can be trained here, and how; and which weights texts use."""
+"""What a forward over a few tokens shows of a model: whether and how it can be trained, and which weights texts use."""
 
 import copy
 import re
@@ -12,13 +12,13 @@ from common.policy import Policy
 
 
 def is_causal(lm):
-    """Whether no logits depend on later tokens: an encoder (BERT) loads as a causal language model too."""
+    """Whether no logits depend on later tokens; an encoder (BERT), too, loads as a causal language model."""
     ids = torch.arange(4)[None]
     return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
 
 
 def reads_last_token(lm):
-    """Whether a classifier's score depends on the last token of a row, and not on padding behind it, masked or not."""
+    """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
     pad = lm.config.get_text_config().pad_token_id
     ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
     *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
@@ -27,10 +27,8 @@ def reads_last_token(lm):
 
 @torch.enable_grad()
 def influence(lm, ids, part):
-    """L1 norm (S,) of the gradient of `part` of the logits with respect to the embedding of each token of `ids` (1, S).
-
-    It is exactly 0, in any dtype, for a token on which they do not depend.
-    """
+    """The L1 norm (S,) of the gradient of `part(logits)` at the embedding of each token of `ids` (1, S): exactly 0, in
+    any dtype, for a token on which these logits do not depend."""
     seen = []
     hook = lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
     try:
@@ -43,10 +41,9 @@ def influence(lm, ids, part):
 
 @torch.enable_grad()
 def unused_weights(lm):
-    """Names of the trainable weights on which the logits of a text do not depend: those for images or sound.
+    """The names of trainable weights that the graph of a forward over text does not reach: those for images or sound.
 
-    A weight is used if the graph of a forward reaches it, whatever its gradient. Experts of a mixture are never in the
-    list: a few tokens do not reach all of them.
+    Experts of a mixture are never in the list: a few tokens do not reach all of them.
     """
     logits = lm(input_ids=torch.arange(4, device=lm.device)[None]).logits
     used, visited, nodes = set(), set(), [logits.grad_fn]
@@ -62,7 +59,7 @@ def unused_weights(lm):
 
 @torch.no_grad()
 def sampling_problem(policy):
-    """Why the log-probs of training would not be those of sampling, or why a row would depend on its padding; or None.
+    """What is wrong if log-probs of training differ from those of sampling or depend on padding; None if nothing is.
 
     Four tokens are sampled after a prompt that is padded on the left. Their log-probs must be those of the row alone,
     and of the row with its padding. The effect of unmasking the padding gives the scale: a model that ignores the mask
@@ -100,14 +97,14 @@ def sampling_problem(policy):
 
 
 def find_shortcuts(lm, may_share=True):
-    """{name: bool}: the shortcuts that are exact for this model, as `Policy` takes them. `shares_prompts` is False
-    without `may_share`."""
+    """Which shortcuts are exact for this model, as arguments of `Policy`: {name: bool}. Prompts are shared only with
+    `may_share`."""
     found = dict(head_is_last=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
     return found | dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
 
 
 def safely(check, *inputs):
-    """check(*inputs), or False where it raises: a missing shortcut is no reason to stop."""
+    """What `check(*inputs)` returns, or False if it raises: a run can do without a shortcut."""
     try:
         return check(*inputs)
     except Exception:  # models raise nearly every type there is; a real fault raises again in the run
@@ -116,10 +113,10 @@ def safely(check, *inputs):
 
 @torch.no_grad()
 def head_is_last(lm):
-    """Whether `logits = head(base_model(ids))`, which lets the head run in chunks.
+    """Whether the logits are those of the head on the states of `base_model`, so that the head can run in chunks.
 
-    Some architectures do more to the logits: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with
-    the head's output amplified, so that a soft cap also shows when the logits are small. It raises an error where
+    Some architectures do more to them: a soft cap (Gemma 2), a scale (Granite, Cohere). One forward tells, with the
+    head's output amplified, so that a soft cap also shows when the logits are small. It raises an error if
     `base_model` gives no hidden states (Llama 4, whose text model contains the head).
     """
     head, seen = lm.get_output_embeddings(), {}
@@ -142,10 +139,8 @@ def head_is_last(lm):
 
 @torch.no_grad()
 def has_plain_cache(lm):
-    """Whether `lm` keeps keys and values, and nothing else: the rows of such a cache can be repeated and selected.
-
-    Hybrids keep the states of convolutions and of linear attention too, some in subclasses of the plain layers.
-    """
+    """Whether the cache of `lm` holds keys and values alone, so that its rows can be repeated and selected. That of
+    hybrids also holds states of convolutions and of linear attention, some in subclasses of the plain layers."""
     from transformers import DynamicCache
 
     if not layer_types(lm) <= {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}:
@@ -156,7 +151,7 @@ def has_plain_cache(lm):
 
 
 def layer_types(lm):
-    """The names of the classes of the layers in the cache that `generate` makes for `lm`."""
+    """The class names of the layers in the cache that `generate` makes for `lm`."""
     from transformers import DynamicCache
 
     return {type(layer).__name__ for layer in DynamicCache(config=lm.config).layers}
@@ -164,10 +159,8 @@ def layer_types(lm):
 
 @torch.no_grad()
 def sharing_is_exact(lm):
-    """Whether prompts that are computed once give the log-probs of whole rows, on rows of unequal lengths.
-
-    Never for layers that use the keys and values of another one, where nobody has looked at the gradient.
-    """
+    """Whether computing each prompt once gives the same log-probs as whole rows, on rows of unequal lengths. Not for
+    layers that use the keys and values of another one, where nobody has looked at the gradient."""
     if "DummyLayer" in layer_types(lm):
         return False
     policy = Policy(lm, 0, [], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=True)
