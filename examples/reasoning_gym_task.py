@@ -1,8 +1,8 @@
 """A task of reasoning-gym (a hundred of them, made by program) as data, and its own scorer as the reward.
 
-    pip install reasoning-gym==0.1.25
-    python examples/reasoning_gym_task.py runs/gym chain_sum max_terms=2 min_digits=1 max_digits=2
-    python grpo.py --config configs/smollm2.yaml --dataset runs/gym --reward examples/reasoning_gym_task.py:score
+pip install reasoning-gym==0.1.25
+python examples/reasoning_gym_task.py runs/gym chain_sum max_terms=2 min_digits=1 max_digits=2
+python grpo.py --config configs/smollm2.yaml --dataset runs/gym --reward examples/reasoning_gym_task.py:score
 """
 
 import json

@@ -162,8 +162,10 @@ def draw():
     folder.mkdir(parents=True, exist_ok=True)
     metrics = {"reward/mean": "share of right answers in training", "completion/length": "tokens of a completion"}
     metrics |= {"policy/entropy": "entropy (nats per token)"}
-    for picture, names in (("sums", ["sums"]), ("mix", list(COMPARED))):
-        runs = {name: [with_completions(name, seed) for seed in SEEDS if rows_of(name, seed)] for name in names}
+    for picture, names in (("sums", {"grpo": "sums"}), ("mix", {name: name for name in COMPARED})):
+        runs = {title: [with_completions(name, seed) for seed in seeds_of(name)] for title, name in names.items()}
+        if not any(runs.values()):
+            continue
         axes = ("step",) if picture == "sums" else ("completions",)
         figure = plot.panels({name: seeds for name, seeds in runs.items() if seeds}, metrics, axes)
         figure.savefig(folder / f"{picture}.png", dpi=110)

