@@ -272,6 +272,9 @@ def refresh(tree):
         table = "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
         text = re.sub(rf"(?<=<!-- table: {name} -->\n)(\|.*\n)*", lambda _, table=table: table, text)
     tree.write(PAGE, text)
+    closing = read_rows(result("sums", 0))[0]["said"].partition(", in ")[0]
+    for page in ("README.md", "README.zh.md"):
+        tree.write(page, re.sub(r"eval/reward before .*? s(?=`)", closing, tree.read(page)))
     return []
 
 
