@@ -415,6 +415,8 @@ def main(argv=None):
             why = "the rewards of every group agree"
             if args.filter_by == "accuracy":
                 why = " and ".join(f"{result[f'sampling/dropped_{x}']:.0%} all {x}" for x in ("right", "wrong"))
+                if not args.needs_answers:
+                    why += " by the rule `accuracy` (--filter_by reward goes by your own rewards)"
             run.print(f"step {run.step}: {why} in {args.max_sampling_rounds} rounds, nothing to train on: the run ends")
             if not optimizer.state:  # AdamW has one after the first update, and after a resume
                 run.exit_code = 1

@@ -649,3 +649,17 @@ def test_by_reward_no_answers_are_needed(tmp_path, capsys):
         dapo.main([*QUICK, *options, *arguments, "--output_dir", str(tmp_path / "none")])
     assert end.value.code == 1
     assert "step 1: the rewards of every group agree in 1 rounds, nothing to train on" in capsys.readouterr().out
+
+
+def test_a_reward_of_ones_own_whose_groups_the_built_in_rule_drops_is_pointed_to_the_other_filter(tmp_path, capsys):
+    """The answers of the data are not in the form that the rule finds, though the user's reward would."""
+    own = "def own(completions, **columns):\n    return [0.0] * len(completions)\n"
+    (tmp_path / "own.py").write_text(own, encoding="utf-8")
+    rows = "".join(f'{{"prompt": "{i}+1+{i}?", "answer": "none"}}\n' for i in range(1, 41))
+    (tmp_path / "train.jsonl").write_text(rows, encoding="utf-8")
+    options = f"--dataset {tmp_path}/train.jsonl --reward {tmp_path}/own.py:own --max_new_tokens 24"
+    arguments = [*QUICK, *options.split(), "--max_steps", "1", "--max_sampling_rounds", "1"]
+    with pytest.raises(SystemExit):
+        dapo.main([*arguments, "--output_dir", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "100% all wrong by the rule `accuracy` (--filter_by reward goes by your own rewards) in 1 rounds" in said

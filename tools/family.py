@@ -313,7 +313,7 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 1bb1c5": (
+        "main d8d4b8": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
