@@ -35,6 +35,7 @@ from testbed import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, tr
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
+LAUNCHES = sorted(set(CONFIGS.glob("*.yaml")) - set(PAPERS) - set(CONFIGS.glob("smollm2*")))
 needs_deepspeed = pytest.mark.needs("deepspeed")
 STRATEGIES = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3"))]
 FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the files are for eight GPUs and bf16
@@ -241,7 +242,7 @@ def test_a_refusal_of_the_first_process_reaches_the_others(monkeypatch):
 # --- the files of configs/ ---
 
 
-@pytest.mark.parametrize("path", sorted(set(CONFIGS.glob("*.yaml")) - set(PAPERS)), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
 def test_accelerate_reads_the_file(path):
     config = load_config_from_file(str(path))
     kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "two_nodes": "FSDP"}

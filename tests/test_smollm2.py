@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import sys
 
 import pytest
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from testbed import ROOT, script
+from testbed import ROOT, SCRIPTS, script
 
 spec = importlib.util.spec_from_file_location("smollm2", ROOT / "examples" / "smollm2.py")
 smollm2 = importlib.util.module_from_spec(spec)
@@ -54,6 +56,22 @@ def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
         assert eval(row["question"].removeprefix("What is ").rstrip("?")) == int(row["answer"]) >= 0
     shares = [sum(row["kind"] == kind for row in train + test) / 1120 for kind in ("sum", "difference", "three")]
     assert shares == pytest.approx([1 / 3] * 3, abs=1e-3)
+
+
+MORE = {"dapo": "--filter_by reward --overlong_cache 8", "ppo": "--critic shared"}  # as the file's comment says
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "dpo"])
+def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
+    module, reached = script(name), []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
+    path = f"configs/smollm2{'-dpo' if name == 'dpo' else ''}.yaml"
+    with pytest.raises(SystemExit):
+        module.main(["--config", path, *MORE.get(name, "").split()])
+    for option, value in yaml.safe_load((ROOT / path).read_text(encoding="utf-8")).items():
+        own = getattr(reached[0], option)
+        assert own == ([value] if isinstance(own, list) else type(own)(value)), option
 
 
 @pytest.fixture(scope="module")
