@@ -151,6 +151,18 @@ def numbers(claim):
     )
 
 
+def known(claim):
+    """What the registration knew: the pilot's effect, and the power that it lets these seeds have."""
+    before, power, primary = claim["pilot"], claim["power"], claim["primary"]
+    runs = " less ".join(before["runs"])
+    where = ", in pass@1 on 128 other problems" if primary["metric"] == "accuracy" else ""
+    return (
+        f"Known before: in the pilot {runs} was {before['effect']:+g}{where}. By the deviations that it had, these seeds see {power['smallest_effect']:g} in 80 of 100 experiments, and "
+        f"{primary['same']:g} in {100 * power['at_same']:.0f}; {power['seeds_for_80_percent']} seeds would see "
+        f"{primary['same']:g} in 80."
+    )
+
+
 def section(claim):
     """Half a screen on one claim: what the paper says, what was run, the effect, what it does not show."""
     registered, primary = registry.load(), claim["primary"]
@@ -162,6 +174,7 @@ def section(claim):
         entry = registered["runs"][run]
         how = f"`{entry}`" if isinstance(entry, str) else "the best of its [six settings](#each-algorithm-at-its-best)"
         lines.append(f"- {name(run, claim['name'])}: {how}")
+    lines += ["", known(claim)]
     lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
     for amendment in registry.amendments(claim["name"]):
         lines += [f"Changed on {amendment['date']}, after the registration: {amendment['what']} {amendment['why']}", ""]

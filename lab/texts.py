@@ -211,11 +211,12 @@ PILOT = {
 }
 
 PILOT_RUNS = {
-    "grpo": "GRPO", "grpo-no_std": "without the deviation", "clip-0.2_0.2": "clip 0.2, 0.2", "clip-0.2_0.28": "clip 0.2, 0.28",
-    "clip-0.1_0.2": "clip 0.1, 0.2", "clip-1_1000": "no clip", "grpo-token_mean": "mean over the step's tokens",
-    "grpo-group_mean": "mean over a group's tokens", "kl-k1": "k1", "kl-k2": "k2", "kl-k3": "k3",
-    "pairs": "fixed pairs", "pairs-nll": "fixed pairs, NLL term", "pairs-ipo": "fixed pairs, IPO loss",
-    "pairs-once": "pairs of one round, twice", "pairs-rounds": "new pairs each round", "pass_at_64": "GRPO",
+    "grpo": "GRPO", "grpo-no_std": "without the deviation", "clip-0.2_0.2": "clip 0.2, 0.2",
+    "clip-0.2_0.28": "clip 0.2, 0.28", "clip-0.1_0.2": "clip 0.1, 0.2", "clip-1_1000": "no clip",
+    "grpo-token_mean": "mean over the step's tokens", "grpo-group_mean": "mean over a group's tokens",
+    "kl-k1": "k1", "kl-k2": "k2", "kl-k3": "k3", "pairs": "fixed pairs", "pairs-nll": "fixed pairs, NLL term",
+    "pairs-ipo": "fixed pairs, IPO loss", "pairs-once": "pairs of one round, twice",
+    "pairs-rounds": "new pairs each round", "pass_at_64": "GRPO",
 }  # fmt: skip
 PILOT_FIGURES = ("deviation", "clip_higher", "token_mean", "kl_estimator", "preference_pairs", "sharpening")
 
@@ -239,7 +240,8 @@ INTRO = """What the papers claim, measured with the scripts of this repository o
 **one effect that decides, registered before its runs** with its margin, its seeds and its statistics:
 [registered.json](../lab/registered.json). Nothing is decided before all runs of a claim are there.""".split("\n")
 
-RULES = """SHA-256 of the registration: `{digest}`, which each file of results names too.
+RULES = """SHA-256 of the registration: `{digest}`. Each file of results
+names it, and `git log -- lab/registered.json` has one commit, which is older than the first of these files.
 
 ## How a claim is decided
 
