@@ -157,9 +157,9 @@ def known(claim):
     runs = " less ".join(before["runs"])
     where = ", in pass@1 on 128 other problems" if primary["metric"] == "accuracy" else ""
     return (
-        f"Known before: in the pilot {runs} was {before['effect']:+g}{where}. By the deviations that it had, these seeds see {power['smallest_effect']:g} in 80 of 100 experiments, and "
-        f"{primary['same']:g} in {100 * power['at_same']:.0f}; {power['seeds_for_80_percent']} seeds would see "
-        f"{primary['same']:g} in 80."
+        f"Known before: in the pilot {runs} was {before['effect']:+g}{where}. By the deviations that it had, these "
+        f"seeds see {power['smallest_effect']:g} in 80 of 100 experiments; for {primary['same']:g} that takes "
+        f"{power['seeds_for_80_percent']} seeds."
     )
 
 
