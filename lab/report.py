@@ -348,14 +348,15 @@ def fingerprint():
 
 
 def not_done():
-    """What is registered and has no results."""
-    jobs = registry.jobs(registry.load())
-    left = [job for job in jobs if not registry.result(*job).exists()]
-    lines = ["## What is not done", "", *texts.NOT_DONE]
+    """What is registered and has no results, in the order of the queue."""
+    lines, registered = ["## What is not done", "", *texts.NOT_DONE], registry.load()
+    left, parts = [job for job in registry.jobs(registered) if not registry.result(*job).exists()], []
+    for part in registered["order"]:
+        if count := sum(run in part["runs"] and seed in part["seeds"] for run, seed in left):
+            parts.append(f"{part['part']} ({count})")
     if left:
-        names = ", ".join(dict.fromkeys(run for run, _ in left))
-        how = "(`python lab/run.py --registered` makes them)"
-        lines.append(f"- {len(left)} of the {len(jobs)} registered runs {how}: {names}.")
+        how = f"of the {len(registry.jobs(registered))} registered runs (`python lab/run.py --registered` makes them)"
+        lines.append(f"- {len(left)} {how}: {'; '.join(parts)}.")
     return [*lines, ""]
 
 
