@@ -1,8 +1,8 @@
-"""The claims of the papers, as data: which runs test each of them, which numbers decide, and what would refute it.
+"""The pilot: the claims as they were measured first, with five seeds; registered.json has those that decide today.
 
 RUNS has a command for each name. A claim has effects: each is the difference of a metric between two runs, seed by
-seed, and the difference that the paper's claim lets one expect. `report.py` decides by the rules of its docstring;
-docs/claims.md has the history of the rules: which of them were changed after a run of the claim had ended.
+seed, and the difference that the paper's claim lets one expect. `pilot.py` has the rules; docs/claims.md has their
+history, which of them were changed after a run of the claim had ended, and what became of each claim.
 """
 
 from dataclasses import dataclass
@@ -129,7 +129,6 @@ class Claim:
     axes: tuple = ("step",)  # or "completions", those sampled until then: each metric is drawn over each of them
     first_seed: int = 0
     why: str = ""  # two sentences, written after the runs
-    more: str = ""  # what to try next
 
     def needs(self):
         """The names of its runs: those that are drawn, and those that are compared."""
@@ -153,7 +152,6 @@ CLAIM_LIST = [
         "not learn (its rate is 1e-12); the rest may be the critic's work. The two also differ in what a step "
         "sees, 256 prompts once or 32 prompts eight times, and in their token weights and whitening; these "
         "runs do not tell which of them it is. Longer episodes were not tried.",
-        more="`grpo.py --prompts_per_step 128 --group_size 2`, which sees more prompts with the same completions.",
     ),
     Claim(
         "length",
@@ -172,7 +170,6 @@ CLAIM_LIST = [
         "by the deviation. It comes in the first ten steps and then stays, some 3 % of the length. Wrong "
         "answers also grow under Dr. GRPO, unlike in the paper: perhaps they have little to gain here "
         "from words beyond their steps.",
-        more="`--max_new_tokens 256` and more steps: does a gap grow in the long run?",
     ),
     Claim(
         "deviation",
@@ -193,9 +190,8 @@ CLAIM_LIST = [
         ("grpo", "grpo-no_std"),
         why="A group's weight is multiplied by 1 / std, so the sign is certain by construction; the size is what is "
         "measured: a fifth more weight for each unit of reward deviation on easy and hard questions than on medium "
-        "ones. The accuracy that it costs or buys on medium and hard ones cannot be seen in 80 steps. The four rows of "
-        "`share/weight_` and `share/norm2_`, which decide nothing, were added after seed 0 had run.",
-        more="`python lab/gradient_share.py --output_dir runs/share` also prints the shares by right answers.",
+        "ones. The accuracy that it costs or buys on medium and hard ones is inconclusive in 80 steps. The four "
+        "rows of `share/weight_` and `share/norm2_`, which decide nothing, were added after seed 0 had run.",
     ),
     Claim(
         "clip_higher",
@@ -211,8 +207,7 @@ CLAIM_LIST = [
         ("clip-0.2_0.2", "clip-0.2_0.28", "clip-0.1_0.2", "clip-1_1000"),
         why="The upper clip acts on few tokens, so 0.28 in place of 0.2 changes little. A tighter lower bound and "
         "no clip at all do keep entropy higher, and without a clip the accuracy is worse. Under random "
-        "rewards, below, the same higher clip can be seen.",
-        more="`--clip_high 0.5`; ten seeds.",
+        "rewards, below, the same higher clip does more.",
     ),
     Claim(
         "clip_alone",
@@ -230,7 +225,6 @@ CLAIM_LIST = [
         "rises at 0.2 / 0.2, more with the tighter lower bound or the higher upper one, most without a clip, "
         "and falls with the tighter upper one. Sixty steps of it cost accuracy: of the 0.34 at the start 0.13 "
         "is left at 0.2 / 0.2, and 0.01 without a clip. All seeds have the same tosses of the coin.",
-        more="`--num_epochs 1`: with fewer updates of a rollout the ratios stay nearer 1, and the clip acts less.",
     ),
     Claim(
         "token_mean",
@@ -246,7 +240,6 @@ CLAIM_LIST = [
         ("grpo", "grpo-token_mean", "grpo-group_mean"),
         why="Wrong answers are shorter under both means over tokens, by somewhat less than the one token that was asked"
         " for. Their entropy does not differ, and these answers have little room to ramble.",
-        more="`--max_new_tokens 256`; ten seeds.",
     ),
     Claim(
         "overlong",
@@ -260,12 +253,11 @@ CLAIM_LIST = [
         ],
         ("completion/truncated", "completion/length", "reward/accuracy", "policy/entropy"),
         ("ladder-1", "ladder-2", "ladder-3", "ladder-4"),
-        why="The filter takes 2 to 3 % of the rows out of the loss, and nothing can be seen of it. The punishment "
+        why="The filter takes 2 to 3 % of the rows out of the loss; what that does is inconclusive. The punishment "
         "begins at 51 tokens, which right answers to the longest sums need: completions shrink from 37 to 27 "
         "tokens, hardly any is cut off, and a tenth of the accuracy is lost. That happens without dynamic "
         "sampling, where groups that are all wrong differ by the punishment alone; with it (below, `ladder-6` "
-        "against `ladder-6-no_punishment`) no cost can be seen.",
-        more="`--overlong_cache 4` or `--max_new_tokens 96`, which leave room for all right answers.",
+        "against `ladder-6-no_punishment`) the cost is inconclusive.",
     ),
     Claim(
         "dynamic_sampling",
@@ -283,7 +275,6 @@ CLAIM_LIST = [
         "training, so more data is most of it. Both runs have the soft punishment, which without dynamic "
         "sampling also trains on groups that are all wrong: a part of the gain may be that these are left "
         "out.",
-        more="The same two runs with `--overlong none`.",
     ),
     Claim(
         "ladder",
@@ -302,14 +293,13 @@ CLAIM_LIST = [
         ],
         ("reward/accuracy", "policy/entropy"),
         tuple(f"ladder-{i}" for i in range(1, 7)),
-        why="The filter and clip-higher cannot be seen alone. The punishment costs 0.10 and the token mean 0.03 "
+        why="The filter and clip-higher alone are inconclusive. The punishment costs 0.10 and the token mean 0.03 "
         "on top of it, and dynamic sampling, with twice the completions, gains 0.18: the last rung is the "
         "best one, the way to it is not, and at equal completions the third rung is ahead of the last by 0.06 "
         "in training. Taken out of the full one, neither the punishment nor the filter is missed; the other "
         "two of these runs have not been made yet. With five rungs and five seeds, one in three such ladders "
         "would show a rung that fails if none of them did anything; the two that fail here do so in training "
         "accuracy too.",
-        more="`--max_new_tokens 96`, where the punishment spares right answers.",
     ),
     Claim(
         "sequence_ratio",
@@ -328,7 +318,6 @@ CLAIM_LIST = [
         "log-probs, which a mean over the row was to bear better. The band is the paper's, 3e-4 and 4e-4, for "
         "completions of thousands of tokens; a mean of a few dozen log-ratios moves more. Other noise and "
         "other lengths were not tried.",
-        more="A wider band, `gspo.py --clip_low 3e-3 --clip_high 4e-3`.",
     ),
     Claim(
         "dcpo",
@@ -346,14 +335,13 @@ CLAIM_LIST = [
         ("dcpo-8", "dcpo-8-fixed_clip", "dcpo-8-no_smoothing", "dcpo-8-row_mean", "grpo-8"),
         why="Smoothing lets 0.99 of the responses train in place of 0.69, which is near certain by construction "
         "once a prompt has been answered both ways, and it buys 0.05 of pass@1. The bounds of each token clip "
-        "0.0003 of the tokens against 0.0011 under GRPO's clip, a quarter and not a tenth, and nothing can be "
-        "seen of what that buys. The third change is the mean over rows times the group size: under AdamW "
+        "0.0003 of the tokens against 0.0011 under GRPO's clip, a quarter and not a tenth, and what that buys "
+        "is inconclusive. The third change is the mean over rows times the group size: under AdamW "
         "only the clipped gradient norm tells them apart, by 0.01.",
-        more="`dcpo.py --max_steps 256`: does the history of a prompt go stale?",
     ),
     Claim(
         "kl_estimator",
-        "In a loss, k1 does nothing, and k2 and k3 hold the policy near the reference",
+        "In a loss, the KLs that k2 and k3 log of themselves stay below the one that k1 logs",
         "papers on KL estimators in RL (2506.09477): the gradient of k1 has mean zero, that of k2 is KL(pi, ref)'s",
         [
             Effect("policy/kl_ref", "kl-k2", "kl-k1", most=0.0),
@@ -361,12 +349,12 @@ CLAIM_LIST = [
             Effect("eval/pass@1", "kl-k1", "grpo", least=-0.03, over="end", decides=False),
         ],
         ("policy/kl_ref", "reward/accuracy"),
-        ("kl-k1", "kl-k2", "kl-k3"),
-        why="With k1 the KL goes on rising: its gradient is noise of mean zero. k2 and k3 hold it below half of that. "
-        "Whether the noise of k1 costs accuracy cannot be seen. The metric is what each run's own loss estimates: on "
-        "fresh samples k1 and k3 are unbiased, k2 is not.",
-        more="[kl_estimators.md](../lab/results/kl_estimators.md) has the gradients by enumeration, without any "
-        "sampling.",
+        ("kl-k1", "kl-k2", "kl-k3", "grpo"),
+        why="Each run logs the KL by the estimator of its own loss (on fresh samples k1 and k3 are unbiased, k2 is "
+        "not), and the run without a penalty logs none. So these numbers do not say whether k1 does anything, nor "
+        "which KL is the smallest; no model was kept from which one estimator could compute all of them. What k1, k2 "
+        "and k3 do in a loss is computed by enumeration, without any sampling, in "
+        "[kl_estimators.md](../lab/results/kl_estimators.md): the gradient of k1 has mean zero.",
     ),
     Claim(
         "ppo_details",
@@ -396,15 +384,16 @@ CLAIM_LIST = [
         why="Without a KL the learned reward ends highest and the true accuracy lowest, after a good start. A "
         "coefficient of 0.01 saves some seeds, and 0.05 and 0.2 save all, at nearly the same reward. The "
         "seeds are 5 to 9, because docs/ppo.md had shown the others when the margins were written.",
-        more="`--learning_rate 3e-5` without a KL: is the policy hacked later, or not at all?",
     ),
     Claim(
         "preference_pairs",
-        "Under DPO both log-probs fall, and online pairs beat offline ones",
+        "On fixed pairs both log-probs fall; new pairs with more samples and a moving reference end higher",
         "DPO (2305.18290) and after (2402.13228): the log-prob of the chosen answers falls too",
         [
             Effect("logps/chosen", "pairs", "pairs:start", most=0.0),
             Effect("logps/rejected", "pairs", "pairs:start", most=0.0),
+            Effect("rewards/chosen", "pairs", most=0.0, decides=False),  # 0 at the start, on the same pairs
+            Effect("rewards/rejected", "pairs", most=0.0, decides=False),
             Effect("eval/pass@1", "pairs-rounds", "pairs-once", least=0.0, over="end"),
             Effect("eval/pass@1", "pairs-rounds", "pairs", least=0.0, over="end", decides=False),
             Effect("eval/pass@1", "pairs-nll", "pairs", least=0.0, over="end", decides=False),
@@ -417,13 +406,13 @@ CLAIM_LIST = [
         ("logps/chosen", "logps/rejected"),
         ("pairs", "pairs-nll", "pairs-ipo", "pairs-once", "pairs-rounds"),
         first_seed=5,  # those before were known from docs/dpo.md when the margins were written
-        why="On fixed pairs both log-probs fall, and pass@1 ends lower than with an NLL term or with the IPO "
-        "loss. Rounds end best, with a chosen log-prob that rises; the pairs of their first round, used "
-        "twice, end far below. New pairs, more samples and a reference that moves come together here. With a "
-        "fifth of the labels swapped pass@1 ends higher than without, perhaps because the margins grow less; "
-        "label smoothing adds to that, its robust correction and IPO take away. The seeds are 5 to 9, because "
-        "docs/dpo.md had shown the others when the claim was written.",
-        more="`dpo.py --rounds 4 --reference_free`: is it the new pairs or the new reference?",
+        why="On fixed pairs both log-probs fall: by 0.98 and 11.7 nats from the mean of steps 1 to 5, the first that "
+        "was kept, and by 0.59 and 12.2 from the start, on the same pairs. Pass@1 ends lower than with an NLL term or "
+        "with the IPO loss. Rounds end best, with a chosen log-prob that rises; the pairs of their first round, used "
+        "twice, end far below. New pairs, more samples and a reference that moves come together here: which of them "
+        "it is, these runs do not tell. With a fifth of the labels swapped pass@1 ends higher than without, perhaps "
+        "because the margins grow less; label smoothing adds to that, its robust correction and IPO take away. The "
+        "seeds are 5 to 9, because docs/dpo.md had shown the others when the claim was written.",
     ),
     Claim(
         "sharpening",
@@ -433,12 +422,11 @@ CLAIM_LIST = [
             Effect("eval/pass@1", "pass_at_64", "pass_at_64:start", least=0.1, over="end"),
             Effect("eval/pass@64", "pass_at_64", "pass_at_64:start", most=0.0, over="end"),
         ],
-        ("reward/accuracy",),
+        ("eval/pass@1", "eval/pass@64"),
         ("pass_at_64",),
         why="Nearly every problem of the test split has a right answer among 64 samples of the untrained model, so "
         "pass@64 has no room to rise, and training does not lower it: 0.99 before and after, which this rule can only "
         "call unseen. What the claim says of pass@1 holds.",
-        more="A smaller k (`--eval_k 8`), or longer sums, which 64 samples do not solve.",
     ),
 ]
 CLAIMS = {claim.name: claim for claim in CLAIM_LIST}

@@ -11,9 +11,7 @@ import numpy as np
 from scipy import optimize, stats
 
 import registry
-
-HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "no difference larger than the margin", "inconclusive"
-OPEN = "not decided yet"
+from registry import FAILS, HOLDS, OPEN, SAME, UNSEEN
 
 
 @dataclass

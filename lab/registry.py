@@ -17,6 +17,8 @@ import numpy as np
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "registered"
 SHARES = {"easy": 0.125, "medium": 0.375, "hard": 0.5}  # of the classes in the lists of the hard task
+HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "no difference larger than the margin", "inconclusive"
+OPEN = "not decided yet"
 REGISTERED, AMENDMENTS = HERE / "registered.json", HERE / "amendments.json"
 
 
@@ -99,7 +101,11 @@ def read(name, seed):
 def rows(name, seed):
     """The rows of a run; in those that evaluate, `accuracy` is that of the classes, weighted by their shares."""
     header, found = read(name, seed)
+    found[-1] |= {"cpu_seconds": header["cpu_seconds"]} if "cpu_seconds" in header else {}
     for row in found:
+        if "policy/clip_fraction_low" in row:  # of tokens; gspo.py's is of rows, and its patch logs that of tokens
+            both = row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"]
+            row.setdefault("policy/clipped_tokens", both)
         if all(f"eval/logged/{name}" in row for name in SHARES):
             row["accuracy"] = sum(share * row[f"eval/logged/{name}"] for name, share in SHARES.items())
     if header.get("failed"):  # its loss was not finite

@@ -1,109 +1,332 @@
-"""Decides the claims, for docs/claims.md and the READMEs; draws its figures: python lab/report.py [--figures]
+"""docs/claims.md and the counts in the READMEs, from registered.json and the rows: python lab/report.py [--figures]
 
-The rules (docs/claims.md has their history):
-
-- An effect is the mean over seeds of a difference of two runs of the same seed, with a bootstrap interval of 95 %
-  (10,000 draws of as many seeds, with replacement). It holds if the whole interval is on the claimed side of the
-  margin; it does not hold if the whole interval is on the other side; and else it inconclusive.
-- A claim holds if all the effects that decide it hold; it does not hold if one of them does not; and else it cannot be
-  seen here. The other effects are reported and decide nothing.
+Verdicts are those of decide.py, which needs scipy (pip install scipy); the figures need matplotlib. Nothing of a claim
+is shown before all of its runs are there. The pilot, below on the page, is decided by pilot.py and counts for nothing.
 """
 
 import argparse
 import functools
+import hashlib
+import json
 import re
-import sys
 
 import numpy as np
 
-from claims import ALL, CLAIMS
-from run import RESULTS, ROOT, read_rows
+import pilot
+import registry
+import texts
+from claims import CLAIMS
+from registry import FAILS, HOLDS, OPEN, ROOT, SAME, UNSEEN
+
+try:
+    import decide
+except ImportError:  # without scipy nothing is decided; what the page is made from can be compared
+    decide = None
 
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
-HOLDS, FAILS, UNSEEN, OPEN = "holds", "does not hold", "inconclusive", "not decided yet"
-CHINESE = {HOLDS: "成立", FAILS: "不成立", UNSEEN: "在这里看不出来", OPEN: "还没有定论"}
-READMES = {"README.md": ({word: word for word in CHINESE}, ": ", ", "), "README.zh.md": (CHINESE, "：", "，")}
-COUNTS = re.compile(rf"\*\*(?:{'|'.join([*CHINESE, *CHINESE.values()])})[:：] ?\d+\b.*?\*\*")
+MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
+NEEDED = "scipy is needed to write it (pip install scipy)"
+ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, OPEN)}
+CHINESE = {HOLDS: "成立", FAILS: "不成立", SAME: "没有大于界限的差别", UNSEEN: "没有定论", OPEN: "尚未判定"}
+READMES = {"README.md": (ENGLISH, ": ", ", "), "README.zh.md": (CHINESE, "：", "，")}
+COUNTS = re.compile(rf"\*\*(?:{'|'.join([*ENGLISH, *CHINESE.values()])})[:：] ?\d+\b.*?\*\*")
+DIGITS = {"cpu_seconds": 0, "completion/length": 1, "completion/length_incorrect": 2, "policy/entropy": 4,
+          "policy/clipped_tokens": 4, "policy/token_clip_ratio": 5, "completion/truncated": 4}  # fmt: skip
 
 
-def load(name):
-    """{seed: rows} of a run: step 0, and every five steps."""
-    files = RESULTS.glob(f"{name}-seed*.jsonl")
-    return {int(file.stem.rpartition("-seed")[2]): with_sums(read_rows(file)[1:]) for file in sorted(files)}
+# --- what is compared ---
 
 
-def with_sums(rows):
-    """The rows with what other metrics give: clipped tokens of both sides; accuracy of pairs as the others name it."""
-    for row in rows:
-        if "policy/clip_fraction_low" in row:
-            row["policy/clipped"] = row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"]
-        if "pairs/accuracy" in row:
-            row["reward/accuracy"] = row["pairs/accuracy"]
-    return rows
+def name(run, claim=None):
+    """A run in words."""
+    if found := re.fullmatch(r"best-([a-z_]+)(?:-(hard-\d))?", run):
+        return f"{texts.ALGORITHMS[found[1]]} at its best" + (f" on {found[2]}" if found[2] else "")
+    return texts.IN_CLAIM.get(claim, {}).get(run) or texts.RUNS[run]
 
 
-def value(rows, metric, over, completions=None):
-    """One number of a run, as `Effect.over` says; `completions`: those of the cheaper run."""
-    if over in ("start", "end"):
-        return [row[metric] for row in rows if metric in row][0 if over == "start" else -1]
-    if over == "late":
-        kept = [row for row in rows if row["step"] > rows[-1]["step"] / 2]
+def metric_at(effect):
+    """A metric in words, and where in a run it is taken."""
+    over = {"late": "second half of the steps", "end": "at the end"}
+    over = over.get(effect["over"]) or f"at {effect['over']:,} completions"
+    return texts.METRICS[effect["metric"]] + ("" if effect["metric"] == "cpu_seconds" else f", {over}")
+
+
+def shown(number, metric, sign=""):
+    return f"{number:{sign}.{DIGITS.get(metric, 3)}f}"
+
+
+def values(effect, run, seeds):
+    """One number for each seed."""
+    return [registry.value(registry.rows(run, seed), effect["metric"], effect["over"]) for seed in seeds]
+
+
+def there(claim, effect):
+    """How many of the runs of an effect are there, under the registered rules; and how many there have to be."""
+    part = claim | {"primary": effect}
+    out = set(registry.missing(part)) | set(registry.strangers(part))
+    return len(set(registry.jobs_of(part))) - len(out), len(set(registry.jobs_of(part)))
+
+
+def difference(claim, effect):
+    """A row of the table of a claim: what is compared, both means with their deviations, and the difference."""
+    metric, run, against = (effect[key] for key in ("metric", "run", "against"))
+    made, wanted = there(claim, effect)
+    if made < wanted:
+        return [metric_at(effect), name(run, claim["name"]), name(against, claim["name"]), f"{made} of {wanted} runs"]
+    mine, others = (values(effect, side, claim["seeds"]) for side in (run, against))
+    sides = [f"{name(side, claim['name'])}: {shown(np.mean(found), metric)} ± {shown(np.std(found, ddof=1), metric)}"
+             for side, found in ((run, mine), (against, others))]  # fmt: skip
+    if run == against:
+        return [metric_at(effect), sides[0], "", ""]
+    if np.ptp(mine) == np.ptp(others) == 0:  # no deviation, no interval
+        return [metric_at(effect), *sides, shown(np.mean(mine) - np.mean(others), metric, "+")]
+    found = decide.measure(mine, others, 0.0, 1.0)
+    return [metric_at(effect), *sides, interval(found, metric)]
+
+
+def interval(measured, metric):
+    low, high = shown(measured.low, metric, "+"), shown(measured.high, metric, "+")
+    return f"{shown(measured.effect, metric, '+')} ({low} to {high})"
+
+
+# --- claims ---
+
+
+@functools.cache
+def decisions():
+    """{claim: (decision as registered, decision as amended)}"""
+    registered = registry.load()
+    old, new = decide.as_registered(registered), decide.as_amended(registered)
+    return {claim: (old[claim], new[claim]) for claim in old}
+
+
+def verdict(claim):
+    """The verdict in words, or how many runs there are."""
+    old, new = decisions()[claim["name"]]
+    if new.verdict == OPEN:
+        made, wanted = there(claim, claim["primary"])
+        others = registry.strangers(claim)
+        return f"{OPEN}: {made} of {wanted} runs" + (f"; {len(others)} are of other rules" if others else "")
+    if any("primary" in amendment for amendment in registry.amendments(claim["name"])):
+        return f"{new.verdict}, by a rule that was changed; {old.verdict} as registered"
+    return new.verdict
+
+
+def decided(claim):
+    return decisions()[claim["name"]][1].measured is not None
+
+
+def figure_of(claim):
+    return "best" if claim["name"].startswith("best-") else claim["name"]
+
+
+def line(claim):
+    """The line of a claim in the first table."""
+    primary, (_, decision) = claim["primary"], decisions()[claim["name"]]
+    effect = p = figure = ""
+    if decided(claim):
+        effect, p = interval(decision.measured, primary["metric"]), f"{decision.p:.2g}"
+        figure = f"[figure](figures/claims/{figure_of(claim)}.png)"
+    margin = f" (more than {primary['margin']:g})" if primary["margin"] else ""
+    paper = re.split("[,:;]", claim["paper"])[0]
+    unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
+    smallest = f"{claim['power']['smallest_effect']:g}{unit}"
+    title = f"[{claim['title']}](#{anchor(claim['title'])}){margin}"
+    return [title, paper, f"**{verdict(claim)}**", effect, p, smallest, str(len(claim["seeds"])), figure]
+
+
+def numbers(claim):
+    """The sentence with the p-values of a claim."""
+    primary, (_, decision) = claim["primary"], decisions()[claim["name"]]
+    found, seeds = decision.measured, claim["seeds"]
+    mine, others = (values(primary, primary[side], seeds) for side in ("run", "against"))
+    deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
+    level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
+    smallest = decide.smallest_effect(deviations, len(seeds), level)
+    return (
+        f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; by flips of the "
+        f"signs of the differences seed by seed {found.p_signs:.2g}. That the difference is within ±{primary['same']:g}"
+        f": p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. With the deviations as measured the smallest "
+        f"effect seen in 80 of 100 such experiments is {shown(smallest, primary['metric'])}."
+    )
+
+
+def known(claim):
+    """What the registration knew: the pilot's effect, and the power that it lets these seeds have."""
+    before, power, primary = claim["pilot"], claim["power"], claim["primary"]
+    runs = " less ".join(before["runs"])
+    where = ", in pass@1 on 128 other problems" if primary["metric"] == "accuracy" else ""
+    return (
+        f"Known before: in the pilot {runs} was {before['effect']:+g}{where}. By the deviations that it had, these "
+        f"seeds see {power['smallest_effect']:g} in 80 of 100 experiments; for {primary['same']:g} that takes "
+        f"{power['seeds_for_80_percent']} seeds."
+    )
+
+
+def section(claim):
+    """Half a screen on one claim: what the paper says, what was run, the effect, what it does not show."""
+    registered, primary = registry.load(), claim["primary"]
+    lines = [f"## {claim['title']}", "", f"**The paper.** {claim['paper']}.", ""]
+    seeds = f"seeds {min(claim['seeds'])} to {max(claim['seeds'])}"
+    lines += [f"**The runs**, {seeds}. {claim['note']}", ""]
+    effects = (primary, *claim["reported"])
+    for run in dict.fromkeys(effect[side] for effect in effects for side in ("run", "against")):
+        entry = registered["runs"][run]
+        how = f"`{entry}`" if isinstance(entry, str) else "the best of its [six settings](#each-algorithm-at-its-best)"
+        lines.append(f"- {name(run, claim['name'])}: {how}")
+    lines += ["", known(claim)]
+    lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
+    for amendment in registry.amendments(claim["name"]):
+        lines += [f"Changed on {amendment['date']}, after the registration: {amendment['what']} {amendment['why']}", ""]
+    if decided(claim):
+        first, *rest = [difference(claim, effect) for effect in effects]
+        header = ["compared", "one", "the other", "difference (95 %)"]
+        lines += [*table(header, [[f"**{cell}**" for cell in first], *rest]), ""]
+        lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
+    limits = texts.LIMITS.get(claim["name"]) or texts.BEST
+    return [*lines, f"**What it does not show.** {limits}", ""]
+
+
+# --- each algorithm at its best ---
+
+
+def settings(algorithm):
+    """{run of the tuning: its setting in words}"""
+    found = {}
+    for run in registry.load()["runs"][f"best-{algorithm}"]["best_of"]:
+        rate, extra = re.fullmatch(r"(\de-\d)-?(.*)", run.removeprefix(f"tune-{algorithm}-lr_")).groups()
+        found[run] = ", ".join(filter(None, [rate, extra.replace("_", " ")]))
+    return found
+
+
+def tuned(algorithm):
+    """{run of the tuning: the accuracies of its seeds}, once all of them are there."""
+    rule = registry.load()["tuning"]
+    runs = settings(algorithm)
+    if not all(registry.result(run, seed).exists() for run in runs for seed in rule["seeds"]):
+        return {}
+    return {run: values(rule, run, rule["seeds"]) for run in runs}
+
+
+def results_of(run, seeds):
+    """The accuracy at 20,480 completions of each seed, once all of them are there."""
+    effect = {"metric": "accuracy", "over": registry.load()["tuning"]["over"]}
+    return np.array(values(effect, run, seeds)) if all(registry.result(run, seed).exists() for seed in seeds) else None
+
+
+def best_section():
+    registered = registry.load()
+    seeds = registry.claims(registered)["best-dapo"]["seeds"]
+    bases = {base: [seed for run, seed in registry.jobs(registered) if run == f"best-grpo-{base}"]
+             for base in ("hard-1", "hard-2")}  # fmt: skip
+    tuning, ends = [], []
+    for algorithm, title in texts.ALGORITHMS.items():
+        found, words = tuned(algorithm), settings(algorithm)
+        chosen = registry.best(registered, list(words)) if found else None
+        cells = [f"{words[run]}: {np.mean(both):.3f}" for run, both in found.items()]
+        cells = [f"**{cell}**" if run == chosen else cell for run, cell in zip(found, cells, strict=True)]
+        tuning.append([title, *(cells or [""] * len(words))])
+        end = results_of(f"best-{algorithm}", seeds) if chosen else None
+        if end is not None:
+            seconds = [registry.read(f"best-{algorithm}", seed)[0]["cpu_seconds"] for seed in seeds]
+            row = [title, words[chosen], f"{end.mean():.3f} ± {end.std(ddof=1):.3f}", f"{np.mean(seconds):.0f}"]
+            for base, base_seeds in bases.items():
+                mine = results_of(f"best-{algorithm}-{base}", base_seeds)
+                others = results_of(f"best-grpo-{base}", base_seeds)
+                both = mine is not None and others is not None and algorithm != "grpo"
+                row.append(f"{(mine - others).mean():+.3f}" if both else "")
+            ends.append(row)
+    lines = ["## Each algorithm at its best", "", *texts.AT_BEST, ""]
+    done = [row for row in tuning if row[1]]
+    if not done:
+        lines += ["No tuning is done yet.", ""]
     else:
-        kept = [row for row in rows if 0.75 * completions <= row["completions"] <= completions]
-    return float(np.mean([row[metric] for row in kept if metric in row]))
+        lines += [*table(["tuning", *(f"setting {i}" for i in range(1, 7))], done), ""]
+        lines += ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", ""]
+    if ends:
+        header = ["", "learning rate and setting", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
+        header += [f"less GRPO's on {base}, 3 seeds" for base in bases]
+        lines += [*table(header, ends), "", "![all algorithms at their best](figures/claims/best.png)", ""]
+    return lines
 
 
-def differences(effect):
-    """The difference of each seed that both runs have."""
-    runs, (against, _, start) = load(effect.run), (effect.against or "").partition(":")
-    others = load(against) if against else {}
-    found = []
-    for seed in sorted(runs.keys() & others.keys() if against else runs):
-        mine, other = runs[seed], others.get(seed, runs[seed])
-        completions = min(mine[-1]["completions"], other[-1]["completions"])
-        before = value(other, effect.metric, start or effect.over, completions) if against else 0.0
-        found.append(value(mine, effect.metric, effect.over, completions) - before)
-    return np.array(found)
+# --- rules of thumb ---
 
 
-def interval(values):
-    """The bootstrap interval of the mean of `values`."""
-    draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
-    return np.quantile(draws.mean(axis=1), (0.025, 0.975))
+def memory_table():
+    """What PPO and GRPO take of memory, as memory_of_ppo.py found it, and how much less GRPO takes; with a reward model
+    that is the sum of its two steps, as grpo.py has none of its own."""
+    found = json.loads(MEMORY.read_text(encoding="utf-8"))
+    units = {"measured": (20, "MiB"), "1.5B": (30, "GiB"), "7B": (30, "GiB")}
+    rows = [
+        [case, *(f"{sizes[key] / 2**power:,.0f} {unit}" for key, (power, unit) in units.items())]
+        for case, sizes in found.items()
+    ]
+    scored, ppo, _, grpo, _ = found.values()
+    less = {
+        "GRPO against PPO, both with a reference": [grpo[key] / ppo[key] - 1 for key in units],
+        "and with a reward model": [(grpo[key] + scored[key] - ppo[key]) / scored[key] - 1 for key in units],
+    }
+    rows += [[case, *(f"**{share:+.0%}**" for share in shares)] for case, shares in less.items()]
+    return table(["", "measured, 15 million weights", "computed, 1.5B", "computed, 7B"], rows)
 
 
-def verdict(effect, values):
-    low, high = interval(values)
-    if effect.least is not None:
-        return HOLDS if low > effect.least else FAILS if high < effect.least else UNSEEN
-    return HOLDS if high < effect.most else FAILS if low > effect.most else UNSEEN
+# --- the pilot ---
 
 
-def decide(claim):
-    """The verdict on a claim; None as long as a run that decides has fewer than five seeds."""
-    verdicts = []
-    for effect in claim.effects:
-        values = differences(effect)
-        if effect.decides:
-            if len(values) < 5:
-                return None
-            verdicts.append(verdict(effect, values))
-    return HOLDS if set(verdicts) == {HOLDS} else FAILS if FAILS in verdicts else UNSEEN
-
-
-def evidence(effect):
-    """A row of the table of a claim: what is compared, the expectation, the effect with its interval, the verdict."""
-    values = differences(effect)
-    over = {"late": "second half of the steps", "end": "at the end", "start": "at the start"}
-    over = over.get(effect.over, "at equal completions")
-    what = f"`{effect.metric}`, {over}: {effect.run}" + (f" - {effect.against}" if effect.against else "")
+def pilot_effect(effect):
+    """A deciding effect of the pilot as it was decided, and its interval by a paired t."""
+    found = pilot.differences(effect)
+    over = {"late": "second half of the steps", "end": "at the end"}[effect.over]
+    against = (effect.against or "").replace(":start", " at the start")
+    if effect.metric.startswith("logps/"):
+        against = f"{effect.run}, mean of steps 1 to 5"
+    what = f"`{effect.metric}`, {over}: {effect.run}" + (f" - {against}" if against else "")
     expected = f"> {effect.least:g}" if effect.least is not None else f"< {effect.most:g}"
-    if len(values) < 5:
-        return [what, expected, f"{len(values)} of 5 seeds", ""]
-    low, high = interval(values)
-    decided = verdict(effect, values)
-    return [what, expected, f"{values.mean():+.3g} ({low:+.3g} to {high:+.3g}), {len(values)} seeds",
-            f"**{decided}**" if effect.decides else decided]  # fmt: skip
+    if len(found) < 5:
+        return [what, expected, f"{len(found)} of 5 seeds", "", ""]
+    low, high = pilot.interval(found)
+    wide = decide.stats.t.interval(0.95, len(found) - 1, found.mean(), decide.stats.sem(found))
+    as_decided = f"{found.mean():+.3g} ({low:+.3g} to {high:+.3g})"
+    return [what, expected, as_decided, f"{wide[0]:+.3g} to {wide[1]:+.3g}", pilot.verdict(effect, found)]
+
+
+@functools.cache
+def pilot_decided():
+    """{claim of the pilot: its verdict, and the rows of the effects that decided it}"""
+    return {claim.name: (pilot.decide(claim) or "never decided",
+                         [pilot_effect(effect) for effect in claim.effects if effect.decides])
+            for claim in CLAIMS.values()}  # fmt: skip
+
+
+def pilot_sections():
+    registered = registry.claims(registry.load())
+    rows, effects, sections = [], [], []
+    for claim in CLAIMS.values():
+        became, why = texts.PILOT[claim.name]
+        if isinstance(became, tuple):
+            links = [f"[{new}](#{anchor(registered[new]['title'])})" for new in became]
+            now = "; ".join(f"{link}: {verdict(registered[new])}" for link, new in zip(links, became, strict=True))
+        else:
+            now = became
+        old, decisive = pilot_decided()[claim.name]
+        rows.append([f"[{claim.title}](#pilot-{claim.name})", old, now, why])
+        effects += [[claim.name, *cells] for cells in decisive]
+        said = f"{claim.title}. {claim.paper}. **{old.capitalize()}.** {claim.why}"
+        sections += [f"### Pilot: {claim.name}", "", said.strip()]
+        drawn = claim.name in texts.PILOT_FIGURES
+        sections += ["", f"![{claim.title}](figures/claims/pilot-{claim.name}.png)", ""] if drawn else [""]
+    lines = ["## The pilot", "", *texts.PILOT_INTRO, ""]
+    lines += table(["claim of the pilot", "old verdict", "new verdict, or what became of it", "why they differ"], rows)
+    lines += ["", "![all algorithms at one learning rate](figures/claims/pilot-all.png)", ""]
+    lines += ["### The effects that decided the pilot", "", *texts.PILOT_EFFECTS, ""]
+    header = ["claim", "compared", "expected", "as decided, with a bootstrap interval"]
+    header += ["interval by a paired t", "old verdict"]
+    lines += [*table(header, effects), "", "### The history of the rules", "", texts.HISTORY, ""]
+    return lines + sections
+
+
+# --- the page ---
 
 
 def table(header, rows):
@@ -111,139 +334,83 @@ def table(header, rows):
     return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
-def levels(claim):
-    """A row for each run that has its seeds: means in the second half of the steps, and pass@1 at the end."""
-    metrics = [*((metric, "late") for metric in claim.curves), ("eval/pass@1", "end")]
-    rows = []
-    for name in [*claim.runs, *sorted(claim.needs() - {*claim.runs})]:
-        seeds = list(load(name).values())
-        logged = {metric for run in seeds for row in run for metric in row}
-        if len(seeds) >= 5:
-            cells = (f"{np.mean([value(run, m, o) for run in seeds]):.3g}" if m in logged else "" for m, o in metrics)
-            rows.append([name, *cells])
-    return table(["mean of the seeds", *(f"`{m}`" + (" at the end" if o == "end" else "") for m, o in metrics)], rows)
-
-
-def section(claim):
-    """Half a screen on one claim."""
-    rows = [evidence(effect) for effect in claim.effects]
-    lines = [f"## {claim.title}", "", f"{claim.paper}.", ""]
-    lines += [f"**Verdict: {decide(claim) or 'not decided yet: runs are missing'}.** {claim.why}".strip(), ""]
-    lines += table(["compared", "expected", "measured", "verdict"], rows)
-    lines += ["", *levels(claim)]
-    drawn = claim.curves and any(load(name) for name in claim.runs)
-    lines += ["", f"![{claim.title}](figures/claims/{claim.name}.png)", ""] if drawn else [""]
-    lines += [
-        "```bash",
-        f"python lab/run.py {claim.name}    # runs of each seed: {len(claim.needs())}",
-        "```",
-        "",
-    ]
-    return lines + ([f"Try next: {claim.more}", ""] if claim.more else [])
-
-
-INTRO = """# Claims
-
-What the papers claim, measured with the scripts of this repository on the second embedded task, `embedded-hard`
-([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight terms, without those of five, learnt
-from a careless teacher. (The claims on learned rewards and on DPO are measured on the first task.) A run is 80 steps of
-32 prompts x 8 completions with four optimizer steps each, at learning rate 1e-4, if its command does not say otherwise;
-[claims.py](../lab/claims.py) has the command of each name below, such as `grpo-noise`. A claim that does not hold here
-may well hold for large models: the page says what a small one shows, and with which settings.
-
-The claims and their runs are listed as data in that file, and [report.py](../lab/report.py) has the rules that decide
-them. Some were changed after data: see [the history of the rules](#the-history-of-the-rules). An effect is the mean
-over five seeds of the difference of two runs of the same seed, with a bootstrap interval of 95 %. It holds if the whole
-interval is on the claimed side of the margin, it does not hold if the whole interval is on the other side, and else it
-inconclusive. A claim holds if all effects in bold hold, and does not hold if one of them does not. With five
-seeds such an interval is too narrow: of means of normal values it covers 84 %. So do not rely on an effect whose
-interval ends near its margin, and run more seeds.
-
-The second table of a claim has the means of its runs, over the second half of the steps and, for pass@1, at the end.
-
-## The history of the rules
-
-`git show` has each of these commits.
-
-- `length`: before any data (d8f2897) two effects decided, grpo - dr_grpo, the paper's own comparison, and grpo -
-  dr_grpo-std. The commit that brought the first data (a7dcc4b) made grpo - dr_grpo a number that is only reported. With
-  +1.04 (+0.81 to +1.27) against its margin of 1 it is inconclusive. **Under the rule that stood, so is the claim: the
-  table's "holds" rests on the changed rule.**
-- `critic`: the same commit did the same to `value/explained_variance` > 0.3 (0.21). The verdict is the same under both.
-- The same commit is the first that has report.py, whose text says that its rules were written before the runs.
-- `deviation`: four rows were added after its seed 0 had run; they are only reported. Rungs of `ladder` too came after
-  seeds of other rungs.
-- `sequence_ratio`: a run with a wider band, gspo-wide, was planned (8d93c24) and dropped (5635a9f). So the verdict is
-  about the paper's band, made for long completions, on these short ones; it says nothing about other bands.
-
-```bash
-python lab/run.py              # runs what is missing: a night on one core
-python lab/run.py length --again --seeds 10     # one claim, also what has results
-python lab/report.py --figures # draws the figures
-python tools/refresh.py        # writes this page, and the verdicts in the READMEs
-```
-"""
-
-
-@functools.cache
-def build():
-    """The text of the page."""
-    verdicts = []
-    for claim in CLAIMS.values():
-        title = f"[{claim.title}](#{anchor(claim.title)})"
-        verdicts.append([title, re.split("[,:;]", claim.paper)[0], decide(claim) or "runs are missing"])
-    lines = [INTRO, *table(["claim", "paper", "verdict"], verdicts), ""]
-    lines += ["![all algorithms on the hard task](figures/claims/all.png)", ""]
-    seeds = ", ".join(f"{name} {len(load(name))}" for name in ALL)
-    lines += [f"All algorithms on `embedded-hard`, by `python lab/run.py all`. Seeds: {seeds}.", ""]
-    for claim in CLAIMS.values():
-        lines += section(claim)
-    return "\n".join(lines)
-
-
 def anchor(title):
     """The anchor that a repository host gives a heading."""
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
+def fingerprint():
+    """A digest of all that the page is made from: rows, rules, and the programs of this folder."""
+    files = [*registry.HERE.glob("results/*/*.jsonl"), *registry.HERE.glob("results/*.json"),
+             *registry.HERE.glob("*.json"), *registry.HERE.glob("*.py")]  # fmt: skip
+    parts = [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in sorted(files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def not_done():
+    """What is registered and has no results, in the order of the queue."""
+    lines, registered = ["## What is not done", "", *texts.NOT_DONE], registry.load()
+    left, parts = [job for job in registry.jobs(registered) if not registry.result(*job).exists()], []
+    for part in registered["order"]:
+        if count := sum(run in part["runs"] and seed in part["seeds"] for run, seed in left):
+            parts.append(f"{part['part']} ({count})")
+    if left:
+        how = f"of the {len(registry.jobs(registered))} registered runs (`python lab/run.py --registered` makes them)"
+        lines.append(f"- {len(left)} {how}: {'; '.join(parts)}.")
+    return [*lines, ""]
+
+
+@functools.cache
+def build():
+    """The text of the page."""
+    registered = registry.load()
+    header = ["claim", "paper", "verdict", "effect (95 %)", "p after Holm", "smallest effect that would be seen"]
+    header += ["seeds", ""]
+    lines = ["# Claims", "", *texts.INTRO, ""]
+    lines += [*table(header, map(line, registered["claims"])), ""]
+    if any(map(decided, registered["claims"])):
+        lines += ["In the figures each dot and each thin line is a seed, and what is thick is their mean.", ""]
+    lines += [text.format(digest=registry.digest(), claims=len(registered["claims"])) for text in texts.RULES] + [""]
+    lines += [f"- `{word}` is `{options}`" for word, options in registered["options"].items()] + [""]
+    for claim in registered["claims"]:
+        lines += section(claim)
+    lines += [*best_section(), *texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
+    lines += [*texts.ILLUSTRATIONS, "", *pilot_sections(), *not_done()]
+    lines.append(f"<!-- made from {fingerprint()} -->")
+    return "\n".join(lines) + "\n"
+
+
 def counts(words, colon, comma):
     """How many claims have which verdict, as a README says it."""
-    found = [decide(claim) or OPEN for claim in CLAIMS.values()]
+    found = [new.verdict for _, new in decisions().values()]
     return f"**{comma.join(f'{word}{colon}{n}' for verdict, word in words.items() if (n := found.count(verdict)))}**"
 
 
 def refresh(tree):
+    """Write the page and the counts; without scipy only say whether the page is of these rows and rules."""
+    if decide is None:
+        current = f"<!-- made from {fingerprint()} -->" in tree.read(PAGE)
+        return [] if current else [f"{PAGE}: is not of these rows; {NEEDED}"]
     tree.write(PAGE, build())
     for page, signs in READMES.items():
         tree.write(page, COUNTS.sub(counts(*signs), tree.read(page)))
-    return []
-
-
-def write_figures():
-    sys.path.append(str(ROOT / "tools"))
-    import plot
-
-    FIGURES.mkdir(exist_ok=True)
-    runs = {name: seeds for name in ALL if (seeds := list(load(name).values()))}
-    titles = {name: plot.TITLES[name] for name in ("reward/accuracy", "policy/entropy", "completion/length")}
-    figure = plot.panels(runs, titles, ["completions"])
-    figure.savefig(FIGURES / "all.png", dpi=80, metadata={"Software": None})
-    for claim in CLAIMS.values():
-        runs = {name: list(load(name).values()) for name in claim.runs}
-        runs = {name: seeds for name, seeds in runs.items() if seeds}
-        if claim.curves and runs:
-            titles = {metric: plot.TITLES.get(metric, metric) for metric in claim.curves}
-            figure = plot.panels(runs, titles, claim.axes)
-            figure.savefig(FIGURES / f"{claim.name}.png", dpi=80, metadata={"Software": None})
+    figures = re.findall(r"figures/claims/[\w.-]+\.png", build())
+    return [f"docs/{path}: python lab/report.py --figures draws it" for path in dict.fromkeys(figures)
+            if not (ROOT / "docs" / path).exists()]  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", action="store_true", help="draw the figures of docs/claims.md")
-    if parser.parse_args().figures:
-        write_figures()
-    for claim in CLAIMS.values():
-        print(f"{decide(claim) or OPEN:20} {claim.title}")
+    args = parser.parse_args()
+    if decide is None:
+        raise SystemExit("scipy decides (pip install scipy)")
+    if args.figures:
+        import figures
+
+        figures.write()
+    for claim in registry.load()["claims"]:
+        print(f"{claim['name']:30} {verdict(claim)}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ KEPT = (
     "policy/approx_kl policy/clip_fraction_low policy/clip_fraction_high policy/kl_ref policy/kl_old_ref "
     "policy/token_clip_ratio "
     "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
-    "reward_part/easy reward_part/medium reward_part/hard rewards/margin logps/chosen logps/rejected pairs/accuracy"
+    "reward_part/easy reward_part/medium reward_part/hard rewards/margin rewards/chosen rewards/rejected logps/chosen "
+    "logps/rejected pairs/accuracy"
 ).split()
 
 

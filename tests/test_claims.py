@@ -40,6 +40,21 @@ def test_what_the_estimators_do_in_a_loss(distance):
     assert k3["std"] < k1["std"]
 
 
+# --- the scale of the reward ---
+
+
+def test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon():
+    rewards = torch.tensor([0.0, 1, 1, 0, 0.2, 0.9, 0.9, 0.4], dtype=torch.float64)
+    advantages = grpo.compute_advantages(rewards, grpo.Args(group_size=4))
+    for scale in (10, 0.1):
+        smaller = grpo.Args(group_size=4, std_eps=grpo.Args().std_eps * scale)
+        assert grpo.compute_advantages(scale * rewards, smaller).flatten().tolist() == near(advantages.flatten())
+        scaled = grpo.compute_advantages(scale * rewards, grpo.Args(group_size=4))
+        least = rewards.view(-1, 4).std(dim=1).min()
+        off = float(abs(1 / scale - 1) * 1e-6 / least)
+        assert (scaled / advantages - 1).abs().max() == pytest.approx(off, rel=1e-3)
+
+
 # --- share of the gradient ---
 
 

@@ -260,6 +260,31 @@ def test_commands_name_files():
         assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
 
 
+def test_results_are_of_registered_runs_and_name_the_rules_and_the_command():
+    jobs = {registry.result(*job).name: job for job in registry.jobs(REGISTERED)}
+    for path in registry.RESULTS.glob("*.jsonl"):
+        name, seed = jobs[path.name]
+        header, _ = registry.read(name, seed)
+        assert header["registered"] == registry.digest(), path.name
+        assert header["command"] == f"python {registry.command(REGISTERED, name)} --seed {seed}", path.name
+
+
+def test_an_amendment_says_when_what_and_why():
+    claims = registry.claims(REGISTERED)
+    for entry in json.loads(registry.AMENDMENTS.read_text(encoding="utf-8")):
+        assert entry["date"] >= REGISTERED["written"] and entry["what"] and entry["why"]
+        assert entry["claim"] in claims and entry.get("primary", {}).keys() <= claims[entry["claim"]]["primary"].keys()
+        assert entry.get("runs", {}).keys() <= REGISTERED["runs"].keys()
+
+
+def test_clipped_tokens_are_the_sum_of_both_sides_where_a_script_counts_tokens(lab):
+    both = {"policy/clip_fraction_low": 0.25, "policy/clip_fraction_high": 0.5}
+    rows = [{"step": 1} | both, {"step": 2, "policy/clipped_tokens": 0.125} | both]
+    run.write(registry.result("a", 10), [{"cpu_seconds": 3.0}, *rows])
+    assert [row["policy/clipped_tokens"] for row in registry.rows("a", 10)] == [0.75, 0.125]
+    assert registry.value([row | {"completions": 0} for row in registry.rows("a", 10)], "cpu_seconds", "end") == 3
+
+
 def test_the_power_that_is_registered_is_that_of_its_deviations():
     d = decide()
     level = REGISTERED["statistics"]["level"] / REGISTERED["statistics"]["primaries"]

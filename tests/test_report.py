@@ -1,4 +1,4 @@
-"""lab: the rules that decide, on made-up results; the page is what the results say."""
+"""lab: docs/claims.md from made-up rows, the rules of the pilot, and what runs the runs."""
 
 import json
 import re
@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import patched
+import pilot
+import registry
 import report
 import run
+import texts
 from claims import ALL, CLAIMS, RUNS, Claim, Effect
 from run import condense
 from testbed import ROOT
@@ -19,7 +22,7 @@ from tree import Tree
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """A function that writes the results of a run: one list of rows for each seed."""
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(pilot, "RESULTS", tmp_path)
 
     def write(name, *seeds):
         for seed, rows in enumerate(seeds):
@@ -53,19 +56,19 @@ def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "least", "most", "expected"),
     [
-        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.1, None, report.HOLDS),
-        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.4, None, report.FAILS),
-        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.25, None, report.UNSEEN),
-        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.4, report.HOLDS),
-        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.1, report.FAILS),
-        ((-1.0, 1.0, -1.0, 1.0, 0.0), 0.0, None, report.UNSEEN),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.1, None, pilot.HOLDS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.4, None, pilot.FAILS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), 0.25, None, pilot.UNSEEN),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.4, pilot.HOLDS),
+        ((0.2, 0.3, 0.25, 0.2, 0.3), None, 0.1, pilot.FAILS),
+        ((-1.0, 1.0, -1.0, 1.0, 0.0), 0.0, None, pilot.UNSEEN),
         ((0.2, 0.3, 0.25, 0.2), 0.1, None, None),  # four seeds
     ],
 )
 def test_the_rule(results, ends, least, most, expected):
     results("a", *map(ending, ends))
     claim = Claim("c", "", "", [Effect("m", "a", least=least, most=most, over="end")], (), ("a",))
-    assert report.decide(claim) == expected
+    assert pilot.decide(claim) == expected
 
 
 def test_a_claim_falls_with_one_of_its_effects_and_effects_beside_it_decide_nothing(results):
@@ -73,37 +76,28 @@ def test_a_claim_falls_with_one_of_its_effects_and_effects_beside_it_decide_noth
     results("b", *[ending(0.0)] * 5)
     more, less = Effect("m", "a", "b", least=0.5, over="end"), Effect("m", "b", "a", least=0.5, over="end")
     beside = Effect("m", "b", "a", least=0.5, over="end", decides=False)
-    verdicts = [
-        report.decide(Claim("c", "", "", effects, (), ())) for effects in ([more], [more, less], [more, beside])
-    ]
-    assert verdicts == [report.HOLDS, report.FAILS, report.HOLDS]
+    verdicts = [pilot.decide(Claim("c", "", "", effects, (), ())) for effects in ([more], [more, less], [more, beside])]
+    assert verdicts == [pilot.HOLDS, pilot.FAILS, pilot.HOLDS]
 
 
 def test_differences_are_of_the_same_seed(results):
     results("a", ending(1.0), ending(2.0), ending(4.0))
     results("b", ending(1.0), ending(1.0))
-    assert report.differences(Effect("m", "a", "b", over="end")).tolist() == [0.0, 1.0]
-    assert report.differences(Effect("m", "a", "a:start", over="end")).tolist() == [1.0, 2.0, 4.0]
-    assert report.differences(Effect("m", "a", over="end")).tolist() == [1.0, 2.0, 4.0]
+    assert pilot.differences(Effect("m", "a", "b", over="end")).tolist() == [0.0, 1.0]
+    assert pilot.differences(Effect("m", "a", "a:start", over="end")).tolist() == [1.0, 2.0, 4.0]
+    assert pilot.differences(Effect("m", "a", over="end")).tolist() == [1.0, 2.0, 4.0]
 
 
 def test_what_a_run_is_compared_by():
     rows = [{"step": 5 * i, "completions": 100 * i, "m": float(i)} for i in range(9)]
-    assert report.value(rows, "m", "start") == 0 and report.value(rows, "m", "end") == 8
-    assert report.value(rows, "m", "late") == 6.5  # 5, 6, 7, 8
-    assert report.value(rows, "m", "equal_completions", 400) == 3.5  # 3, 4
-
-
-def test_the_levels_are_means_over_the_seeds_of_runs_that_have_them_all(results):
-    results("a", *map(ending, (1.0, 2.0, 3.0, 4.0, 5.0)))
-    results("b", ending(1.0))
-    claim = Claim("c", "", "", [Effect("m", "a", "b", least=0, over="end")], ("m", "other"), ("a",))
-    assert report.levels(claim)[2:] == ["| a | 3 |  |  |"]
+    assert pilot.value(rows, "m", "start") == 0 and pilot.value(rows, "m", "end") == 8
+    assert pilot.value(rows, "m", "late") == 6.5  # 5, 6, 7, 8
+    assert pilot.value(rows, "m", "equal_completions", 400) == 3.5  # 3, 4
 
 
 def test_the_interval_is_that_of_the_mean():
     values = np.random.default_rng(1).normal(3.0, 1.0, 400)
-    low, high = report.interval(values)
+    low, high = pilot.interval(values)
     assert low == pytest.approx(values.mean() - 1.96 * values.std() / 20, abs=0.01)
     assert high == pytest.approx(values.mean() + 1.96 * values.std() / 20, abs=0.01)
 
@@ -180,23 +174,205 @@ def test_claims_name_runs_and_runs_name_files():
         assert all((ROOT / word.partition(":")[0]).is_file() for word in command.split() if ".py" in word), command
 
 
-def test_the_readmes_get_the_counts_of_the_verdicts(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "CLAIMS", {name: Claim(name, f"Claim {name}", "", [], (), ()) for name in "abc"})
-    monkeypatch.setattr(report, "decide", lambda claim: report.FAILS if claim.name == "b" else report.HOLDS)
-    monkeypatch.setattr(report, "build", lambda: "the page")
+# --- the page ---
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """A function that writes made-up rows of registered runs; nothing else is registered as run."""
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(registry, "RESULTS", tmp_path / "registered")
+    monkeypatch.setattr(registry, "AMENDMENTS", tmp_path / "amendments.json")
+    report.decisions.cache_clear()
+    report.build.cache_clear()
+
+    def write(name, level, seeds):
+        for seed in seeds:
+            here = level + 0.001 * (seed * 7 % 5)
+            logged = {"policy/entropy": here, "policy/clipped_tokens": here}
+            lines = [{"step": step, "completions": 256 * step} | logged for step in (5, 80)]
+            lines[-1] |= {f"eval/logged/{kind}": here for kind in registry.SHARES}
+            header = {"command": "", "registered": registry.digest(), "cpu_seconds": 100.0 + seed % 3}
+            run.write(registry.result(name, seed), [header, *lines])
+
+    yield write
+    report.decisions.cache_clear()
+    report.build.cache_clear()
+
+
+FIRST = registry.load()["claims"][0]
+
+
+def line_of(claim):
+    return next(line for line in report.build().splitlines() if line.startswith(f"| [{claim['title']}]"))
+
+
+def section_of(claim):
+    return report.build().split(f"\n## {claim['title']}\n")[1].split("\n## ")[0]
+
+
+def test_without_results_no_claim_is_decided_and_the_page_has_the_digest(rows):
+    claims = registry.load()["claims"]
+    for claim in claims:
+        assert f"**not decided yet: 0 of {2 * len(claim['seeds'])} runs**" in line_of(claim)
+        assert "figures/claims" not in line_of(claim) + section_of(claim)
+    assert registry.digest() in report.build()
+    page = report.build()
+    assert page.index(f"| [{claims[-1]['title']}]") < page.index("\n## ")  # the table comes first
+
+
+def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"][:-1])
+    assert "**not decided yet: 25 of 26 runs**" in line_of(FIRST) and "0.7" not in section_of(FIRST).split("What it")[0]
+    rows("grpo", 0.6, FIRST["seeds"])
+    report.decisions.cache_clear()
+    report.build.cache_clear()
+    assert "| **holds** | +0.100 (+0.099 to +0.101) |" in line_of(FIRST)
+    assert "[figure](figures/claims/sequence_ratio.png)" in line_of(FIRST)
+    section = section_of(FIRST)
+    assert "**GSPO, ten times that band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
+    assert "| GSPO, the paper's band | GRPO | 13 of 26 runs |" in section
+    assert "smallest effect seen in 80 of 100" in section and "after Holm" in section
+    assert "not decided yet: 0 of" in line_of(registry.load()["claims"][1])
+
+
+def test_rows_of_other_rules_are_named_and_decide_nothing(rows):
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"])
+    path = registry.result("grpo", FIRST["seeds"][0])
+    path.write_text(path.read_text(encoding="utf-8").replace(registry.digest(), "another"), encoding="utf-8")
+    assert "**not decided yet: 25 of 26 runs; 1 are of other rules**" in line_of(FIRST)
+
+
+def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_old_rule(rows):
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"])
+    entry = dict(claim="sequence_ratio", date="2026-12-01", what="Another margin.", why="A reason.")
+    registry.AMENDMENTS.write_text(json.dumps([entry | {"primary": {"margin": 0.2}}]), encoding="utf-8")
+    assert "**does not hold, by a rule that was changed; holds as registered**" in line_of(FIRST)
+    assert "Changed on 2026-12-01, after the registration: Another margin. A reason." in section_of(FIRST)
+
+
+def test_each_algorithm_at_its_best_appears_once_its_tuning_is_there(rows):
+    assert "No tuning is done yet." in report.build()
+    for i, name in enumerate(report.settings("gspo")):
+        rows(name, 0.5 + i / 100, (1000, 1001))
+    report.build.cache_clear()
+    row = next(line for line in report.build().splitlines() if line.startswith("| GSPO | 3e-5"))
+    assert row.endswith("| 1e-3: 0.531 | 3e-4, paper band: 0.541 | **3e-4, band 3e-2: 0.551** |")
+    assert "| GRPO | 3e-5" not in report.build() and "figures/claims/best.png" not in report.build()
+    rows("best-gspo", 0.6, range(10, 20))
+    report.build.cache_clear()
+    assert "| GSPO | 3e-4, band 3e-2 | 0.602 ± 0.001 | 101 |  |  |" in report.build()
+    for name, level in (("grpo", 0.5), ("gspo", 0.6)):
+        rows(f"best-{name}-hard-2", level, (30, 31, 32))
+    report.build.cache_clear()
+    assert "| 101 |  | +0.100 |" in report.build()
+
+
+def test_nothing_that_the_pilot_decided_is_gone(rows):
+    page = report.build()
+    for claim in CLAIMS.values():
+        row = next(line for line in page.splitlines() if f"(#pilot-{claim.name})" in line)
+        assert f"| {pilot.decide(claim) or 'never decided'} |" in row and f"### Pilot: {claim.name}\n" in page
+        assert all(" | ".join(cells) in page for cells in report.pilot_decided()[claim.name][1])
+    assert sum(effect.decides for claim in CLAIMS.values() for effect in claim.effects) == 32
+
+
+def test_the_texts_are_of_what_is_registered_and_of_the_pilot():
+    registered = registry.load()
+    assert texts.PILOT.keys() == CLAIMS.keys() and {*texts.PILOT_FIGURES} <= CLAIMS.keys()
+    successors = {name for became, _ in texts.PILOT.values() if isinstance(became, tuple) for name in became}
+    assert successors <= registry.claims(registered).keys()
+    for name in texts.PILOT_FIGURES:
+        assert name == "deviation" or {*CLAIMS[name].runs} <= texts.PILOT_RUNS.keys()
+    for claim in registered["claims"]:
+        best = claim["name"].startswith("best-")
+        assert (claim["name"] in texts.LIMITS) == (claim["name"] in texts.CURVES) == (not best), claim["name"]
+        for effect in (claim["primary"], *claim["reported"]):
+            names = [report.name(effect[side], claim["name"]) for side in ("run", "against")]
+            assert len(set(names)) == len({effect["run"], effect["against"]}) and report.metric_at(effect)
+
+
+@pytest.mark.needs("matplotlib", "scipy")
+def test_only_what_is_decided_is_drawn(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "FIGURES", tmp_path / "figures")
+    import figures
+
+    monkeypatch.setattr(figures, "write_pilot", lambda: None)
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"][:-1])
+    figures.write()
+    assert not report.FIGURES.exists()
+    rows("grpo", 0.6, FIRST["seeds"])
+    rows("tune-dpo-lr_3e-5", 0.5, (1000, 1001))
+    report.decisions.cache_clear()
+    drawn = {}
+    monkeypatch.setattr(figures, "save", lambda figure, name: drawn.update({name: figure}))
+    figures.write()
+    assert list(drawn) == ["sequence_ratio", "gspo_entropy"]
+    axis = drawn["sequence_ratio"].axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["GSPO, ten times\nthat band", "GRPO"]
+
+
+@pytest.mark.needs("matplotlib")
+def test_names_at_the_ends_of_curves_lie_apart_and_inside():
+    import plot
+
+    axis = plot.plt.subplots()[1]
+    axis.set(xlim=(0, 1), ylim=(0, 14))
+    plot.label_ends(axis, [[y, 1, name, "black"] for name, y in (("a", 14), ("b", 13.9), ("c", 13.8), ("d", 2))])
+    heights = {text.get_text(): text.get_position()[1] for text in axis.texts}
+    assert heights == pytest.approx({"d": 2, "c": 12, "b": 13, "a": 14})
+
+
+# --- refresh ---
+
+
+def tree_of(tmp_path):
     (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "claims.md").write_text("Old.\n", encoding="utf-8")
     (tmp_path / "README.md").write_text("**Text**: **holds: 8, not decided yet: 9**, **more**.\n", encoding="utf-8")
-    (tmp_path / "README.zh.md").write_text("**文字**：**还没有定论：4**，**更多**。\n", encoding="utf-8")
-    tree = Tree(tmp_path)
-    assert report.refresh(tree) == [] and tree.read("docs/claims.md") == "the page"
-    assert tree.read("README.md") == "**Text**: **holds: 2, does not hold: 1**, **more**.\n"
-    assert tree.read("README.zh.md") == "**文字**：**成立：2，不成立：1**，**更多**。\n"
+    (tmp_path / "README.zh.md").write_text("**文字**：**没有定论：4**，**更多**。\n", encoding="utf-8")
+    return Tree(tmp_path)
+
+
+def test_the_readmes_get_the_counts_of_the_verdicts(rows, tmp_path):
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"])
+    (tmp_path / "copy").mkdir()
+    tree = tree_of(tmp_path / "copy")
+    found = report.refresh(tree)
+    assert "docs/figures/claims/sequence_ratio.png: python lab/report.py --figures draws it" in found
+    assert tree.read("docs/claims.md") == report.build()
+    assert tree.read("README.md") == "**Text**: **holds: 1, does not hold: 1, not decided yet: 16**, **more**.\n"
+    assert tree.read("README.zh.md") == "**文字**：**成立：1，不成立：1，尚未判定：16**，**更多**。\n"
+
+
+def test_without_scipy_the_page_stays_and_is_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "decide", None)
+    tree = tree_of(tmp_path)
+    assert report.refresh(tree) == [f"docs/claims.md: is not of these rows; {report.NEEDED}"]
+    tree.write("docs/claims.md", f"Old.\n<!-- made from {report.fingerprint()} -->\n")
+    new = dict(tree.new)
+    assert report.refresh(tree) == [] and tree.new == new
 
 
 @pytest.mark.parametrize("page", report.READMES)
-def test_a_readme_counts_all_verdicts_and_its_findings_are_claims_that_do_not_hold(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert report.counts(*report.READMES[page]) in text
-    claims = {report.anchor(claim.title): claim for claim in CLAIMS.values()}
-    found = [place for place in re.findall(r"docs/claims\.md#([^)]+)", text) if place in claims]
-    assert len(found) == 3 and {report.decide(claims[place]) for place in found} == {report.FAILS}
+def test_a_readme_has_the_counts(page):
+    words, colon, _ = report.READMES[page]
+    [found] = report.COUNTS.findall((ROOT / page).read_text(encoding="utf-8"))
+    numbers = re.findall(rf"{colon.strip()} ?(\d+)", found)
+    assert sum(map(int, numbers)) == len(registry.load()["claims"]) and words
+
+
+def test_links_to_the_claims_are_to_their_headings():
+    headings = re.findall(r"^##+ (.*)", (ROOT / report.PAGE).read_text(encoding="utf-8"), re.MULTILINE)
+    anchors, broken = {report.anchor(heading) for heading in headings}, []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        links = re.findall(r"\((?:docs/)?claims\.md#([^)]+)\)", page.read_text(encoding="utf-8"))
+        if page.name == "claims.md":
+            links = re.findall(r"\(#([^)]+)\)", page.read_text(encoding="utf-8"))
+        broken += [f"{page.name}: {link}" for link in links if link not in anchors]
+    assert not broken

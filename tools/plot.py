@@ -67,11 +67,11 @@ def read(files):
     return runs
 
 
-def draw(axis, runs, metric, x="step"):
+def draw(axis, runs, metric, x="step", colours=COLOURS):
     """The curves of one metric; runs without it are left out."""
     others, ends = iter(OTHERS), []
     for name, seeds in runs.items():
-        colour = COLOURS.get(name) or next(others)
+        colour = colours.get(name) or next(others)
         curves = [{row[x]: row[metric] for row in rows if metric in row} for rows in seeds]
         curves = [curve for curve in curves if curve]
         for curve in curves:
@@ -89,10 +89,13 @@ def draw(axis, runs, metric, x="step"):
 def label_ends(axis, ends):
     """The names at the ends of their curves, moved apart where they would lie on each other."""
     low, high = axis.get_ylim()
-    above = low - high
-    for y, x, name, colour in sorted(ends):
-        above = max(y, above + (high - low) / 14)
-        axis.annotate(name, (x, y), (axis.get_xlim()[1], above), color=colour, fontsize=8, va="center")
+    gap, heights, ends = (high - low) / 14, [], sorted(ends)
+    for y, *_ in ends:
+        heights.append(max(y, heights[-1] + gap if heights else low))
+    for i in reversed(range(len(ends))):  # what was moved beyond the top comes down
+        heights[i] = min(heights[i], heights[i + 1] - gap if i + 1 < len(ends) else high)
+    for (y, x, name, colour), height in zip(ends, heights, strict=True):
+        axis.annotate(name, (x, y), (axis.get_xlim()[1], height), color=colour, fontsize=8, va="center")
 
 
 def panels(runs, metrics, axes=("step",)):

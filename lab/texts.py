@@ -1,0 +1,326 @@
+"""What docs/claims.md says in words: names of runs and metrics, what a claim does not show, what became of the pilot.
+
+No verdict and no number of a registered run stands here: report.py takes these from the rows.
+"""
+
+ALGORITHMS = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO", "dcpo": "DCPO", "ppo": "PPO",
+              "dpo": "DPO in rounds"}  # fmt: skip
+
+RUNS = {  # of registered.json; best-... and tune-... are named by report.py
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "gspo-paper_band": "GSPO, the paper's band",
+    "gspo-wide_band": "GSPO, ten times that band",
+    "dapo-all_groups": "all groups",
+    "dapo-all_groups-punished": "all groups, long answers punished",
+    "dapo-dynamic_sampling": "dynamic sampling",
+    "ppo": "PPO, 256 x 1",
+    "ppo-critic_still": "PPO, critic does not learn",
+    "ppo-32x8": "PPO, 32 x 8",
+    "coin-tight_below": "clip 0.1 below, 0.2 above",
+    "coin-tight_above": "clip 0.2 below, 0.1 above",
+    "dcpo-8_visits": "DCPO",
+    "grpo-8_visits": "GRPO",
+    "learned_reward-kl_0": "no KL",
+    "learned_reward-kl_0.05": "KL coefficient 0.05",
+    "grpo-kl_0.05": "KL coefficient 0.05",
+    "grpo-kl_0.1": "KL coefficient 0.1",
+    "grpo-kl_0.2": "KL coefficient 0.2",
+    "grpo-kl_0.3": "KL coefficient 0.3",
+    "clip-0.2": "clip 0.2",
+    "clip-0.4": "clip 0.4",
+}
+IN_CLAIM = {"kl_coefficient": {"grpo": "no KL"}, "kl_estimator": {"grpo": "no penalty"}}  # where a run has another name
+
+METRICS = {
+    "accuracy": "held-out accuracy",
+    "eval/pass@1": "held-out pass@1",
+    "eval/pass@64": "held-out pass@64",
+    "eval/reward": "learned reward, held out",
+    "reward/mean": "learned reward",
+    "reward/accuracy": "accuracy in training",
+    "cpu_seconds": "seconds of one core",
+    "policy/entropy": "entropy, nats a token",
+    "policy/kl_ref": "KL to the base model, nats a token",
+    "policy/clipped_tokens": "share of clipped tokens",
+    "policy/token_clip_ratio": "share of clipped tokens",
+    "value/explained_variance": "explained variance of the critic",
+    "completion/length": "tokens of an answer",
+    "completion/length_incorrect": "tokens of a wrong answer",
+    "completion/truncated": "share of answers that are cut",
+    "dcpo/response_utilization": "share of answers that train",
+}
+
+# What is drawn over the steps beside the values that decide; a second axis for claims on equal completions.
+CURVES = {
+    "sequence_ratio": ("reward/accuracy", "policy/clipped_tokens"),
+    "dynamic_sampling-steps": ("reward/accuracy",),
+    "dynamic_sampling-completions": ("reward/accuracy",),
+    "overlong": ("completion/length", "reward/accuracy"),
+    "critic": ("value/explained_variance", "reward/accuracy"),
+    "batch_shape": ("reward/accuracy",),
+    "length": ("completion/length_incorrect",),
+    "clip_alone": ("policy/entropy",),
+    "dcpo": ("reward/accuracy", "dcpo/response_utilization"),
+    "hacking": ("reward/accuracy", "reward/mean"),
+    "kl_coefficient": ("policy/kl_ref", "reward/accuracy"),
+    "clip_0.4": ("policy/entropy", "reward/accuracy"),
+    "gspo_entropy": ("policy/entropy",),
+}
+OVER_COMPLETIONS = ("dynamic_sampling-completions",)
+
+LIMITS = {
+    "sequence_ratio": (
+        "One other band is tried and neither is tuned; tuned ones are [below](#each-algorithm-at-its-best). The "
+        "paper's answers have thousands of tokens, these some 40, and a mean over fewer tokens moves more: nothing "
+        "here is about the paper's band at the paper's lengths. The paper counts clipped tokens, and so does this "
+        "table: all tokens of a clipped answer."
+    ),
+    "dynamic_sampling-steps": (
+        "A step with dynamic sampling samples about twice as many answers and takes longer, and the seconds are in "
+        "the table: what is bought with steps is paid in sampling. The next claim has equal completions."
+    ),
+    "dynamic_sampling-completions": (
+        "Dynamic sampling is evaluated at 30 and 60 of its steps, and its value at 15,360 completions lies on the "
+        "straight line between two evaluations, which for a curve that bends downwards is below it."
+    ),
+    "overlong": (
+        "The filter is not tried, nor a cap that cuts right answers: there, in the pilot, the punishment cost a tenth"
+        " of the accuracy."
+    ),
+    "critic": (
+        "The reward comes after some 40 tokens, so there is little credit to assign; lambda, a warmed or a pretrained"
+        " critic, and other learning rates of the critic are not tried."
+    ),
+    "batch_shape": (
+        "As many completions, eight times as many prompts: which of the two counts, fresh prompts or many answers to "
+        "one, is not separated. A group of one has no group baseline, so GRPO cannot take this shape."
+    ),
+    "length": (
+        "That the difference is Dr. GRPO's weights: it also leaves out the deviation. The pilot had the four "
+        "combinations, and there the weights alone made +1.28 tokens and the deviation alone -0.30. An interval above"
+        " 1 would also pass the pilot's margin of one token."
+    ),
+    "clip_alone": (
+        "Which of the two bounds does more, as there is no run at 0.2 and 0.2 (the pilot has one); and nothing about "
+        "rewards that say something."
+    ),
+    "dcpo": (
+        "Which of DCPO's changes does it. The pilot took them out one by one: smoothing bought 0.046 (+0.028 to "
+        "+0.063 by a paired t), the bounds of each token nothing that could be seen."
+    ),
+    "hacking": (
+        "One reward model for each seed, of one size, on sums of two numbers; which coefficient is best; whether "
+        "fewer steps would do as well as a KL. The pilot saw an effect of 0.91, so this repeats it rather than "
+        "finding it."
+    ),
+    "kl_coefficient": (
+        "Runs of thousands of steps, where a policy without a KL has more time to drift; a KL in the reward; other "
+        "estimators."
+    ),
+    "clip_0.4": "One epoch, where ratios hardly leave 1 and no clip acts. 0.4 on one side alone.",
+    "gspo_entropy": (
+        "Exploration is more than entropy: no pass@k is compared. With the pilot's effect on the other side the rule "
+        "of thumb is rather expected to fail."
+    ),
+}
+
+BEST = (
+    "The settings are the best of six on two seeds, so the choice has noise in it. Tuning and the comparison share "
+    "the held-out problems, not the seeds; they share the base model too, for which the signs below have two others. "
+    "20,480 completions are 80 steps: nothing here is about where the curves end."
+)
+
+# Each claim of the pilot: the registered claims that take its place, or the word for what became of it; and why.
+PILOT = {
+    "critic": (
+        ("critic", "batch_shape", "best-ppo"),
+        "Its title tested three things at once: the critic, the shape of the batch and the weights. They are separate"
+        " now, and PPO and GRPO are compared at their best.",
+    ),
+    "length": (
+        ("length",),
+        "Decided by a rule that was moved with its first data. Now it is the paper's own comparison against a margin "
+        "of 0; one token as the margin had a power of 0.07.",
+    ),
+    "deviation": (
+        "an illustration, not counted",
+        "True by construction: a group's weight is multiplied by 1 / std. What is measured is the size.",
+    ),
+    "clip_higher": (
+        "inconclusive, not run again",
+        "Its 0.002 nats would need some fifty seeds for a power of 0.8. The clip's work on the entropy is tested "
+        "under random rewards (`clip_alone`), and a wide one by `clip_0.4`.",
+    ),
+    "clip_alone": (
+        ("clip_alone",),
+        "One effect in place of two; fresh seeds.",
+    ),
+    "token_mean": (
+        "inconclusive, not run again",
+        "By t the interval is -1.9 to +0.07, so that not even the sign is certain. No fresh seeds.",
+    ),
+    "overlong": (
+        ("overlong",),
+        "A strawman: the cap of 64 was one that right answers need, and punishment began at 51. Now it is 96 and 77.",
+    ),
+    "dynamic_sampling": (
+        ("dynamic_sampling-steps", "dynamic_sampling-completions"),
+        "A strawman: its baseline was crippled by the punishment. At equal completions the same step against a "
+        "healthy one lost 0.06 of the accuracy in training (`ladder-6-no_punishment` - `ladder-3`).",
+    ),
+    "ladder": (
+        "dropped",
+        "Five effects had to hold together, so that one in three such ladders would have shown a rung that fails if "
+        "none of them did anything; two of its runs were never finished; and its cap is that of `overlong`. The "
+        "techniques are tested one by one.",
+    ),
+    "sequence_ratio": (
+        ("sequence_ratio", "gspo_entropy", "best-gspo"),
+        "A strawman: the paper's band on answers a hundredth as long, and a count of rows called one of tokens.",
+    ),
+    "dcpo": (
+        ("dcpo", "best-dcpo"),
+        "Its first effect, the share of answers that train, is near certain by construction: an illustration. The new"
+        " one is accuracy against GRPO.",
+    ),
+    "kl_estimator": (
+        "withdrawn",
+        "The title was “In a loss, k1 does nothing, and k2 and k3 hold the policy near the reference”. But three KLs,"
+        " each logged by its own estimator, are compared as if they were one, and the run without a penalty logs "
+        "none; no model was kept, so that one estimator for all cannot be computed from what is there.",
+    ),
+    "ppo_details": (
+        "dropped",
+        "Never decided: five of its runs have one or two seeds.",
+    ),
+    "hacking": (
+        ("hacking",),
+        "One effect in place of two: the reward's interval by t contains 0.",
+    ),
+    "preference_pairs": (
+        "as in the pilot, not run again",
+        "The title was “Under DPO both log-probs fall, and online pairs beat offline ones”: what was changed is the "
+        "data, the number of samples and the reference together.",
+    ),
+    "sharpening": (
+        "withdrawn",
+        "A ceiling: 64 samples of the untrained model have a right answer for 0.99 of the problems, so pass@64 cannot"
+        " rise, and a rule that wants it to fall can only be inconclusive.",
+    ),
+}
+
+PILOT_RUNS = {
+    "grpo": "GRPO", "grpo-no_std": "without the deviation", "clip-0.2_0.2": "clip 0.2, 0.2",
+    "clip-0.2_0.28": "clip 0.2, 0.28", "clip-0.1_0.2": "clip 0.1, 0.2", "clip-1_1000": "no clip",
+    "grpo-token_mean": "mean over the step's tokens", "grpo-group_mean": "mean over a group's tokens",
+    "kl-k1": "k1", "kl-k2": "k2", "kl-k3": "k3", "pairs": "fixed pairs", "pairs-nll": "fixed pairs, NLL term",
+    "pairs-ipo": "fixed pairs, IPO loss", "pairs-once": "pairs of one round, twice",
+    "pairs-rounds": "new pairs each round", "pass_at_64": "GRPO",
+}  # fmt: skip
+PILOT_FIGURES = ("deviation", "clip_higher", "token_mean", "kl_estimator", "preference_pairs", "sharpening")
+
+HISTORY = """`git show` has each of these commits; all of them are of the pilot.
+
+- `length`: before any data (d8f2897) two effects decided, that of grpo on dr_grpo, the paper's own comparison,
+  and that of grpo on dr_grpo-std. The commit that brought the first data (a7dcc4b) made the first of them a
+  number that is only reported. With +1.04 (+0.81 to +1.27) against its margin of 1 it is inconclusive. **Under
+  the rule that stood, so is the claim: the pilot's "holds" rests on the changed rule.**
+- `critic`: the same commit did the same to `value/explained_variance` > 0.3 (0.21). The verdict is the same
+  under both.
+- The same commit is the first that has report.py, whose text said that its rules were written before the runs.
+- `deviation`: four rows were added after its seed 0 had run; they were only reported. Rungs of `ladder` too
+  came after seeds of other rungs.
+- `sequence_ratio`: a run with a wider band, gspo-wide, was planned (8d93c24) and dropped (5635a9f).
+- After the registration `kl_estimator` and `preference_pairs` got titles that say what was compared, and the
+  five runs of `pairs` were made again for two more metrics; all else in their rows came out the same, digit by
+  digit."""
+
+INTRO = """What the papers claim, measured with the scripts of this repository on a small task. Each claim has
+**one effect that decides, registered before its runs** with its margin, its seeds and its statistics:
+[registered.json](../lab/registered.json). Nothing is decided before all runs of a claim are there.""".split("\n")
+
+RULES = """SHA-256 of the registration: `{digest}`. Each file of results
+names it, and `git log -- lab/registered.json` has one commit, which is older than the first of these files.
+
+## How a claim is decided
+
+The task is `embedded-hard` ([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight
+terms, without those of five, learnt from a careless teacher by a model of 0.1 million weights. A run is 80
+steps of 32 prompts x 8 completions with four optimizer steps each, if its command does not say otherwise.
+**Held-out accuracy** is pass@1 on 1,582 problems that are in none of the lists, two completions each, weighted
+by the shares of their classes.
+
+- **The test** is Welch's t over seeds, two-sided, against the margin, which is 0 if none is named. Seeds 0 to 9
+  were seen before the registration (the pilot, below) and 1000 and 1001 tune; what decides has fresh ones.
+- **The correction** is Holm's over all {claims} claims, and a claim without results counts as p = 1: what is
+  still to come cannot undo a "holds" or a "does not hold".
+- **holds**: p after Holm is below 0.05, on the claimed side; **does not hold**: on the other side; **no
+  difference larger than the margin**: neither, but two one-sided tests say, after Holm, that the difference is
+  smaller than the claim's margin of equivalence (0.03 of accuracy, and so on); **inconclusive**: none of these.
+  The first that applies.
+- **The smallest effect that would be seen** is what these seeds see in 80 of 100 experiments at Holm's first
+  step, from the pilot's deviations. A smaller effect may be there and yet be inconclusive.
+- Intervals are of 95 % and of one effect alone, not corrected. What a table shows without bold decides nothing.
+- **One small base model, one task.** A claim that does not hold here may well hold for large models. Two more
+  base models show only signs, [below](#each-algorithm-at-its-best); the problems are new, the kind of task is
+  the same.
+
+```bash
+python lab/run.py --registered --list   # what is still to be run; without --list it runs
+python lab/report.py --figures          # draws the figures (matplotlib)
+python tools/refresh.py                 # writes this page, and the counts in the READMEs (scipy)
+```
+
+In the commands below""".split("\n")
+
+AT_BEST = """Six settings for each algorithm, four or more of them learning rates, on the same two tuning seeds;
+the best by held-out accuracy at 20,480 sampled completions is run with ten fresh seeds, and with three on each
+of two more base models: the hard task built with two more seeds. Rows appear once all of their runs are there.
+The seconds are those of one core, of a whole run; accuracy at equal seconds is not measured.""".split("\n")
+
+RULES_OF_THUMB = """## Rules of thumb
+
+Three that practitioners give are registered like the papers' claims: [the KL
+coefficient](#a-kl-coefficient-of-01-is-better-than-none), [a clip of 0.4](#a-clip-of-04-is-too-wide) and
+[GSPO's entropy](#gspo-limits-exploration-its-entropy-is-below-grpos). Of two more something is known without a
+test:
+
+**GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one.** A measurement, not a
+verdict: the share depends on how much of the peak is models and how much is activations. Measured is a run of two
+steps on CPU, computed is the peak on one GPU with gradient checkpointing; in all of them the models are most of it
+(`python lab/memory_of_ppo.py`). `grpo.py` has no reward model of its own: its last row adds what one took of PPO's
+memory.""".split("\n")
+
+REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by
+construction: the advantage is divided by the group's deviation, and only `std_eps` (1e-6) knows the scale
+(`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not
+measured; its advantages are whitened too, but its critic has to follow the scale.""".split("\n")
+
+ILLUSTRATIONS = """## Illustrations
+
+True by construction, so they are no evidence for anything; the sizes are measured, in the pilot.
+
+- The deviation in GRPO's advantage gives easy and hard questions more weight than medium ones, as each group is
+  multiplied by 1 / std: here 0.21 to 0.22 more for each unit of reward deviation (`pilot: deviation`).
+- DCPO trains on more of the answers, as a prompt that was once answered both ways has a deviation ever after:
+  0.99 of them in place of 0.69 (`pilot: dcpo`).
+- Under GRPO's advantage the scale of the reward cancels (above).""".split("\n")
+
+PILOT_INTRO = """The first laboratory: five seeds (0 to 4, or 5 to 9), one learning rate of 1e-4 for all, 16 claims
+with 32 deciding effects, no correction, and bootstrap intervals that cover 84 % in place of 95 %. **Its
+verdicts count for nothing**; it is kept because the registered design rests on its deviations, and because what
+it decided must not vanish. Commands: [claims.py](../lab/claims.py); rules: [pilot.py](../lab/pilot.py); rows:
+`lab/results/claims`; `python lab/run.py NAME` runs a claim again.""".split("\n")
+
+PILOT_EFFECTS = """As they were decided, and with the interval that five values allow. By a paired t two of the
+effects that decided change: the reward of `hacking`, whose interval has 0 in it, and the rung 5 - 4 of
+`ladder`.""".split("\n")
+
+NOT_DONE = """- Rule of thumb: group sizes at equal completions (`grpo.py --group_size 16 --prompts_per_step 16`
+  and so on).
+- Rule of thumb: the scale of the reward under `ppo.py`.
+- Accuracy at equal seconds: runs are evaluated at their ends, and the rows have no clock.
+- Findings repeated on a pretrained language model.
+- One KL estimator logged for all of `kl_estimator`, with a run without a penalty; `sharpening` on a task
+  without a ceiling.""".split("\n")
