@@ -194,9 +194,10 @@ def split(change, place, old, new):
 
 
 def changes(old, new, place, sentences):
-    """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place; equal runs are left out.
+    """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place.
 
-    The first change of code in a hunk of docs/diffs.md has the index of its sentence; comments alone have none.
+    Equal runs are left out. The first change of code in a hunk of docs/diffs.md has the index of its sentence; comments
+    alone have none.
     """
     found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
     for number, group in enumerate([*diffs.groups(place, old, new), rest]):
@@ -207,6 +208,9 @@ def changes(old, new, place, sentences):
                 found += comments(old, new, (i, i_end), (j, j_end))
             else:
                 for a, a_end, b, b_end, is_code in split((i, i_end, j, j_end), place, old, new):
+                    if place != "Args" and own and not (own[-1][7] or is_code):  # a docstring is one change
+                        found.remove(own[-1])
+                        a, _, b, *_ = own.pop()
                     marks = words(tuple(old[a:a_end]), tuple(new[b:b_end]))
                     own.append([a, a_end, b, b_end, -1, *marks, is_code])
                     found.append(own[-1])
@@ -257,8 +261,9 @@ def unset(tree, scripts):
     """The equations of the docstrings that have no LaTeX, and LaTeX that has no equation."""
     there = {text: name for name, own in scripts.items() for _, (text, *_) in own["equations"]}
     latex = in_latex(tree)
-    found = [f"{EQUATIONS}: no LaTeX for an equation of {there[text]}.py: {text}" for text in there if text not in latex]
-    return found + [f"{EQUATIONS}: no docstring has this equation: {text}" for text in latex if text not in there]
+    missing = [f"no LaTeX for an equation of {there[text]}.py: {text}" for text in there if text not in latex]
+    left_over = [f"no docstring has this equation: {text}" for text in latex if text not in there]
+    return [f"{EQUATIONS}: {line}" for line in missing + left_over]
 
 
 def options(tree, scripts, common):

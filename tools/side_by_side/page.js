@@ -355,7 +355,7 @@ function allView(name) {
     return h("section", { class: "card" }, h("div", { class: "head" }, title,
       group.length > 1 ? h("span", { class: "status" }, "one text") : null, more),
       formulas(group, name), sentences.map(sentence),
-      code, cardNotes(own));
+      h("div", { class: "body" }, code), cardNotes(own));
   });
   const missing = names.filter((script) => !having.includes(script));
   if (data.elsewhere[name]) {
@@ -424,8 +424,8 @@ function commonView(name) {
     const margin = notes([found.place], [[0, length]]);
     return [h("h1", { tabindex: "-1" }, h("code", null, name)),
       h("p", { class: "status" }, fileLink(found.file, found.place[1]), found.used.length ? `; used by ${found.used.join(", ")}` : "; used inside common/", " ", copyButton(found.place, name)),
-      h("section", { class: margin.at.length ? null : "no-notes" }, notesAbove([found.place]),
-        h("div", { class: "chunk single" }, side(found.place, 0, length), margin)),
+      h("section", { class: margin.at.length ? null : "no-notes" }, h("div", { class: "body" }, notesAbove([found.place]),
+        h("div", { class: "chunk single" }, side(found.place, 0, length), margin))),
       h("p", null, link("common", "All names of common/"))];
   }
   const byFile = unique(Object.values(data.common).map((entry) => entry.file));
