@@ -182,14 +182,18 @@ def docstring(text):
 def split(change, place, old, new):
     """A change (i, i_end, j, j_end) in parts, each with whether it is read as code.
 
-    Not so read: a docstring, and in `Args` options that are declared again for another help text.
+    Not so read: a docstring, which is then given as a whole, and in `Args` options that are declared again for another
+    help text.
     """
     i, i_end, j, j_end = change
     if place == "Args":
         return [(*change, bool(diffs.changing(old[i:i_end] + new[j:j_end])))]
-    a, a_end = (min(max(line, i), i_end) for line in docstring("\n".join(old)))
-    b, b_end = (min(max(line, j), j_end) for line in docstring("\n".join(new)))
-    parts = [(i, a, j, b, True), (a, a_end, b, b_end, False), (a_end, i_end, b_end, j_end, True)]
+    one, two = docstring("\n".join(old)), docstring("\n".join(new))
+    a, a_end = (min(max(line, i), i_end) for line in one)
+    b, b_end = (min(max(line, j), j_end) for line in two)
+    parts = [(i, a, j, b, True), (a_end, i_end, b_end, j_end, True)]
+    if a < a_end or b < b_end:
+        parts.insert(1, (*one, *two, False))
     return [part for part in parts if part[0] < part[1] or part[2] < part[3]]
 
 
@@ -208,12 +212,11 @@ def changes(old, new, place, sentences):
                 found += comments(old, new, (i, i_end), (j, j_end))
             else:
                 for a, a_end, b, b_end, is_code in split((i, i_end, j, j_end), place, old, new):
-                    if place != "Args" and own and not (own[-1][7] or is_code):  # a docstring is one change
-                        found.remove(own[-1])
-                        a, _, b, *_ = own.pop()
                     marks = words(tuple(old[a:a_end]), tuple(new[b:b_end]))
-                    own.append([a, a_end, b, b_end, -1, *marks, is_code])
-                    found.append(own[-1])
+                    change = [a, a_end, b, b_end, -1, *marks, is_code]
+                    if change not in own:  # a docstring that differs twice
+                        own.append(change)
+                        found.append(change)
             ends = (i_end, j_end)
         if own and sentences:
             next((change for change in own if change[7]), own[0])[4] = number

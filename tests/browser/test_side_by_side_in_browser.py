@@ -129,7 +129,7 @@ LONG = "[...document.querySelectorAll('.line code')].filter(code => code.textCon
 
 
 @pytest.mark.parametrize("width", [390, 1000, 1600, 1920])
-@pytest.mark.parametrize("state", ["grpo-dapo", "ppo-dapo", "all/rollout", "common/decode"])
+@pytest.mark.parametrize("state", ["grpo-dapo", "ppo-dapo", "all/update", "common/Policy"])
 def test_code_of_120_characters_does_not_wrap(at, state, width):
     page = at(state, width, 900)
     page.run(OPEN)
@@ -199,8 +199,8 @@ def test_two_scripts_show_the_changes_of_the_readme_and_not_docstrings_and_help_
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^diff grpo.py dr_grpo.py.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     expected = [line[1:] for line in block.splitlines() if line[0] in "+-"]
-    changed = "[...document.querySelectorAll('.gone code, .come code')].filter(c => c.checkVisibility()).map(c => c.textContent)"
-    assert sorted(at("grpo-dr_grpo").run(changed)) == sorted(expected)
+    visible = "[...document.querySelectorAll('.gone code, .come code')].filter(code => code.checkVisibility())"
+    assert sorted(at("grpo-dr_grpo").run(f"{visible}.map(code => code.textContent)")) == sorted(expected)
 
 
 def test_the_site_links_to_the_repository(page, tmp_path):

@@ -494,6 +494,9 @@ function meant(address) {
   const [view, name] = address.split("/");
   if (["", "map", "help", "find", "batch"].includes(view)) return address || "map";
   if (view === "all" ? allPlaces.includes(name) : view === "common" && (!name || data.common[name])) return address;
+  const both = view.split("-");
+  if (both.length === 2 && both[0] !== both[1] && both.every((script) => names.includes(script))
+    && (!name || both.some((script) => place(script, name)))) return address;
   const spelled = names.reduce((text, script) => text.replace(new RegExp(script.replace("_", "[-_. ]?"), "gi"), script),
     address.replace(/\.py\b/g, ""));
   const words = spelled.split(/\W+/).filter(Boolean);
@@ -529,7 +532,7 @@ function show(address) {
   main.replaceChildren(...content.flat(Infinity));
   if (filesAt) for (const a of main.querySelectorAll('a:not([href^="#"])')) a.href = new URL(a.getAttribute("href"), filesAt);
   main.dataset.view = two ? view : state;
-  document.title = `${line || title} · Side by side`;
+  document.title = [line || (view === "batch" && name), title, "Side by side"].filter(Boolean).join(" · ");
   const current = two ? 1 : ["map", null, "all", "batch", "common", "help"].indexOf(view);
   document.querySelectorAll("header nav a").forEach((a, i) => {
     if (i === current && (two || view === "all")) a.href = `#${two ? view : `all/${name}`}`;
