@@ -1,6 +1,7 @@
-"""tools/side_by_side.py shows scripts as they are: lines, changes, sentences, equations, details, keys of the batch."""
+"""tools/side_by_side.py shows scripts as they are: lines, changes, sentences, equations, options, keys of the batch."""
 
 import ast
+import collections
 import json
 import re
 
@@ -16,6 +17,16 @@ from small_family import COPY, GRPO, OWN, small_family
 from testbed import script
 from tree import Tree
 
+EQUATIONS = r"""
+"A_i = R_i - mean(R)" = 'A_i = R_i - \text{mean}(R)'
+"J = E[ 1/G sum_i min(r_i A_i, clip(r_i) A_i) ]" = '''
+J = E[ \frac{1}{G} \sum_i \text{min}(r_i A_i, \text{clip}(r_i) A_i) ]'''
+"""
+OPTIONS = """| option | default | values | what it does |
+|---|---|---|---|
+| `--clip` | `0.2` | number | the ratio is clipped where A &lt; 0<br>own: it too |
+| `--cap`<br>only in own | `10` | number | the `cap` |
+"""
 SCRIPTS = {"grpo": GRPO, "copy": COPY, "own": OWN}
 WHY = {name: {key: f"*{key}*" for _, key, _ in diffs.hunks(GRPO, SCRIPTS[name[:-3]])} for name in ("copy.py", "own.py")}
 
@@ -27,6 +38,8 @@ def tree(tmp_path, monkeypatch):
     lines.refresh(tree)
     for part in ("page.html", "style.css", "page.js"):
         tree.write(f"{side_by_side.PARTS}/{part}", Tree().read(f"{side_by_side.PARTS}/{part}"))
+    tree.write(side_by_side.EQUATIONS, EQUATIONS)
+    tree.write(side_by_side.OPTIONS, OPTIONS)
     return tree
 
 
@@ -59,7 +72,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_holds_what_was_collected(tr
     assert (Tree().root / side_by_side.PAGE).stat().st_size < 1_500_000
 
 
-def test_without_pygments_the_texts_are_compared_all_the_same(tree, data, monkeypatch):
+def test_without_the_packages_the_texts_are_compared_all_the_same(tree, data, monkeypatch):
     monkeypatch.setattr(batch_keys, "unknown", lambda tree: [])
     tree.write(side_by_side.PAGE, side_by_side.build(tree, data))
     monkeypatch.setattr(side_by_side, "LEXER", None)
@@ -67,7 +80,10 @@ def test_without_pygments_the_texts_are_compared_all_the_same(tree, data, monkey
     assert side_by_side.refresh(tree) == []
     tree.write("own.py", OWN.replace("# the pessimistic one", "# the other one"))
     (line,) = side_by_side.refresh(tree)
-    assert line.startswith(side_by_side.PAGE) and "pip install pygments" in line
+    assert line.startswith(side_by_side.PAGE) and line.endswith("pip install pygments latex2mathml")
+    tree.write("own.py", OWN)
+    tree.write(side_by_side.EQUATIONS, EQUATIONS.replace("mean", "average"))
+    assert line in side_by_side.refresh(tree)  # the equations are compared too
     side_by_side.tokens.cache_clear()
 
 
@@ -87,7 +103,7 @@ def test_every_line_of_a_script_is_there_with_its_number(data, name):
 def applied(changes, a, b):
     """Text `a` with the changes taken from `b`; what differs in a line is marked inside of it."""
     made, done = [], 0
-    for i, i_end, j, j_end, _, marked, marks in changes:
+    for i, i_end, j, j_end, _, marked, marks, _ in changes:
         made += a[done:i] + b[j:j_end]
         done = i_end
         for part, found in ((a[i:i_end], marked), (b[j:j_end], marks)):
@@ -122,6 +138,38 @@ def test_comments_are_changes_without_a_sentence(old, new, comments):
     assert [change[4] for change in changes if change[4] >= 0] == list(range(len(hunks)))
 
 
+@pytest.mark.parametrize(
+    "old, new, code",
+    [
+        ("def f(x):\n    'a'\n    return x", "def f(x):\n    'b'\n    return x", []),
+        ("def f(x):\n    'a'\n    return x", "def f(x):\n    return x", []),
+        ("def f(x):\n    'a'\n    return x", "def f(x):\n    'b'\n    return 1", [2]),
+        ("def f(x):\n    'a'\n    return x", "def f(y):\n    'b\\nc'\n    return 1", [0, 2]),
+        ("def f(x):\n    return x", "def f(y):\n    'b'\n    return y", [0, 2]),
+        ("class F:\n    'a'\n    b = 'c'", "class F:\n    'd'\n    b = 'e'", [2]),
+        ("b = 'c'", "b = 'e'", [0]),
+        ("def f():\n    '''a\n    b\n    c'''\n    return", "def f():\n    '''d\n    b\n    e'''\n    return", []),
+    ],
+)
+def test_a_docstring_that_differs_is_told_from_code(old, new, code):
+    """`code`: the lines of the new text that are changed code; the sentence is at the first of them."""
+    a, b = old.split("\n"), new.split("\n")
+    changes = side_by_side.changes(a, b, "f", True)
+    assert applied(changes, a, b) == b
+    assert [line for change in changes if change[7] for line in range(change[2], change[3])] == code
+    assert [change[4] for change in sorted(changes, key=lambda change: not change[7])][:1] == [0]
+    assert len([change for change in changes if not change[7]]) <= 1
+
+
+def test_an_option_that_is_declared_again_for_its_help_is_no_change_of_code():
+    old = ["@dataclass", "class Args(RunArgs):", "    own: int = option(1)"]
+    new = [*old[:2], "    adam_beta2: float = option(0.999)", old[2]]
+    for default, is_code in (("0.999", False), ("0.95", True)):
+        new[2] = f"    adam_beta2: float = option({default})"
+        (change,) = side_by_side.changes(old, new, "Args", True)
+        assert change[4] == 0 and change[7] == is_code
+
+
 def test_every_sentence_of_the_diffs_stands_at_its_hunk(data):
     for name in ("copy", "own"):
         for place in data["scripts"][name]["places"]:
@@ -152,6 +200,54 @@ def test_every_equation_of_a_docstring_stands_at_a_function_of_its_script(data):
         advantage, objective = data["scripts"][name]["equations"]
         assert advantage == [["compute_advantages"], ["A_i = R_i - mean(R)", "Eq. 1"]]
         assert objective[0] == ["policy_loss", "token_weights"] and objective[1][1] == "Eq. 2"
+        assert {advantage[1][0], objective[1][0]} == data["math"].keys()
+
+
+def test_an_equation_without_latex_and_latex_without_an_equation_are_named(tree, data):
+    assert side_by_side.unset(tree, data["scripts"]) == []
+    tree.write(side_by_side.EQUATIONS, EQUATIONS.replace("A_i = R_i - mean(R)", "A_i = R_i", 1))
+    assert side_by_side.unset(tree, data["scripts"]) == [
+        "tools/side_by_side/equations.toml: no LaTeX for an equation of own.py: A_i = R_i - mean(R)",
+        "tools/side_by_side/equations.toml: no docstring has this equation: A_i = R_i",
+    ]
+
+
+def symbols(text):
+    """How often each name and number stands in an equation, in the docstring's writing or in LaTeX."""
+    text = re.sub(r"\\(?:frac|text|left|right|lvert|rvert|quad|[,#{}])", " ", text).replace("epsilon", "eps")
+    return collections.Counter(re.findall(r"[A-Za-z]+|\d+", text.replace("\\", " ").replace("_", " ")))
+
+
+def test_the_latex_of_an_equation_has_the_symbols_of_the_docstring():
+    latex = side_by_side.in_latex(Tree())
+    assert len(latex) > 20
+    for text, own in latex.items():
+        assert symbols(own) == symbols(text), text
+        assert own.count("{") == own.count("}") and own.count(r"\left") == own.count(r"\right")
+
+
+@pytest.mark.needs("latex2mathml", "pygments")
+def test_every_equation_is_set():
+    for latex in side_by_side.in_latex(Tree()).values():
+        mathml = side_by_side.mathml(latex)
+        assert mathml.startswith("<math ") and "\\" not in mathml and "merror" not in mathml
+
+
+def test_an_option_leads_to_its_line(tree, data):
+    assert data["options"] == [
+        ["clip", "all/Args/clip", "<code>0.2</code>", "the ratio is clipped where A &lt; 0"],
+        ["cap", "all/Args/cap", "<code>10</code>", "the <code>cap</code>"],
+    ]
+    common = {"learning_rate": "", "RunArgs": "class RunArgs:\n    clip: float = 1", "PairArgs": "class PairArgs:"}
+    tree.write(side_by_side.OPTIONS, OPTIONS.splitlines()[2] + "\n")
+    ((_, state, *_),) = side_by_side.options(tree, {"own.py": "class Args:"}, common)
+    assert state == "common/RunArgs/clip"
+
+
+def test_the_first_sentence_of_a_docstring_is_what_the_search_shows(data):
+    assert data["summaries"]["compute_advantages"] == "Rewards less their mean."
+    assert data["summaries"]["token_weights"] == ""
+    assert side_by_side.summary("def f():\n    'As Eq. 3 has it. More.'") == "As Eq. 3 has it."
 
 
 def test_names_lead_to_their_definitions(data):
@@ -161,7 +257,7 @@ def test_names_lead_to_their_definitions(data):
     assert data["common"]["mean"]["used"] == ["grpo.py", "copy.py", "own.py"]
 
 
-@pytest.mark.needs("pygments")
+@pytest.mark.needs("latex2mathml", "pygments")
 def test_a_name_is_linked_where_it_means_the_definition():
     code = """def rollout(model, mask=LIMIT):
     mask = mask.sum()
@@ -183,7 +279,7 @@ class Args:
 def test_states(data):
     states = side_by_side.states(data)
     assert len(states) == len(set(states)) and "own-own" not in states
-    named = "map grpo-own own-grpo grpo-own/policy_loss all/token_weights common/mean batch"
+    named = "map grpo-own own-grpo grpo-own/policy_loss all/token_weights all/Args/cap common/mean batch batch/prompts"
     assert set(named.split()) <= set(states)
 
 

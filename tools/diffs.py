@@ -134,12 +134,17 @@ def without_docstrings(source):
     return "\n".join(lines)
 
 
-def changing(lines):
-    """The lines without options that are declared again for their help text alone, with the inherited default."""
+@functools.cache
+def inherited():
+    """The options of the base classes, without their help texts."""
     source = (ROOT / "common/harness/args.py").read_text(encoding="utf-8")
     fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign) and node.value]
-    inherited = {f"{n.target.id}: {ast.unparse(n.annotation)} = option({ast.unparse(n.value.args[0])})" for n in fields}
-    return [line for line in lines if line.lstrip("+- ") not in inherited]
+    return {f"{n.target.id}: {ast.unparse(n.annotation)} = option({ast.unparse(n.value.args[0])})" for n in fields}
+
+
+def changing(lines):
+    """The lines without options that are declared again for their help text alone, with the inherited default."""
+    return [line for line in lines if line.lstrip("+- ") not in inherited()]
 
 
 def changed_code(old_name, new_name, sources):

@@ -1,7 +1,8 @@
 """One command after a change: writes everything that can be generated, and says what a person still has to write.
 
 python tools/refresh.py            write: copies of identical functions, links to lines, docs/diffs.md, the page side by
-                                   side (with pygments), options, one step, tables of results, verdicts, rows of tables
+                                   side (with pygments, latex2mathml), options, one step, tables of results, verdicts,
+                                   rows of tables
 python tools/refresh.py --check    change nothing, and say the same: exit code 1 if anything is due
 """
 

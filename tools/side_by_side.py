@@ -1,9 +1,10 @@
-"""docs/side_by_side.html: the page on which the scripts are compared, function by function. Needs pygments.
+"""docs/side_by_side.html: the page on which the scripts are compared, function by function.
 
 The page is one file. tools/refresh.py writes it: what it shows is collected here, which are the functions of the
 scripts with their syntax classes, the changes between every two scripts, the sentences of docs/diffs.md, the equations
-of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/ and the keys of the
-batch. tools/side_by_side/ has its HTML, its style, and the program that shows one state (`#grpo-dapo/policy_loss`).
+of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options and the
+keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that shows one
+state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
 """
 
 import ast
@@ -13,6 +14,7 @@ import html
 import itertools
 import json
 import re
+import tomllib
 
 import batch_keys
 import diffs
@@ -21,6 +23,7 @@ import lines
 import same_text
 
 PAGE, PARTS = "docs/side_by_side.html", "tools/side_by_side"
+EQUATIONS, OPTIONS = f"{PARTS}/equations.toml", "docs/options.md"
 WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
 # What takes the place of a function in the scripts that do not have it.
 ELSEWHERE = {"token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
@@ -82,13 +85,14 @@ def used_names(tree, local=frozenset()):
 
 
 try:
+    import latex2mathml.converter
     import pygments.lexers
     from pygments.token import Comment, Keyword, Literal, Name, Operator
 
     LEXER = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
     KINDS = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
     KINDS += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "d"), (Name.Builtin, "b")]
-except ImportError:  # what the page says can be compared, its colours cannot
+except ImportError:  # what the page says can be compared, its colours and MathML cannot
     LEXER = None
 
 
@@ -165,22 +169,57 @@ def words(old, new):
     return marks
 
 
-def changes(old, new, place, sentences):
-    """[[i, i_end, j, j_end, sentence or -1, marks, marks]] of two texts of a place; equal runs are left out.
+@functools.cache
+def docstring(text):
+    """Where the docstring of a function or class is or would be: its first line, and the one after its last."""
+    node = ast.parse(text).body[-1]
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return 0, 0
+    first = node.body[0].lineno - 1
+    return first, node.body[0].end_lineno if ast.get_docstring(node) else first
 
-    The first change of a hunk of docs/diffs.md has the index of its sentence; comments alone have none.
+
+def split(change, place, old, new):
+    """A change (i, i_end, j, j_end) in parts, each with whether it is read as code.
+
+    Not so read: a docstring, which is then given as a whole, and in `Args` options that are declared again for another
+    help text.
+    """
+    i, i_end, j, j_end = change
+    if place == "Args":
+        return [(*change, bool(diffs.changing(old[i:i_end] + new[j:j_end])))]
+    one, two = docstring("\n".join(old)), docstring("\n".join(new))
+    a, a_end = (min(max(line, i), i_end) for line in one)
+    b, b_end = (min(max(line, j), j_end) for line in two)
+    parts = [(i, a, j, b, True), (a_end, i_end, b_end, j_end, True)]
+    if a < a_end or b < b_end:
+        parts.insert(1, (*one, *two, False))
+    return [part for part in parts if part[0] < part[1] or part[2] < part[3]]
+
+
+def changes(old, new, place, sentences):
+    """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place.
+
+    Equal runs are left out. The first change of code in a hunk of docs/diffs.md has the index of its sentence; comments
+    alone have none.
     """
     found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
     for number, group in enumerate([*diffs.groups(place, old, new), rest]):
-        first = number if sentences else -1
+        own = []
         for kind, i, i_end, j, j_end in group:
             found += comments(old, new, (ends[0], i), (ends[1], j))  # what lies between two groups
             if kind == "equal":
                 found += comments(old, new, (i, i_end), (j, j_end))
             else:
-                found.append([i, i_end, j, j_end, first, *words(tuple(old[i:i_end]), tuple(new[j:j_end]))])
-                first = -1
+                for a, a_end, b, b_end, is_code in split((i, i_end, j, j_end), place, old, new):
+                    marks = words(tuple(old[a:a_end]), tuple(new[b:b_end]))
+                    change = [a, a_end, b, b_end, -1, *marks, is_code]
+                    if change not in own:  # a docstring that differs twice
+                        own.append(change)
+                        found.append(change)
             ends = (i_end, j_end)
+        if own and sentences:
+            next((change for change in own if change[7]), own[0])[4] = number
     return found
 
 
@@ -196,7 +235,7 @@ def comments(old, new, a, b):
         while j < b[1] and same_text.is_comment(new[j]):
             j += 1
         if old[start[0] : i] != new[start[1] : j]:
-            found.append([start[0], i, start[1], j, -1, [], []])
+            found.append([start[0], i, start[1], j, -1, [], [], True])
         i, j = i + 1, j + 1
     return found
 
@@ -207,8 +246,41 @@ def equations(docstring, computed_in):
     for line in docstring.splitlines():
         left = line.split()[:1]
         if line.startswith("    ") and left and left[0] in computed_in:
-            text = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.removeprefix("    ").rstrip(), maxsplit=1)
-            found.append((computed_in[left[0]].split(), text))
+            text, *number = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.strip(), maxsplit=1)
+            found.append((computed_in[left[0]].split(), [" ".join(text.split()), *number]))
+    return found
+
+
+def in_latex(tree):
+    """{equation of a docstring: its LaTeX}"""
+    return {text: " ".join(latex.split()) for text, latex in tomllib.loads(tree.read(EQUATIONS)).items()}
+
+
+def mathml(latex):
+    return latex2mathml.converter.convert(latex, display="block") if LEXER else ""
+
+
+def unset(tree, scripts):
+    """The equations of the docstrings that have no LaTeX, and LaTeX that has no equation."""
+    there = {text: name for name, own in scripts.items() for _, (text, *_) in own["equations"]}
+    latex = in_latex(tree)
+    missing = [f"no LaTeX for an equation of {there[text]}.py: {text}" for text in there if text not in latex]
+    left_over = [f"no docstring has this equation: {text}" for text in latex if text not in there]
+    return [f"{EQUATIONS}: {line}" for line in missing + left_over]
+
+
+def options(tree, scripts, common):
+    """[[name, state that shows it, default, HTML of what it does]] of the rows of docs/options.md.
+
+    `scripts` and `common`: {name: text} of each `Args`, and of the definitions in common/.
+    """
+    row = re.compile(r"^\| `--(\w+)`(?:<br>[^|]*)? \| (.*?) \| .*? \| (.*) \|$", re.MULTILINE)
+    found = []
+    for name, *said in row.findall(tree.read(OPTIONS)):
+        field = re.compile(rf"^    {name}: ", re.MULTILINE)
+        inherited = [f"common/{kind}" for kind, text in common.items() if kind.endswith("Args") and field.search(text)]
+        state = "all/Args" if any(field.search(text) for text in scripts.values()) else inherited[0]
+        found.append([name, f"{state}/{name}", *(inline(html.unescape(text.split("<br>")[0])) for text in said)])
     return found
 
 
@@ -235,7 +307,16 @@ def summary(text):
     """The first sentence of the docstring of a function or class."""
     node = ast.parse(text).body[0]
     docstring = ast.get_docstring(node) if hasattr(node, "name") else ""
-    return re.split(r"(?<=\.)\s", " ".join((docstring or "").split()))[0]
+    return re.split(r"(?<=\.)(?<!Eq\.)\s", " ".join((docstring or "").split()))[0]
+
+
+def summaries(sources):
+    """{place: the first sentence of its docstring}, of the first script that has it."""
+    found = {}
+    for source in sources.values():
+        for name, text in same_text.texts(source).items():
+            found.setdefault(name, inline(summary("\n".join(text))))
+    return found
 
 
 def script_page(script, source, store, common):
@@ -263,16 +344,17 @@ def collect(tree):
     uses = batch_keys.uses(tree)
     names = common_names(tree, sources, found, uses)
     scripts = {name.removesuffix(".py"): script_page(name, source, store, names) for name, source in sources.items()}
-    common = {}
+    common, texts = {}, {}
     for name, file in names.items():
         source = tree.read(file)
         first, end = same_text.blocks(source)[name]
         linked = {other: "C" for other in names if other in same_text.imports(source) or names[other] == file}
         text = source.splitlines()[first:end]
-        block = store.add(text, coloured("\n".join(text), linked))
+        texts[name] = "\n".join(text)
+        block = store.add(text, coloured(texts[name], linked))
         users = [script for script, own in sources.items() if name in same_text.imports(own)]
         common[name] = {"file": file, "place": [block, list(range(first + 1, end + 1))], "used": users}
-        common[name]["summary"] = inline(summary("\n".join(text)))
+        common[name]["summary"] = inline(summary(texts[name]))
     notes = []
     for note, places in found:
         shown = False
@@ -289,6 +371,9 @@ def collect(tree):
         "pairs": pairs(sources),
         "why": why(sources),
         "notes": notes,
+        "summaries": summaries(sources),
+        "options": options(tree, {name: "\n".join(diffs.places(own)["Args"]) for name, own in sources.items()}, texts),
+        "math": {text: [latex, mathml(latex)] for text, latex in in_latex(tree).items()},
         "elsewhere": {name: inline(text) for name, text in ELSEWHERE.items()},
         "batch": [
             {"key": key, "shape": shape, "what": inline(what)} | uses[key]
@@ -328,7 +413,8 @@ def states(data):
         both = scripts[one]["places"] | scripts[two]["places"]
         found += [f"{one}-{two}", *(f"{one}-{two}/{place}" for place in both)]
     found += [f"all/{place}" for place in dict.fromkeys(p for own in scripts.values() for p in own["places"])]
-    return found + [f"common/{name}" for name in data["common"]]
+    found += [f"common/{name}" for name in data["common"]]
+    return found + [state for _, state, *_ in data["options"]] + [f"batch/{row['key']}" for row in data["batch"]]
 
 
 def build(tree, data):
@@ -347,16 +433,17 @@ def stored(tree):
 
 
 def without_colours(data):
-    """What a page says: each block with its lines as text."""
+    """What a page says: each block with its lines as text, and the equations in LaTeX."""
     texts = ["".join(row[1::2]) for row in data["lines"]]
     blocks = [block | {"lines": [texts[i] for i in block["lines"]]} for block in data["blocks"]]
-    return data | {"lines": [], "blocks": blocks}
+    return data | {"lines": [], "blocks": blocks, "math": {text: latex for text, (latex, _) in data["math"].items()}}
 
 
 def refresh(tree):
-    data, unknown = collect(tree), batch_keys.unknown(tree)
+    data = collect(tree)
+    found = batch_keys.unknown(tree) + unset(tree, data["scripts"])
     if LEXER:
         tree.write(PAGE, build(tree, data))
     elif without_colours(stored(tree)) != without_colours(json.loads(json.dumps(data))):
-        return [*unknown, f"{PAGE}: is not what the scripts say; pygments is needed to write it (pip install pygments)"]
-    return unknown
+        found.append(f"{PAGE}: is not what the scripts say; to write it: pip install pygments latex2mathml")
+    return found

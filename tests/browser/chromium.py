@@ -98,8 +98,13 @@ class Page:
 
     def key(self, key):
         for kind in ("keyDown", "keyUp"):
-            text = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **text)
+            text = (
+                {"text": {"Enter": "\r"}.get(key, key)}
+                if kind == "keyDown" and (len(key) == 1 or key == "Enter")
+                else {}
+            )
+            number = {"windowsVirtualKeyCode": 8} if key == "Backspace" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **text, **number)
 
     def screenshot(self, path):
         picture = self.call("Page.captureScreenshot", format="png")["data"]

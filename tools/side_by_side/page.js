@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const names = Object.keys(data.scripts);
 const main = document.getElementById("main");
+const searchBox = document.getElementById("search");
 
 // An element: its attributes, then its children; strings are text, never HTML.
 function h(tag, attributes, ...children) {
@@ -15,6 +16,7 @@ function h(tag, attributes, ...children) {
 }
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const link = (state, text, attributes) => h("a", { href: `#${state}`, ...attributes }, text);
+const filesAt = document.querySelector('meta[name="files"]').content; // where the files of docs/ are, if not beside the page
 const fileLink = (file, numbers) => {
   const [first, last] = [numbers[0], numbers[numbers.length - 1]];
   return h("a", { href: `../${file}#L${first}-L${last}` }, `${file}, lines ${first} to ${last}`);
@@ -56,6 +58,17 @@ function nameElement(kind, text, toOwn) {
   return h("span", { class: kind && kind !== "O" ? kind : null });
 }
 const plain = (text) => h("p", { html: text }).textContent;
+
+const textOf = ([block]) => data.blocks[block].lines.map((id) => data.lines[id].filter((_, i) => i % 2).join("")).join("\n");
+function copyButton(where, name) {
+  const button = h("button", { type: "button", class: "copy", "aria-label": `Copy ${name}` }, "Copy");
+  button.addEventListener("click", () => {
+    const say = (text) => { button.textContent = text; document.getElementById("status").textContent = text; };
+    navigator.clipboard.writeText(`${textOf(where)}\n`).then(() => say("Copied"), () => say("The browser refuses"));
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  return button;
+}
 
 // Lines i to end of a place [block, line numbers].
 function side([block, numbers], i, end, { sign = " ", kind = "", marks = [], toOwn = null } = {}) {
@@ -125,17 +138,31 @@ function align(box) {
     bottom += space + element.offsetHeight;
   }
 }
-function alignNotes() {
+// A table that is wider than the window says so, and has a shadow where it goes on.
+function sayWhatGoesOn() {
+  const wide = main.querySelector(".goes-on + .wide");
+  if (!wide) return;
+  wide.previousElementSibling.hidden = wide.scrollWidth <= wide.clientWidth;
+  wide.classList.toggle("more", wide.scrollWidth - wide.clientWidth - wide.scrollLeft > 1);
+}
+// What depends on the width of the window.
+function fit() {
+  sayWhatGoesOn();
   for (const box of main.querySelectorAll(".chunk > .notes:not(:empty)")) if (box.offsetParent) align(box);
 }
-addEventListener("resize", alignNotes);
+addEventListener("resize", fit);
+main.addEventListener("scroll", sayWhatGoesOn, true);
 
 function formulas(scripts, name) {
   const rows = scripts.flatMap((script) =>
     data.scripts[script].equations.filter(([functions]) => functions.includes(name)).map(([, [text, number]]) =>
-      h("div", { class: "formula" }, scripts.length > 1 ? h("b", null, script) : null, h("span", { class: "math" }, text),
+      h("div", { class: "formula" }, scripts.length > 1 ? h("b", null, script) : null, equation(text),
         number ? h("span", { class: "number" }, number) : null)));
   return rows.length ? h("div", { class: "formulas" }, rows) : null;
+}
+function equation(text) {
+  const [latex, mathml] = data.math[text] || [];
+  return mathml ? h("span", { class: "math", title: latex, html: mathml }) : h("span", { class: "math" }, text);
 }
 const sentence = (html) => h("p", { class: "why", html });
 
@@ -146,7 +173,7 @@ function comparison(one, two, name) {
   const [a, b] = [place(one, name), place(two, name)];
   const forward = data.pairs[`${one} ${two}`];
   const changes = forward ? forward[name]
-    : data.pairs[`${two} ${one}`][name].map(([i, iEnd, j, jEnd, why, old, fresh]) => [j, jEnd, i, iEnd, why, fresh, old]);
+    : data.pairs[`${two} ${one}`][name].map(([i, iEnd, j, jEnd, why, old, fresh, isCode]) => [j, jEnd, i, iEnd, why, fresh, old, isCode]);
   const ends = [data.blocks[a[0]].lines.length, data.blocks[b[0]].lines.length];
   const own = [one, two].find((script) => script !== "grpo");
   const sentences = data.why[own][name] || [];
@@ -174,19 +201,22 @@ function comparison(one, two, name) {
       ...(tail ? [equal(i + head + hidden, j + head + hidden, tail)] : [])];
   }
   let [i, j] = [0, 0];
-  for (const [from, to, start, end, why, old, fresh] of changes) {
+  for (const [from, to, start, end, why, old, fresh, isCode] of changes) {
     parts.push(...run(i, j, from - i, i === 0, false));
-    if (against && why >= 0 && sentences[why]) parts.push(sentence(sentences[why]));
-    parts.push(h("div", { class: "chunk" },
+    const change = [against && why >= 0 && sentences[why] ? sentence(sentences[why]) : null, h("div", { class: "chunk" },
       side(a, from, to, { sign: "−", kind: "gone", marks: old, toOwn: pair }),
       side(b, start, end, { sign: "+", kind: "come", marks: fresh, toOwn: pair }),
-      notes([a, b], [[from, to], [start, end]])));
+      notes([a, b], [[from, to], [start, end]]))];
+    parts.push(isCode ? change : h("details", { class: "fold" }, h("summary", null, asideOf(name)), change));
     [i, j] = [to, end];
   }
   parts.push(...run(i, j, ends[0] - i, i === 0, true));
-  const sum = (first, last) => changes.reduce((total, change) => total + change[last] - change[first], 0);
-  return { parts, status: `${sum(0, 1)} lines of ${one}.py become ${sum(2, 3)} of ${two}.py` };
+  const code = changes.filter((change) => change[7]);
+  const sum = (first, last) => code.reduce((total, change) => total + change[last] - change[first], 0);
+  return { parts, status: code.length ? `${sum(0, 1)} lines of ${one}.py become ${sum(2, 3)} of ${two}.py` : "the same code" };
 }
+// What is no code and differs is folded.
+const asideOf = (name) => (name === "Args" ? "another help text" : "another docstring");
 
 // A section of the pair view: its head, and a body that a button opens where both scripts have one text.
 function section(id, status, own, { folded = false } = {}, ...body) {
@@ -197,7 +227,7 @@ function section(id, status, own, { folded = false } = {}, ...body) {
   // Not the state itself: the browser would look for it after the page is drawn, and take the focus away.
   const element = h("section", { id: `at-${id}` }, h("div", { class: "head" }, title, h("span", { class: "status" }, status),
     h("span", { class: "more" }, link(`all/${name}`, "in all scripts"))), inside);
-  if (!inside.querySelector(".body > .chunk > .notes:not(:empty)")) element.classList.add("no-notes");
+  if (!inside.querySelector(".single > .notes:not(:empty)")) element.classList.add("no-notes");
   if (folded) {
     const button = h("button", { type: "button", "aria-label": `Lines of ${name}` });
     const toggle = (open) => {
@@ -209,14 +239,16 @@ function section(id, status, own, { folded = false } = {}, ...body) {
     element.open = () => toggle(true);
     button.addEventListener("click", () => {
       toggle(inside.hidden);
-      alignNotes();
+      fit();
     });
     toggle(false);
   }
   return element;
 }
-const fileRow = (scripts, name, kind) => h("div", { class: `chunk files ${kind || ""}` },
-  scripts.map((script) => h("div", null, fileLink(`${script}.py`, place(script, name)[1]))), h("div", { class: "notes" }));
+const fileRow = (scripts, name) => h("div", { class: "files" },
+  scripts.map((script) => h("div", null, fileLink(`${script}.py`, place(script, name)[1]), copyFrom(script, name))));
+// Not of Args: the page has it without its help texts.
+const copyFrom = (script, name) => (name === "Args" ? null : copyButton(place(script, name), `${name} of ${script}.py`));
 
 function pairSection(one, two, name) {
   const pair = `${one}-${two}`;
@@ -228,8 +260,7 @@ function pairSection(one, two, name) {
     const found = unique(data.blocks[own[0]].notes.map((note) => note[2])).length;
     const status = `identical, ${count(length, "line")}${found ? `, ${count(found, "note")}` : ""}`;
     return section(id, status, having, { folded: true }, fileRow(having, name),
-      h("div", { class: "chunk equal" }, side(own, 0, length, { toOwn: pair }), side(place(two, name), 0, length, { toOwn: pair }),
-        notes([own], [[0, length]])));
+      h("div", { class: "chunk single" }, side(own, 0, length, { toOwn: pair }), notes([own], [[0, length]])));
   }
   if (having.length === 2) {
     const { parts, status } = comparison(one, two, name);
@@ -238,7 +269,7 @@ function pairSection(one, two, name) {
   const kind = having[0] === one ? { sign: "−", kind: "gone" } : { sign: "+", kind: "come" };
   const status = `only in ${having[0]}.py, ${count(length, "line")}`;
   const sentences = unique([one, two].flatMap((script) => data.why[script][name] || []));
-  return section(id, status, having, {}, sentences.map(sentence), fileRow(having, name, "single"),
+  return section(id, status, having, {}, sentences.map(sentence), fileRow(having, name),
     h("div", { class: "chunk single" }, side(own, 0, length, { ...kind, toOwn: pair }), notes([own], [[0, length]])));
 }
 
@@ -302,7 +333,7 @@ function allView(name) {
     const changes = group[0] === first ? [] : data.pairs[`${first} ${group[0]}`][name];
     const code = [];
     let done = 0;
-    for (const [, , start, end, , , fresh] of [...changes, [0, 0, own[1].length, own[1].length, -1, [], []]]) {
+    for (const [, , start, end, , , fresh, isCode] of [...changes, [0, 0, own[1].length, own[1].length, -1, [], [], true]]) {
       const head = done === 0 ? headOf(own) : 0;
       const folded = group[0] !== first && start - done - head > 2;
       code.push(side(own, done, folded ? done + head : start));
@@ -311,17 +342,20 @@ function allView(name) {
           side(own, done + head, start)));
       }
       const whole = Array.from({ length: end - start }, (_, k) => [k, 0, Infinity]);
-      code.push(side(own, start, end, { marks: fresh.length ? fresh : whole }));
+      const changed = side(own, start, end, { marks: fresh.length ? fresh : whole });
+      code.push(isCode || start === end ? changed
+        : h("details", { class: "fold" }, h("summary", null, asideOf(name)), changed));
       done = end;
     }
     const title = h("h2", null, group.map((script, k) => [k ? ", " : "", script]));
     const more = h("span", { class: "more" },
-      group[0] === first ? fileLink(`${group[0]}.py`, own[1]) : link(`${first}-${group[0]}/${name}`, `beside ${first}`));
+      group[0] === first ? fileLink(`${group[0]}.py`, own[1]) : link(`${first}-${group[0]}/${name}`, `beside ${first}`),
+      copyFrom(group[0], name));
     const sentences = unique(group.flatMap((script) => data.why[script][name] || []));
     return h("section", { class: "card" }, h("div", { class: "head" }, title,
       group.length > 1 ? h("span", { class: "status" }, "one text") : null, more),
       formulas(group, name), sentences.map(sentence),
-      code, cardNotes(own));
+      h("div", { class: "body" }, code), cardNotes(own));
   });
   const missing = names.filter((script) => !having.includes(script));
   if (data.elsewhere[name]) {
@@ -355,6 +389,7 @@ function mapView() {
       + "Choose a cell to see the change, a column to compare the whole script with grpo.py, or a row to see one function in all scripts."),
     h("p", { class: "lead" }, "To begin: ", link("all/token_weights", "token_weights in all scripts"),
       " is what each algorithm divides the loss by; ", link("grpo-dapo", "grpo.py and dapo.py"), " is one paper's changes in full."),
+    h("p", { class: "goes-on", hidden: "" }, `The table goes on to the right, to ${names.at(-1)}: ${count(names.length, "script")}.`),
     h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Functions and scripts" },
       h("table", { class: "map" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), names.map((name) =>
@@ -388,9 +423,9 @@ function commonView(name) {
     const length = found.place[1].length;
     const margin = notes([found.place], [[0, length]]);
     return [h("h1", { tabindex: "-1" }, h("code", null, name)),
-      h("p", { class: "status" }, fileLink(found.file, found.place[1]), found.used.length ? `; used by ${found.used.join(", ")}` : "; used inside common/"),
-      h("section", { class: margin.at.length ? null : "no-notes" }, notesAbove([found.place]),
-        h("div", { class: "chunk single" }, side(found.place, 0, length), margin)),
+      h("p", { class: "status" }, fileLink(found.file, found.place[1]), found.used.length ? `; used by ${found.used.join(", ")}` : "; used inside common/", " ", copyButton(found.place, name)),
+      h("section", { class: margin.at.length ? null : "no-notes" }, h("div", { class: "body" }, notesAbove([found.place]),
+        h("div", { class: "chunk single" }, side(found.place, 0, length), margin))),
       h("p", null, link("common", "All names of common/"))];
   }
   const byFile = unique(Object.values(data.common).map((entry) => entry.file));
@@ -406,50 +441,114 @@ function helpView() {
     h("div", { class: "lead", html: `
       <h3>Two scripts</h3>
       <p>The left script's lines are marked − and the right one's +; within them the words that differ are underlined. What is
-      identical is one line, which opens. Above a change, beside a yellow bar, stands what changes there and why. The sentences
+      identical is one line, which opens, and so are a docstring or a help text that differs. Above a change, beside a yellow bar, stands what changes there and why. The sentences
       are those of <a href="diffs.md">diffs.md</a>, against grpo.py. Between two other scripts, each is compared with grpo.py.</p>
-      <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).</p>
+      <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).
+      <b>Copy</b> takes a function as it stands in its file.</p>
       <h3>Equations</h3>
-      <p>At the head of a function stands what it computes, from the docstring of the script, with its number in the paper.</p>
+      <p>At the head of a function stands what it computes, from the docstring of the script, with its number in the paper. Pointing at it shows its LaTeX.</p>
       <h3>Margin notes</h3>
       <p>The numbered details of the pages in docs/, such as <code>grpo 7</code> for the seventh of <a href="grpo.md">grpo.md</a>, stand
-      beside the lines that they are about. Pointing at one shows its lines; opening it shows its text.</p>
+      below the lines that they are about, or beside them where there is room. Pointing at one shows its lines; opening it shows its text.</p>
       <h3>Links</h3>
       <p>A dotted underline in code leads to the definition, in this page. Links with file names lead out of this page, into the
       files of the repository that it lies in. Where a repository is shown on the web they lead to the lines; opened from a
       disk, to the file.</p>
       <p>Every state has its own address: <code>#grpo-dapo</code>, <code>#grpo-dapo/policy_loss</code>, <code>#all/token_weights</code>,
-      <code>#common/log_ratio</code>, <code>#batch</code>.</p>
+      <code>#all/Args/clip_low</code>, <code>#common/log_ratio</code>, <code>#batch</code>. What is nearly one leads there.</p>
       <h3>Keyboard</h3>
-      <p>Tab and Enter reach everything. While the focus is in a function, <kbd>j</kbd> and <kbd>k</kbd> go to the next and the previous one.</p>` })];
+      <p><kbd>j</kbd> and <kbd>k</kbd> go to the next and the previous function, <kbd>/</kbd> to the search, <kbd>Enter</kbd> there to the
+      first place found, <kbd>?</kbd> to this page. Tab and Enter reach everything.</p>` })];
 }
 
-// Show a state; an unknown one is the map.
-function show(state) {
-  if (state === "main") return main.focus();
-  const [view, name] = state.split("/");
+// Everything that the search finds: [name, state, what it is, HTML of what it does].
+const index = [
+  ...allPlaces.map((name) => [name, `all/${name}`, `in ${names.filter((script) => place(script, name)).join(", ")}`, data.summaries[name]]),
+  ...data.options.map(([name, state, value, what]) => [`--${name}`, state, `option, ${plain(value)}`, what]),
+  ...Object.entries(data.common).map(([name, entry]) => [name, `common/${name}`, entry.file, entry.summary]),
+  ...data.batch.map((row) => [row.key, `batch/${row.key}`, `key of the batch, ${row.shape}`, row.what]),
+];
+// Those with all words in their name or text: names that begin with what is searched, other names, then texts.
+function search(text) {
+  const words = text.toLowerCase().split(/[\s\-_]+/).filter(Boolean);
+  const simple = (name) => name.toLowerCase().split(/[\s\-_]+/).filter(Boolean).join(" ");
+  const rank = ([name, , , what]) => {
+    if (simple(name).startsWith(words.join(" "))) return 0;
+    if (words.every((word) => simple(name).includes(word))) return 1;
+    return words.every((word) => `${simple(name)} ${plain(what || "").toLowerCase()}`.includes(word)) ? 2 : 3;
+  };
+  return words.length ? [0, 1, 2].flatMap((wanted) => index.filter((entry) => rank(entry) === wanted)) : [];
+}
+function findView(text) {
+  const found = search(text);
+  return [h("h1", { tabindex: "-1" }, "Search"),
+    h("p", { class: "lead" }, text ? `${count(found.length, "place")} for “${text}”.` : "Functions, options, and keys of the batch.",
+      found.length ? null : [" All functions are in the ", link("map", "map"), "."]),
+    h("dl", { class: "list found" }, found.map(([name, state, kind, what]) =>
+      h("div", null, h("dt", null, link(state, name), h("span", { class: "status" }, ` ${kind}`)), h("dd", { html: what || "" }))))];
+}
+
+// The state that an address means. Near misses such as `grpo/dapo`, `GRPO-DAPO`, `dapo/policy_loss` and `policy_loss` lead
+// where they mean; of anything else the last word is searched.
+function meant(address) {
+  const [view, name] = address.split("/");
+  if (["", "map", "help", "find", "batch"].includes(view)) return address || "map";
+  if (view === "all" ? allPlaces.includes(name) : view === "common" && (!name || data.common[name])) return address;
+  const both = view.split("-");
+  if (both.length === 2 && both[0] !== both[1] && both.every((script) => names.includes(script))
+    && (!name || both.some((script) => place(script, name)))) return address;
+  const spelled = names.reduce((text, script) => text.replace(new RegExp(script.replace("_", "[-_. ]?"), "gi"), script),
+    address.replace(/\.py\b/g, ""));
+  const words = spelled.split(/\W+/).filter(Boolean);
+  const [one, two] = unique(words.filter((word) => names.includes(word)));
+  const among = (list) => list.find((own) => words.some((word) => word.toLowerCase() === own.toLowerCase()));
+  const own = among(allPlaces);
+  const pair = two ? `${one}-${two}` : `grpo-${one === "grpo" ? "dr_grpo" : one}`;
+  if (one && own && (two || one !== "grpo")) return [one, two || "grpo"].some((script) => place(script, own)) ? `${pair}/${own}` : pair;
+  if (own) return `all/${own}`;
+  if (one) return pair;
+  const called = among(Object.keys(data.common));
+  const option = data.options.find(([option]) => option === words.at(-1));
+  return called ? `common/${called}` : option ? option[1] : among(["map", "batch", "help", "common"]) || `find/${words.at(-1) || ""}`;
+}
+
+function show(address) {
+  if (address === "main") return main.focus();
+  const state = meant(address);
+  if (address && state !== address) history.replaceState(null, "", `#${state}`);
+  const [view, name, line] = state.split("/");
   const [one, two] = view.split("-");
-  const isPair = one !== two && names.includes(one) && names.includes(two);
   let content;
   let title;
-  if (isPair) {
+  if (two) {
     if (main.dataset.view === view) return goTo(view, name);
     [content, title] = [pairView(one, two), `${one} and ${two}`];
-  } else if (view === "all" && allPlaces.includes(name)) [content, title] = [allView(name), `${name} in all scripts`];
-  else if (view === "common") [content, title] = [commonView(data.common[name] ? name : null), name || "common/"];
+  } else if (view === "all") [content, title] = [allView(name), `${name} in all scripts`];
+  else if (view === "common") [content, title] = [commonView(name), name || "common/"];
   else if (view === "batch") [content, title] = [batchView(), "The keys of the batch"];
   else if (view === "help") [content, title] = [helpView(), "Help"];
+  else if (view === "find") [content, title] = [findView(name || ""), "Search"];
   else [content, title] = [mapView(), "Map"];
   main.replaceChildren(...content.flat(Infinity));
-  main.dataset.view = isPair ? view : state || "map";
-  document.title = `${title} · Side by side`;
-  const current = isPair ? 1 : { all: 2, batch: 3, common: 4, help: 5 }[view] || 0;
+  if (filesAt) for (const a of main.querySelectorAll('a:not([href^="#"])')) a.href = new URL(a.getAttribute("href"), filesAt);
+  main.dataset.view = two ? view : state;
+  document.title = [line || (view === "batch" && name), title, "Side by side"].filter(Boolean).join(" · ");
+  const current = two ? 1 : ["map", null, "all", "batch", "common", "help"].indexOf(view);
   document.querySelectorAll("header nav a").forEach((a, i) => {
-    if (i === current && (isPair || view === "all")) a.href = `#${isPair ? view : state}`;
+    if (i === current && (two || view === "all")) a.href = `#${two ? view : `all/${name}`}`;
     if (i === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   });
-  goTo(view, isPair ? name : null);
+  if (view !== "find") searchBox.value = "";
+  goTo(view, two ? name : null);
+  light(view === "batch" ? [document.getElementById(`key-${name}`)]
+    : [...main.querySelectorAll(".line")].filter((row) => line && row.lastChild.textContent.startsWith(`    ${line}: `)));
+}
+// Lines that an address names.
+function light(rows) {
+  const found = rows.filter(Boolean);
+  found.forEach((row) => row.classList.add("lit"));
+  found[0]?.scrollIntoView({ block: "center" });
 }
 // Focus the heading of a function, open if it is folded, or that of the page.
 let started = false;
@@ -457,25 +556,54 @@ function goTo(view, name) {
   const section = name && document.getElementById(`at-${view}/${name}`);
   const heading = section ? section.querySelector("h2") : main.querySelector("h1");
   section?.open?.();
-  alignNotes();
+  fit();
   document.querySelectorAll(".chips a").forEach((a) => {
     if (section && a.getAttribute("href") === `#${view}/${name}`) a.setAttribute("aria-current", "true");
     else a.removeAttribute("aria-current");
   });
-  if (started || section) heading.focus({ preventScroll: true });
+  if ((started || section) && view !== "find") heading.focus({ preventScroll: true });
   if (section) section.scrollIntoView();
   else if (started) window.scrollTo(0, 0);
   if (section) document.title = `${name} · ${view.replace("-", " and ")} · Side by side`;
   document.getElementById("status").textContent = document.title;
   started = true;
 }
-main.addEventListener("toggle", alignNotes, true); // a fold was opened
-main.addEventListener("keydown", (event) => {
-  const section = event.target.closest("section[id]");
-  if (!section || !["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+main.addEventListener("toggle", fit, true); // a fold was opened
+// What j and k go through: the functions of two scripts, of all, or the names of common/; from where the reader is.
+function neighbour(step) {
+  const [view, name] = main.dataset.view.split("/");
+  if (view === "all") return allPlaces[allPlaces.indexOf(name) + step] && `all/${allPlaces[allPlaces.indexOf(name) + step]}`;
+  if (view === "common") {
+    const all = Object.keys(data.common);
+    const next = all[name ? all.indexOf(name) + step : 0];
+    return next && `common/${next}`;
+  }
   const sections = [...main.querySelectorAll("section[id]")];
-  const next = sections[sections.indexOf(section) + (event.key === "j" ? 1 : -1)];
-  if (next) location.hash = next.id.replace("at-", "");
+  const focused = sections.indexOf(document.activeElement.closest("section[id]"));
+  const above = sections.filter((section) => section.getBoundingClientRect().top < 100).length - 1;
+  return sections[(focused >= 0 ? focused : above) + step]?.id.replace("at-", "");
+}
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    searchBox.focus();
+  } else if (event.key === "?") location.hash = "help";
+  else if (["j", "k"].includes(event.key)) {
+    const next = neighbour(event.key === "j" ? 1 : -1);
+    if (next) location.hash = next;
+  }
+});
+// The results take the place of the view while one types; the way back leads to it. Enter opens the first.
+searchBox.addEventListener("input", () => {
+  const change = location.hash.startsWith("#find") ? "replaceState" : "pushState";
+  history[change](null, "", `#find/${encodeURIComponent(searchBox.value)}`);
+  show(`find/${searchBox.value}`);
+});
+searchBox.form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const [first] = search(searchBox.value);
+  if (first) location.hash = first[1];
 });
 
 const theme = document.getElementById("theme");
