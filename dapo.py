@@ -8,7 +8,7 @@ o_1..o_G and maximize, with the token ratio r_it = pi(o_it) / pi_old(o_it),
     A_i = (R_i - mean(R)) / std(R)                                                                                Eq. 9
     R_i = (1 if o_i is correct, else -1) + R_length(|o_i|)                                                 Eq. 7, Eq. 13
 
-Against grpo.py: eps_high 0.28 is larger than eps_low 0.2, so that unlikely tokens can grow and entropy lasts
+Against grpo.py: eps_high 0.28 is larger than eps_low 0.2, so that unlikely tokens can become likely and entropy lasts
 (clip-higher). `dynamic_batch` drops groups that are all right or all wrong, whose gradient is 0, and samples until the
 batch is full. `token_weights` gives every token of the batch one weight, so that a completion counts by its length.
 `overlong_penalty` lowers the reward of completions close to the limit; `--overlong filter` takes the truncated ones out
@@ -111,10 +111,10 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
-    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), unless stock `generate` samples.
+    `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
+    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
+    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     hf = args.rollout == "hf" or not model.plain_cache
@@ -146,10 +146,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
-    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
+    parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):
@@ -159,7 +159,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
 
 
 def overlong_penalty(lengths, args):
-    """What is added to the rewards (R,) of completions of `lengths` tokens (R,), the stop token included (Eq. 13)."""
+    """The penalty (R,), 0 or negative, on completions of `lengths` tokens (R,), the stop token included (Eq. 13)."""
     if args.overlong == "soft":
         return soft_overlong_punishment(lengths, args.max_new_tokens, args.overlong_cache)
     return torch.zeros(len(lengths), dtype=torch.float64)
@@ -168,9 +168,9 @@ def overlong_penalty(lengths, args):
 def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
-    `sample` is `sample_round` with its first three arguments bound. Returns the kept groups of this process, to be
-    joined by `unpack_groups`, or none if all processes kept too few for an update; the completion tokens that this
-    process drew; and what to show of the last round.
+    `sample` is `sample_round` with its first three arguments bound. Returns this process's part of the kept groups, to
+    be joined by `unpack_groups`, or none if there are too few for an update; the number of completion tokens that this
+    process sampled; and completions of the last round to show.
 
     Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
     once a round, and stop by what they gathered, so they cannot deadlock, whatever each of them kept.
@@ -241,10 +241,10 @@ def compute_advantages(rewards, args):
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
-    """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
+    """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
+    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -324,9 +324,9 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
-    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
     """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes

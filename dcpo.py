@@ -11,13 +11,13 @@ of all its i G rewards so far (Eq. 29-30). Each completion takes the smaller of 
 
     SA_new = (i-1)/i A_new + 1/i A_tot,  SA_tot = 1/i A_new + (i-1)/i A_tot,  A = SA_tot unless |SA_new| < |SA_tot|
 
-Against grpo.py: `clip_bounds` limits |r - 1| r q (Eq. 3-4), so a rare token may move far and a likely one hardly less
-than before; `smoothed_advantages` learns from groups that agree, once their prompt has been seen to differ; `History`
+Against grpo.py: `clip_bounds` limits |r - 1| r q (Eq. 3-4), so a rare token may move far and a likely one nearly as
+far as in GRPO; `smoothed_advantages` learns from groups of equal rewards once their prompt has had others; `History`
 keeps the statistics in the checkpoint; `token_weights` is G times GRPO's; `compute_rewards` gives -1 where no answer is
 found, 0 to a wrong one (Eq. 15).
 
-Deviations from the paper: the mean over prompts is ours, the paper gives none; rewards that agree have A_new (and, over
-all visits, A_tot) exactly 0 by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
+Deviations from the paper: the mean over prompts is ours, the paper gives none; equal rewards have A_new (and, over all
+visits, A_tot) exactly 0, by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
 counts as one visit, of which the last group is kept; log-ratios are clamped to +-20. Sizes and rates are presets.
 Left out: the official script's settings, which switch SAS off. docs/dcpo.md has the nearest options, results, details.
 
@@ -87,10 +87,10 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
-    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), unless stock `generate` samples.
+    `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
+    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
+    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     hf = args.rollout == "hf" or not model.plain_cache
@@ -122,10 +122,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
-    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
+    parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):  # Eq. 15: 1 right, 0 wrong, -1 without an answer to judge
@@ -136,9 +136,9 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
 
 
 class History:
-    """Visits, and mean, variance, min and max of the rewards so far, of each prompt: `table` (prompts, 5), float64.
+    """The visits of each prompt, and mean, variance, min and max of its rewards so far: `table` (prompts, 5), float64.
 
-    The key is the index of the prompt: prompts with the same text and answer are merged when they are loaded.
+    Row i is that of training prompt i; prompts of the same text and answer were merged when they were loaded.
     """
 
     def __init__(self, prompts):
@@ -159,7 +159,7 @@ class History:
 
 
 def standardize(groups, mean, variance, low, high, args):
-    """Advantages (prompts, G) of rewards by the statistics (prompts, 1); 0 where their `low` and `high` agree."""
+    """Advantages (prompts, G) of rewards by the statistics (prompts, 1); 0 where `low` equals `high`."""
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (variance.sqrt() + args.std_eps)
@@ -189,7 +189,7 @@ def smoothed_advantages(rewards, args, history):
 
 
 def compute_advantages(rewards, args, history):
-    """Smoothed advantages (R, 1) of rewards (R,), each the smaller of SA_new and SA_tot, and the history after."""
+    """Smoothed advantages (R, 1) of rewards (R,), SA_new or SA_tot, whichever is closer to 0; and the history after."""
     new, total, history = smoothed_advantages(rewards, args, history)
     advantages = torch.where(new.abs() < total.abs(), new, total)  # a tie takes SA_tot
     return advantages.view(-1, 1).to(rewards.dtype), history
@@ -206,7 +206,7 @@ def clip_bounds(old_logprobs, loss_mask, args):
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
-    """The loss of each token (R, T), -J of Eq. 8 without its averages, and diagnostics {name: (R, T)}.
+    """The loss of each token (R, T), -J of Eq. 8 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
     that of -A log pi. Smoothed advantages of a group need not sum to 0, so the loss is not 0.
@@ -292,9 +292,9 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
-    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
     """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes

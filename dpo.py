@@ -11,13 +11,13 @@ which is put into Bradley-Terry. With l(y) = sum_t log pi(y_t | x, y_<t) over th
     ipo        L = (h - 1 / (2 beta))^2                                                             2310.12036, Eq. 17
 
 and the mean over the pairs of a step is minimized. The reference is the policy at its start: its log-probs are computed
-once, and it is not kept. At the first step h = 0 and the first two losses are ln 2, whatever beta is. h grows as well
+once, and it is not kept. At the first step h = 0 and the first two losses are ln 2, whatever beta is. h also grows
 when both log-probs fall, the rejected one faster: watch logps/chosen; nll_coef adds -l(y_w) / |y_w| against it.
 
 The data are preference pairs, or prompts with a rule reward. From prompts it makes its own pairs: the best against the
 worst of pair_samples completions of the current policy, for each prompt where these differ, written to
-pairs-round-1.jsonl as a preference dataset that can be used again. Each further round makes new pairs with the policy
-of that time, which is also the reference of that round: so the pairs do not become off-policy.
+pairs-round-1.jsonl as a preference dataset that can be used again. Each further round makes new pairs with the current
+policy, which is also the reference of that round: so the pairs stay on-policy.
 
 Deviations from the paper: AdamW instead of RMSprop, no warm-up by default; dropout is off; sizes and rates are presets.
 Left out: SimPO, KTO, hinge and other relatives; a reference other than the starting policy.
@@ -119,10 +119,10 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
-    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), unless stock `generate` samples.
+    `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
+    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
+    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     hf = args.rollout == "hf" or not model.plain_cache
@@ -154,10 +154,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
-    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
+    parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -322,9 +322,9 @@ def evaluate_pairs(accelerator, model, pairs, args):
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
-    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
     """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes

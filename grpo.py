@@ -81,10 +81,10 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
-    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), unless stock `generate` samples.
+    `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
+    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
+    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     hf = args.rollout == "hf" or not model.plain_cache
@@ -116,10 +116,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
-    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
+    parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -137,10 +137,10 @@ def compute_advantages(rewards, args):
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
-    """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 without its averages, and diagnostics {name: (R, T)}.
+    """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. A group's advantages sum to 0, so GRPO's loss without its KL is then 0; its gradient is not.
+    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -219,9 +219,9 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
-    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
     """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes

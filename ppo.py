@@ -201,10 +201,10 @@ def load_critic(args, policy):
 def rollout(model, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
 
-    `seed` is one or several numbers that name the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). There
-    is prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its rows; and
-    rollout_logprobs (R, T), unless stock `generate` samples.
+    `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
+    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
+    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
     hf = args.rollout == "hf" or not model.plain_cache
@@ -236,10 +236,10 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions, adjacent rows of one prompt; rewards are the weighted sum of the parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
-    parts {name: (R,)}. NaN stands where there is no answer or where a function does not apply.
+    parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     rewards = weighted_sum(reward_functions, parts)
@@ -354,7 +354,7 @@ class Coefficients:
         self.kl, self.penalty = args.kl_coef, args.penalty_coef
 
     def steer(self, metrics, args):
-        """Move them after a rollout, by its metrics. Those that are logged are those that the rollout used."""
+        """Move them after a rollout, by its metrics. The log has those that the rollout used."""
         if args.kl_target:
             self.steer_kl(metrics["policy/kl_old_ref"], args.prompts_per_step * args.group_size, args)
         if args.objective == "penalty":
@@ -367,7 +367,7 @@ class Coefficients:
         self.kl *= min(max(1 + error * completions / args.kl_horizon, 0.5), 2)
 
     def steer_penalty(self, kl, args):
-        """Halve or double it where KL(old, new) is off --penalty_target by more than a factor of 1.5 (section 4)."""
+        """Halve or double it if KL(old, new) is off --penalty_target by more than a factor of 1.5 (section 4)."""
         if kl < args.penalty_target / 1.5:
             self.penalty /= 2
         elif kl > args.penalty_target * 1.5:
@@ -482,7 +482,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
 
 
 def clip_gradients(accelerator, optimizer, args):
-    """Clip policy and critic separately, a shared model as one; return the norms before (DeepSpeed: one joint norm)."""
+    """Clip policy and critic separately, a shared model as one; the norms before (DeepSpeed: one joint norm)."""
     policy, critic = (group["params"] for group in optimizer.param_groups)
     parts = [policy, critic] if args.critic == "separate" else [policy + critic]
     return [clip_grad_norm(accelerator, part, args.max_grad_norm) for part in parts]
@@ -498,9 +498,9 @@ def add_policy_change(accelerator, model, micro_batches, metrics):
 
 
 def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, reward and length over all evaluation prompts, spread over the processes.
+    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
-    Returns the metrics {name: value}, and the prompts, completions, rewards and their parts of four prompts to show.
+    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
     """
     n = args.eval_samples if args.eval_temperature > 0 else 1
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -11,10 +11,10 @@ How answers compare:
 - A unit counts only where both sides have one: `5 cm` matches `5`, not `5 m`. So does a name: `x = 3` matches `3`, not
   `y = 3`. Percent is a unit like any other: `50%` matches `50` and `50 pct`, not `0.5`. Any noun may be one, but no
   number, and nothing that changes one: `5 dozen`, `5 fifths` and `5 doubled` are text.
-- Of steps of arithmetic the last side counts: `2+40 = 42` matches `42`. With an unknown, as in `2x = 6`, it is text.
+- Of a chain of arithmetic the last side counts: `2+40 = 42` matches `42`. With an unknown, as in `2x = 6`, it is text.
 - `3 or 4`, `3, 4` and `\{3, 4\}` match lists alone, in any order. Tuples and intervals keep their order and brackets.
-- Everything else compares as a string, after what does not change the meaning is removed: LaTeX for the eye,
-  Markdown, a pair of quotes, an end-of-text token with what follows it, and the doubling of every backslash by JSON.
+- Everything else compares as a string, without what does not change the meaning: LaTeX spacing and styles, Markdown,
+  a pair of quotes, an end-of-text token with what follows it, and the doubling of every backslash by JSON.
 """
 
 import functools
@@ -23,19 +23,19 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_TEXT = 100_000  # characters at the end of a completion that are read
-MAX_EMPTY = 10  # markers with nothing behind them that are passed over
-MAX_BOX = 10_000  # a box that is not closed after so many characters is unfinished
+MAX_TEXT = 100_000  # only so many characters at the end of a completion are read
+MAX_EMPTY = 10  # at most so many markers are tried, since nothing may follow the last ones
+MAX_BOX = 10_000  # a box that is not closed within so many characters is unfinished
 MAX_ANSWER = 1_000  # longer answers compare as plain strings
 
 # ---------------------------------------------------------------------------------------------------- extraction
 
-END_OF_TEXT = re.compile(  # with the brace or tag that closes right behind it
+END_OF_TEXT = re.compile(  # with the brace or tag that closes right after it
     r"<(?:\|(?:endoftext|im_end|eot_id|eom_id|end_of_text|end|return)\||end_of_turn|eos|/s"
     r"|\uff5cend\u2581of\u2581sentence\uff5c)>(\}|(?i:</answer>))?"
 )
 ANSWER_WORD = r"(?i:nswer)\*{0,3} ?(?:is\b|[:\uff1a])"
-MARKER = re.compile(  # each begins with a letter of its own: five times faster than with a group or a lookbehind
+MARKER = re.compile(  # each begins with a literal character: five times faster than with a group or a lookbehind
     rf"\\boxed(?![A-Za-z])|\\fbox(?![A-Za-z])|<(?i:answer)>|a{ANSWER_WORD}|A{ANSWER_WORD}"
     r"|#(?<!##)#{0,5} {0,3}\*{0,3}(?i:(?:the )?(?:final )?answer)\*{0,3}[ \r]{0,3}\n|####(?<!#####)(?!#)"
     r"|\u7b54\u6848(?:\u3011|\*{0,3} ?[\u662f\u4e3a:\uff1a])|\u7b54(?<![\u4e00-\u9fff].)\*{0,3} ?[:\uff1a]"
@@ -57,7 +57,7 @@ def extract_answer(text: str, truncated: bool = False) -> str | None:
     "Answer:", a heading "# Final Answer", the Chinese forms; of boxes in boxes the outermost. Text before `</think>`,
     after an end-of-text token or in an unclosed `<think>` does not count. An unfinished last box or tag is no answer.
     Neither is an answer that runs to the very end of a `truncated` completion: it may be half a number. A box or tag
-    that is closed there is whole, also where an end-of-text token stands right before it closes.
+    that closes there is complete, even if an end-of-text token stands right before the brace or tag that closes it.
     """
     text = text[-MAX_TEXT:]
     end, closing = END_OF_TEXT.search(text), ""
@@ -106,7 +106,7 @@ def _trim(answer: str) -> str:
 
 
 def _inside(wrapper: re.Pattern, answer: str) -> str:
-    """`answer` without what is around the whole of it: `5"` and `"a" or "b"` keep their quotes."""
+    """`answer` without a wrapper around all of it: `5"` and `"a" or "b"` keep their quotes."""
     match = wrapper.fullmatch(answer)
     return match[match.lastindex].strip() if match else answer
 
@@ -132,7 +132,7 @@ FRACTION = re.compile(rf"(?:([/^])\s*)?\\[dtc]?frac(?![A-Za-z]){ARGUMENT}{ARGUME
 ATOM = re.compile(r"[0-9.,]+|[A-Za-z]|\\[a-z]+")
 WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|boxed|fbox)\s*" + GROUP)
 POWER = re.compile(r"\^([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z]|\\[A-Za-z]++(?! ?\{)))")
-INDEX = re.compile(r"_([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX, but `_23` may be meant as `_{23}`
+INDEX = re.compile(r"_([0-9](?!\.?[0-9])|[A-Za-z])")  # one token, as in LaTeX; not `_23`, which may mean `_{23}`
 ROOT = re.compile(r"\\sqrt ?(\w)")
 
 NUMBER = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -168,12 +168,12 @@ COMMAS = re.compile(rf"[{re.escape(OPEN + CLOSE)}]|,")
 NAME = re.compile(
     r"(\\?[A-Za-z]+(?:_(?:\{\w+\})?\w*+)?(?:\([A-Za-z, ]+\))?|\([A-Za-z](?:, ?[A-Za-z])+\)) ?(?:=|\\in(?![A-Za-z])) ?"
 )
-STEPS = re.compile(  # arithmetic with plain numbers, each with `=` behind it
+STEPS = re.compile(  # arithmetic with plain numbers, each with `=` after it
     rf"""(?x)(?: (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+
     (?: (?:[-+*/^(]|\\times|\\cdot|\\div) (?:[ ({{+-]|\\sqrt)*+ [$€£¥]?{NUMBER} [ )}}!]*+ )*+ =[ ]? )*+"""
 )
 UNKNOWN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # a letter that belongs to no LaTeX command
-# These say nothing: a blank, but not between two digits or two words; the brackets of `(3\pi)/4` and `1/(\sqrt{2})`.
+# What can be left out: a blank, but not between two digits or words; the brackets of `(3\pi)/4` and `1/(\sqrt{2})`.
 WORD = "[A-Za-zÀ-ӿ]{2}"
 LOOSE_SPACE = re.compile(rf"(\\[A-Za-z]++) | (?!(?<=[0-9] )[0-9]|(?<={WORD} ){WORD}|(?<=\b[aAI] ){WORD}\w)")
 PRODUCT = r"[+-]?(?:(?:[0-9.]+|\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?![A-Za-z]))(?:\^\{\w+\})?)++"
@@ -208,10 +208,10 @@ def _same(a: Parsed, b: Parsed) -> bool:
     return a.value == b.value
 
 
-@functools.lru_cache(maxsize=4096)  # a gold comes back for each completion of its group
+@functools.lru_cache(maxsize=4096)  # a gold is asked for with each completion of its group
 def _parse_answer(answer: str) -> Parsed:
     text = _clean(answer)
-    return _parse(text, depth=0) if text else _text(answer)  # nothing is left of `**`: it equals no other answer
+    return _parse(text, depth=0) if text else _text(answer)  # of `**` nothing is left; so it equals no other answer
 
 
 def _clean(answer: str) -> str:
@@ -236,7 +236,7 @@ def _clean(answer: str) -> str:
 
 
 def _as_quotient(fraction: re.Match) -> str:
-    """`a/b`, in brackets where what stands before or behind it would take a part of it: the 3 of `\\frac123`."""
+    """`a/b`, in brackets where its neighbour would join a part of it, as the 3 of `\\frac123` would."""
     before, *parts, after = fraction.groups()
     parts = (part.strip() for part in parts if part is not None)
     quotient = "/".join(part if ATOM.fullmatch(part) else f"({part})" for part in parts)
@@ -268,7 +268,7 @@ def _parse(text: str, depth: int) -> Parsed:
 
 
 def _last_side(text: str, depth: int) -> Parsed | None:
-    """What `x = 42`, `2+40 = 42` or `x = 2+40 = 42` come to; None for text of another kind."""
+    """The last side of `x = 42`, `2+40 = 42` or `x = 2+40 = 42`; None for text of another form."""
     name = NAME.match(text)
     start = name.end() if name else 0
     end = STEPS.match(text, start).end()

@@ -16,16 +16,16 @@ class InputError(ValueError):
 
 
 class Process:
-    """What `clean_exit` makes the handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one.
+    """The handler of SIGINT (Ctrl-C) and SIGTERM that `clean_exit` sets, with the run of this process once it has one.
 
-    The first signal ends the run after the step that is being made, or at once before the first, when nothing would be
-    lost. The next one has its default action, which ends the process at once, whatever it is waiting for.
+    The first signal ends the run after the current step, or at once if there is no step yet that would be lost. The
+    next one has its default action, which ends the process at once, whatever it is waiting for.
     """
 
-    ECHO = 1.0  # seconds in which a second signal is the first one again, which a launcher passed on
+    ECHO = 1.0  # seconds in which a second signal is taken for the first one, passed on by a launcher
 
     def __init__(self):
-        self.run, self.signal = None, 0  # the number of the signal that came
+        self.run, self.signal = None, 0  # the number of the signal received
 
     def __call__(self, number, frame):
         if self.run is None or self.run.first_eval is None:
@@ -42,9 +42,9 @@ class Process:
 
 
 def process_of(run):
-    """The `Process` of the `clean_exit` around this code, which has this run from now on.
+    """The `Process` of the `clean_exit` around this code, which from now on ends this run.
 
-    Without `clean_exit`, as in a notebook, it is a new one, which handles no signal: Python keeps its own Ctrl-C.
+    Without `clean_exit`, as in a notebook, it is a new one that handles no signal: Ctrl-C stays Python's own.
     """
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     process = next((handler for handler in handlers if isinstance(handler, Process)), None) or Process()
@@ -53,16 +53,16 @@ def process_of(run):
 
 
 def set_handlers(action):
-    """Give SIGINT and SIGTERM this action each; return {signal: the one before}. Only the main thread may."""
+    """Set the action of SIGINT and SIGTERM; returns {signal: the one before}, empty outside of the main thread."""
     if threading.current_thread() is threading.main_thread():
         return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
     return {}
 
 
 def in_fork():
-    """Take the `Process` from a fork, such as a worker of a reward's `multiprocessing.Pool`, which SIGTERM is to end.
+    """Give a fork, such as a worker of a reward's `multiprocessing.Pool`, other handlers than `Process`.
 
-    The first Ctrl-C of a terminal reaches forks too, and the step of this process may need what they compute.
+    SIGTERM ends it. The first Ctrl-C does not: a terminal sends it to forks too, and the current step may need them.
     """
     for number, action in ((signal.SIGINT, outlive_first), (signal.SIGTERM, signal.SIG_DFL)):
         if isinstance(signal.getsignal(number), Process):
@@ -70,7 +70,7 @@ def in_fork():
 
 
 def outlive_first(number, frame):
-    """Ignore a signal and its echo; the next one has its default action."""
+    """Ignore a signal and its echo; the next one has its default action again."""
     signal.signal(number, signal.SIG_IGN)
     time.sleep(Process.ECHO)
     signal.signal(number, signal.SIG_DFL)
@@ -107,7 +107,7 @@ def clean_exit():
 
 
 def report(error, run):
-    """Print why a process ends, and with it its run, unless that is None; return the exit code.
+    """Print why the process ends, and abandon its run, unless that is None; returns the exit code.
 
     If all processes fail, the first one of each machine prints the error: it waits least, and the launcher ends the
     others once it is gone. The launcher also ends those that fail only because another one is gone.
@@ -135,24 +135,24 @@ def script_name():
 
 
 def refuse(args, option, problem):
-    """An InputError about what an option names."""
+    """Raise an InputError about what an option names."""
     raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
 
 
 def say(args, option, note):
-    """Print, once, a note on what an option names."""
+    """Print a note on what an option names, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         print(f"--{option} {getattr(args, option)}: {note}")
 
 
 def in_short(error):
-    """An exception of a library in one line that is not too long; the message alone may be a mere name."""
+    """Type and message of a library's exception in one short line; the message alone may be a mere name."""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
 def one_line(error):
-    """The message of an exception of a library, in one line."""
-    return " ".join(str(error).split())
+    """The message of a library's exception in one line, or its type if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def world_size():

@@ -20,8 +20,8 @@ from common.masked import completion_mask, positions
 def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_sequences=1):
     """A neutral GenerationConfig: samples from the policy itself, or greedily at temperature 0.
 
-    Every default of transformers that bends the distribution is named here (top_k is 50 when unset); what a checkpoint
-    brings along is removed at load (`load_policy` in common/harness/loading.py).
+    Every default of transformers that bends the distribution is named here (top_k is 50 when unset); what the model's
+    own generation_config.json sets is removed at load (`load_policy` in common/harness/loading.py).
     """
     sampling = dict(do_sample=False)
     if temperature > 0:
@@ -41,9 +41,10 @@ def sampling_config(policy, temperature, top_p, max_new_tokens, num_return_seque
 
 @contextlib.contextmanager
 def seeded(key, device):
-    """Draw random numbers from the stream that `key` names. `generate` uses the global generators: restore them after.
+    """Draw random numbers from the stream that `key` selects, and afterwards restore torch's global generators.
 
-    `key` is one or several numbers, such as (seed, rank, step, round); streams of unequal keys are independent.
+    `generate` draws from these. `key` is one or several numbers, such as (seed, rank, step, round); different keys give
+    independent streams.
     """
     seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1
     with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
@@ -54,10 +55,10 @@ def seeded(key, device):
 class RoomyLayer(DynamicLayer):
     """A layer of the key-value cache with room to spare: a new token is written into it, not concatenated.
 
-    `DynamicLayer` copies all keys and values for each token.
+    `DynamicLayer` would copy all keys and values for each token.
     """
 
-    ROOM = 64  # tokens
+    ROOM = 64  # tokens to add when it is full
 
     def __init__(self, layer):
         self.__dict__.update(layer.__dict__)
@@ -79,9 +80,9 @@ class RoomyLayer(DynamicLayer):
 
 
 def inverse_cdf_sample(probs):
-    """One token (R, 1) of each row of `probs` (R, V), from one random number per row; never one of probability 0.
+    """A token (R, 1) for each row of `probs` (R, V), from one random number per row; never one of probability 0.
 
-    Exact to the 2**-24 of a float32 random number: on CPU `cumsum` of float32 adds up in float64.
+    Exact up to the 2**-24 of a float32 random number: on CPU `cumsum` of float32 adds up in float64.
     """
     cdf = probs.cumsum(dim=-1)
     total = cdf[:, -1:].contiguous()
@@ -93,8 +94,8 @@ def inverse_cdf_sample(probs):
 def last_logits(model, inputs, head_is_last):
     """Logits (R, V) after the last token of each row, from one forward with cache.
 
-    A head that nothing follows is applied here: on CPU `weight @ hidden.T` takes a quarter to a half of the time of
-    `hidden @ weight.T` for 2 to 32 rows of a large vocabulary (docs/performance.md).
+    If the head is the last operation of the model, it is applied here: on CPU `weight @ hidden.T` takes a quarter to a
+    half of the time of `hidden @ weight.T` for 2 to 32 rows and a large vocabulary (docs/performance.md).
     """
     if not head_is_last:
         return model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -117,35 +118,35 @@ def decode(
     drop_finished=True,
     **model_kwargs,
 ):
-    """Sample n completions for each of B prompts `input_ids` (B, P), left-padded.
+    """Sample n completions of each of the B prompts `input_ids` (B, P), which are padded on the left.
 
-    Returns completions (B*n, T), filled with the pad id after the end, and the log-probs (B*n, T) of their tokens, 0
-    there. The rows of one prompt are adjacent. `head_is_last`: nothing happens to the logits after the head.
+    Returns completions (B*n, T) with the pad id after their end, and the log-probs (B*n, T) of their tokens, 0 after
+    the end. Rows of one prompt are adjacent. `head_is_last`: the model does nothing to the logits after the head.
 
     Without `drop_finished` the random draws are those of stock `generate` with `num_return_sequences=n`; with it they
     are other draws of the same distribution.
     """
-    # Naming these in the signature would make `generate` pass them twice. Without padding the mask arrives as None.
+    # In the signature these names would make `generate` pass them twice. Without padding the mask arrives as None.
     attention_mask, past_key_values = model_kwargs.get("attention_mask"), model_kwargs["past_key_values"]
     width, device, rows = input_ids.shape[1], input_ids.device, len(input_ids) * n
     position_ids = positions(torch.ones_like(input_ids) if attention_mask is None else attention_mask)  # (B, P)
     max_new_tokens = generation_config.max_length - width
     stop_tokens = torch.tensor(generation_config.eos_token_id, device=device)
     completions = torch.full((rows, max_new_tokens), generation_config.pad_token_id, device=device)
-    drawn = torch.ones((rows, max_new_tokens), device=device)  # the probabilities of these tokens
+    drawn = torch.ones((rows, max_new_tokens), device=device)  # the probabilities of the sampled tokens
 
     inputs = {"past_key_values": past_key_values}
     inputs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
     logits = last_logits(model, inputs, head_is_last).repeat_interleave(n, dim=0)
     past_key_values.batch_repeat_interleave(n)
-    past_key_values.layers = [  # one for images stays empty; the old ones must go, with the prompts' keys
+    past_key_values.layers = [  # one for images stays empty; the old ones must be freed, with the prompts' keys
         RoomyLayer(x) if type(x) is DynamicLayer and x.is_initialized else x for x in past_key_values.layers
     ]
-    # Positions and mask of all tokens to come: one token's are then a view.
+    # Positions and mask of all tokens to come: those of one token are then a view.
     position_ids = position_ids[:, -1:].repeat_interleave(n, dim=0) + 1 + torch.arange(max_new_tokens, device=device)
     if attention_mask is not None:
         attention_mask = pad(attention_mask, (0, max_new_tokens), value=1).repeat_interleave(n, dim=0)
-    running = torch.arange(rows, device=device)  # the row each line of the cache belongs to
+    running = torch.arange(rows, device=device)  # the row that each line of the cache belongs to
     finished = torch.zeros(rows, dtype=torch.bool, device=device)  # by line of the cache
 
     for t in range(max_new_tokens):
@@ -162,7 +163,7 @@ def decode(
         finished |= torch.isin(tokens[:, 0], stop_tokens)
         if t + 1 == max_new_tokens:
             break
-        if device.type == "cpu" or t % 8 == 7:  # looking means waiting for the GPU
+        if device.type == "cpu" or t % 8 == 7:  # to look is to wait for the GPU
             keep = (~finished).nonzero()[:, 0]
             if len(keep) == 0:
                 break
@@ -177,7 +178,7 @@ def decode(
     completions, drawn = completions[:, : t + 1], drawn[:, : t + 1]
     mask, _ = completion_mask(completions, stop_tokens)  # a finished row may have been continued for a while
     logprobs = torch.where(mask, drawn.log(), 0)
-    if not logprobs.isfinite().all():  # looked at once, after the last token: looking means waiting for the GPU
+    if not logprobs.isfinite().all():  # once, after the last token: to look is to wait for the GPU
         raise InputError(
             "sampling: log-probs are not finite: the model's logits are not, or a tiny temperature made them infinite"
         )

@@ -101,7 +101,7 @@ def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int)
 
 
 def as_reward(rule: Callable, compares: bool = True) -> Callable:
-    """A rule for one completion as a rule for a list of them; None where a gold answer is missing."""
+    """A rule for one completion as a reward function of many, which returns None where a gold answer is missing."""
 
     def reward(completions, answer, truncated):
         rows = zip(completions, answer, truncated, strict=True)
@@ -121,13 +121,13 @@ BUILT_IN = {
 
 @dataclass
 class Reward:
-    """One part of the reward: its name in the metrics, its weight, and a function of TRL's kind."""
+    """One part of the reward: its name in the metrics, its weight, and a function called as TRL calls it."""
 
     name: str
     weight: float
     function: Callable
-    logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since the last row of metrics
-    run: object = None  # `Run` says that it is this reward's, which `trainer_state` tells the function
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since metrics were last written
+    run: object = None  # set by `Run`; the function reads it through `trainer_state`
 
     def __post_init__(self):
         self.built_in = self.function in BUILT_IN.values()  # else it is the user's
@@ -190,10 +190,10 @@ def _load_file(path: Path):
 
 
 def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
-    """The parts {name: (R,)} of the rewards of R completions, adjacent rows of one prompt, and what is correct.
+    """The parts {name: (R,)} of the rewards of R completions, in which rows of one prompt are adjacent, and `correct`.
 
     `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if no row has
-    one. It is the part of the reward that decides, if there is one, so that nothing is scored twice.
+    one. If a part of the reward decides it (`deciding_part`), that part is taken, and nothing is scored twice.
     """
     rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
     truncated = torch.as_tensor(truncated).tolist()
@@ -209,24 +209,18 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
 
     `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. The
     user's function gets copies of messages and columns, and what it sets for the process ends with the call (`undone`).
-    Whatever is raised in it but Ctrl-C, a value that is not a finite number or, weighted, is beyond `MAX_REWARD`, and
-    too few or too many values raise InputError with function and row.
+    InputError, with function and row, for whatever it raises but Ctrl-C, for too few or too many values, and for one
+    that is not a finite number or whose weighted size is beyond `MAX_REWARD`.
     """
     try:
         values = _call(reward, "all rows together", rows, texts, truncated)
     except InputError:
-        _find_failing_row(reward, rows, texts, truncated)
+        for i in range(len(rows)):  # each row alone: the InputError then names it
+            _call(reward, f"row {i}", rows[i : i + 1], texts[i : i + 1], truncated[i : i + 1])
         raise
     if not reward.built_in:
         values = _check_values(reward, values, len(rows))
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)  # (R,)
-
-
-def _find_failing_row(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> None:
-    """Call a function that has failed on all rows with each alone; the InputError then names the row."""
-    for i in range(len(rows)):
-        one = slice(i, i + 1)
-        _call(reward, f"row {i}", rows[one], texts[one], truncated[one])
 
 
 def _check_values(reward: Reward, values, rows: int) -> list:
@@ -253,7 +247,7 @@ def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: l
 
 
 def _failure(reward: Reward, where: str, rows: list, error: BaseException) -> str:
-    """What a reward raised, and what to do about the two errors that functions written for TRL raise here."""
+    """What a reward raised, with advice on the two errors that functions written for TRL raise here."""
     message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
     problem, plain = str(error) if isinstance(error, TypeError) else "", isinstance(rows[0].prompt, str)
     if "unexpected keyword argument" in problem:
@@ -265,7 +259,7 @@ def _failure(reward: Reward, where: str, rows: list, error: BaseException) -> st
 
 
 def _number(reward: Reward, row: int, value) -> float:
-    """A value of another type as a float; InputError where it is no number, or too large."""
+    """A value of any type as a float; InputError if it is not a finite number, or too large."""
     number, shown, cause = math.nan, f"a value of type {type(value).__name__}", None
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
@@ -283,11 +277,11 @@ def _number(reward: Reward, row: int, value) -> float:
 
 
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
-    """The name of the part that decides what is correct: `math_verify`, else `accuracy`; None if neither is there."""
+    """The name of the part that decides what is correct: `math_verify`, else `accuracy`, else None."""
     return next((name for name in ("math_verify", "accuracy") if name in parts), None)
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). NaN, where a function returned None, adds nothing; a row of NaN alone is NaN."""
+    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN."""
     values = torch.stack([reward.weight * parts[reward.name] for reward in reward_functions])  # (functions, R)
     return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

@@ -21,7 +21,7 @@ def _set_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
-TORCH = (  # how torch computes in the whole process: what reads it, and what sets it
+TORCH = (  # what is set for the whole process in torch: (what reads it, what sets it)
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, _set_device),
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -33,8 +33,8 @@ TORCH = (  # how torch computes in the whole process: what reads it, and what se
 
 @contextlib.contextmanager
 def undone():
-    """Undo what code of the user sets for the whole process: the working directory, since paths of the run are
-    relative, and `TORCH`. Not the states of random generators: the run has its own, and a reward may go on with these.
+    """Undo what the user's code sets for the whole process: the working directory, since the run's paths are relative,
+    and `TORCH`. Random generators stay as it leaves them: the run's sampling has its own.
     """
     before = [get() for get, _ in TORCH]
     with contextlib.chdir(os.curdir):
@@ -47,13 +47,13 @@ def undone():
 
 
 def trl_keywords(reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
-    """The keyword arguments for the function of `reward` on these rows, which hold `prompt`, `answer` and `columns`.
+    """The keyword arguments of the function of `reward` for these rows, which hold `prompt`, `answer` and `columns`.
 
     As in TRL: prompts and completions, as messages in conversational data; completion_ids, the sampled tokens with the
     stop token; all columns; trainer_state, log_metric and log_extra. Besides: truncated, and the gold as `answer` and
-    `solution` unless the data has columns of these names. Functions of TRL itself read messages alone and parse the
+    `solution` unless the data has columns of these names. TRL's own functions read messages alone and parse the
     solution as LaTeX, so they get messages for plain prompts too, and the gold between dollar signs.
-    Messages, columns and ids are copies, one for each row: the prompts of later steps are the originals.
+    Messages, columns and ids are copies, one for each row: what a function does to them must not reach later steps.
     """
     names = dict.fromkeys(name for row in rows for name in row.columns)
     keywords = {name: [_copy(row.columns.get(name)) for row in rows] for name in names}
@@ -78,7 +78,7 @@ def trl_keywords(reward, rows: list, texts: list[str], truncated: list[bool]) ->
 
 
 def is_from_trl(function: Callable) -> bool:
-    """Whether a function, one that a factory of TRL made, or a `functools.partial` of one is TRL's own."""
+    """Whether a function is TRL's own: defined there, made by a factory there, or a `functools.partial` of such."""
     while isinstance(function, functools.partial):
         function = function.func
     return (getattr(function, "__module__", None) or "").startswith("trl.")
@@ -104,9 +104,8 @@ def _log_metric(logged: dict, name: str, value: float) -> None:
 
 
 def take_logged(accelerator, rewards: list, beside: dict[str, float]) -> dict[str, float]:
-    """{logged/name: mean} of what functions of these rewards gave to `log_metric` since the last call, over all
-    processes; beside the metrics of an evaluation it is eval/logged/name. A name that only some processes have is there
-    on all of them."""
+    """{logged/name: mean over all processes} of the values that these rewards gave to `log_metric` since the last call,
+    the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
     from accelerate.utils import gather_object
 
     values = {}
@@ -132,7 +131,7 @@ def _log_extra(texts: list, column: str, values: list) -> None:
 
 
 def _copy(value):
-    """A deep copy of the lists and dicts that JSON and Arrow give; what they hold cannot be changed."""
+    """A deep copy of the lists and dicts that JSON and Arrow give; the values in them are immutable."""
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
 from common.harness.messages import shared_prompt
 from common.harness.pairs import Pair, load_pairs
-from common.harness.tokens import encode_text, end_token
+from common.harness.tokens import encode_completions, end_token
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 from testbed import GSM8K
 
@@ -574,11 +574,11 @@ def unigram_tokenizer():
 
 def test_a_spelled_special_token_is_text():
     tokenizer, text = gemma_tokenizer(), "1<eos>2<end_of_turn><<pad>3"
-    (ids, plain) = encode_text([text, "12"], tokenizer)
+    (ids, plain) = encode_completions([text, "12"], tokenizer)
     assert tokenizer.convert_ids_to_tokens(ids) == list(text) and tokenizer.convert_ids_to_tokens(plain) == ["1", "2"]
     tokenizer = unigram_tokenizer()
     assert tokenizer.eos_token_id in tokenizer("a</s>b", split_special_tokens=True).input_ids
-    (ids,) = encode_text(["a</s>b"], tokenizer)
+    (ids,) = encode_completions(["a</s>b"], tokenizer)
     assert "".join(tokenizer.convert_ids_to_tokens(ids)) == "a</s>b" and tokenizer.eos_token_id not in ids
 
 

@@ -1,8 +1,8 @@
 """What the owner of a GPU runs, by `pytest -m gpu`: that the GPU does what the CPU does, which all other tests check.
 
 Each test is skipped where there is no GPU. None has been run on one yet. What has been run of their bodies: all with a
-CPU in the place of the GPU, but that for two of them; and those of one batch, of given pairs and of sampling on a
-pretended GPU (tools/pretend_gpu.py).
+CPU in the place of the GPU, but that for two of them; and those of one batch, of given pairs and of sampling on the
+pretend GPU (tools/pretend_gpu.py).
 """
 
 import json

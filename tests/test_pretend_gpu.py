@@ -1,4 +1,4 @@
-"""Whole steps of every script on a GPU that is not there (tools/pretend_gpu.py): no mix of devices, few waits."""
+"""Whole steps of every script on the pretend GPU (tools/pretend_gpu.py): no mix of devices, few waits."""
 
 import json
 

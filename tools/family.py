@@ -260,7 +260,7 @@ SENTENCES = {
         ),
         "Args 3c2cd1": "The help names the released script's 0.95; the default is that of all scripts.",
         "Args 185cd9": "The released code's `ignore_no_eos`, an option that is off.",
-        "compute_rewards 0d123b": (
+        "compute_rewards cdf296": (
             "A truncated completion scores 0, as in the released code: the whole weighted sum is set to 0, so that no "
             "part of a reward is earned by running into the cap."
         ),
@@ -333,7 +333,7 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 9b6edd": (
+        "policy_loss 4be9b0": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
@@ -367,14 +367,14 @@ SENTENCES = {
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages e0cab3": (
+        "compute_advantages c94263": (
             "Of the two mixtures each completion takes the one of smaller magnitude, which damps the swings of both."
         ),
         "clip_bounds": (
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss 6c9842": (
+        "policy_loss 2f1203": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
@@ -426,7 +426,7 @@ SENTENCES = {
             "the critic is trained on."
         ),
         "gae": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
-        "policy_loss c77014": (
+        "policy_loss 38902d": (
             "Eq. 7 is GRPO's clipped objective; Eq. 8 has a penalty on KL(old, new) in its place. The coefficients are "
             "arguments, since controllers move them."
         ),

@@ -1,4 +1,4 @@
-"""A device `gpu:0` that is not there: its tensors say that they are on it, and compute on CPU.
+"""A pretend GPU, the device `gpu:0`: its tensors say that they are on it, and compute on CPU.
 
 On a machine without a GPU it shows, for whole steps of the scripts,
 - every operation on tensors of both devices: an error, as CUDA has it;

@@ -1,4 +1,4 @@
-"""Prompts from any common dataset format, and the endless prompt sampler.
+"""Prompts from any common dataset format, and the sampler that draws them without end.
 
 `load_prompts` finds the splits, reads the rows, merges those that repeat, puts `--prompt_template` and
 `--system_prompt` around the text, and tokenizes. It goes by the columns:
@@ -46,7 +46,7 @@ class Prompt:
 
 
 def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], list[Prompt], str]:
-    """Training prompts, evaluation prompts, and one line on where they come from and what was merged and dropped.
+    """Training prompts, evaluation prompts, and one line on where they come from, what was merged and dropped.
 
     Evaluation data: `--eval_dataset` and `--eval_split`; else the dataset's test split, then its validation split (for
     a local `train.*` the file `test.*` or `validation.*` beside it); else 5 % of the training prompts, at most 512,
@@ -71,14 +71,14 @@ def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], li
 
 
 def load_eval_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
-    """The prompts of `--eval_dataset` alone, for a script that trains on something else, and a line on them."""
+    """The prompts of `--eval_dataset`, for a script that trains on something else, and a line about them."""
     evaluation, note = read_prompts(find_eval_source(args, {}), args, tokenizer, needs_answers)
     evaluation, note = limit(evaluation, args.eval_prompts, args.seed, note)
     return evaluation, f"evaluation: {len(evaluation)} prompts ({note})"
 
 
 def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
-    """At most `most` of the rows (0: all), drawn by `seed` and left in their order, and the note on it."""
+    """At most `most` of the rows (0: all), chosen by `seed` and kept in their order, and `note` with that added."""
     if not 0 < most < len(rows):
         return rows, note
     chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
@@ -86,8 +86,9 @@ def limit(rows: list, most: int, seed: int, note: str) -> tuple[list, str]:
 
 
 def find_sources(args) -> tuple[Source | None, Source | None]:
-    """(training data, evaluation data). The first is None if a run only evaluates and holds nothing out; the second is
-    None if it is to be held out. At --max_steps 0 too, dpo.py makes pairs and a resumed run compares training data."""
+    """(training data, evaluation data). The first is None if the run needs none: it only evaluates, and on data of its
+    own. The second is None if it is to be held out of the first. Even at --max_steps 0, dpo.py makes pairs of the
+    training data, and a resumed run compares it with its checkpoint's."""
     alone = args.max_steps == 0 and not args.resume and not hasattr(args, "pair_prompts")
     splits = {} if alone and args.eval_dataset else find_splits(args.dataset, args.dataset_config, siblings=True)
     eval_source = find_eval_source(args, splits)
@@ -97,8 +98,8 @@ def find_sources(args) -> tuple[Source | None, Source | None]:
 
 
 def find_splits(name: str | list[str], config: str | None, siblings: bool) -> dict[str, Source]:
-    """The splits of an embedded task, a local file or folder, or a hub id. A file is a split `train`; with `siblings`,
-    those beside a file named `train.*` are further splits. Several files are one split `train`."""
+    """The splits of an embedded task, a file, a folder, or a hub id. One file or several are a split `train`; with
+    `siblings`, a file named `train.*` brings the files `test.*` and `validation.*` beside it as further splits."""
     if isinstance(name, list):
         return {"train": find_files(name)}
     path = EMBEDDED_FOLDERS.get(name) or Path(name).expanduser()
@@ -115,7 +116,7 @@ def find_splits(name: str | list[str], config: str | None, siblings: bool) -> di
 
 
 def find_files(names: list[str]) -> Source:
-    """The files of these names and patterns, such as `data/*.jsonl`, one after the other."""
+    """The files of these names and patterns, such as `data/*.jsonl`, as one source."""
     files = []
     for name in names:
         path = Path(name).expanduser()
@@ -190,8 +191,8 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
 def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], int]:
     """The first row of each prompt and answer, and the number of rows that only repeat one.
 
-    This comes before tokenization: of the 1.8 million rows of DAPO-Math-17k one in a hundred is left. Of the column
-    `messages` the last turn is cut off if it is the assistant's: it is the gold unless there is an answer column.
+    This comes before tokenization, as one in a hundred of DAPO-Math-17k's 1.8 million rows is left. A last turn of the
+    assistant is cut off from the column `messages`: it is the gold answer unless there is an answer column.
     """
     rows = read_rows(source, args.prompt_column, args.answer_column)
     first = next(rows, None)
@@ -222,10 +223,10 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
 
 
 def answer_text(value: Any, where: str) -> str | None:
-    """What an answer column holds, as text; None where there is no answer."""
+    """The value of an answer column as text; None if it holds no answer."""
     if isinstance(value, dict):  # verl's reward_model
         value = value.get("ground_truth")
-    if isinstance(value, list) and len(value) == 1:  # as some of verl's data write it
+    if isinstance(value, list) and len(value) == 1:  # so in some of verl's data
         value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where}: the answer {value} is not a finite number: write it as text, or null for no answer")
@@ -233,7 +234,7 @@ def answer_text(value: Any, where: str) -> str | None:
 
 
 def hold_out(prompts: list, seed: int) -> tuple[list, list]:
-    """(prompts to train on, prompts to evaluate on): 5 % of them, at most 512, are held out, drawn by `seed`."""
+    """(prompts to train on, prompts to evaluate on): 5 % of them, at most 512, are held out, chosen by `seed`."""
     if len(prompts) < 2:
         raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
     size = min(512, max(1, len(prompts) // 20))
@@ -242,10 +243,10 @@ def hold_out(prompts: list, seed: int) -> tuple[list, list]:
 
 
 class PromptSampler:
-    """Endless permutations of the indices of `rows` (prompts or pairs), a new one each epoch, by `seed` alone.
+    """Draws indices of `rows` (prompts or pairs) from permutations, a new one each epoch, that depend on `seed` alone.
 
     Every process draws the whole global batch and takes its own part of it, so the order and the state are the same for
-    any number of processes. Its state holds a digest of the rows, because an index means nothing among other rows.
+    any number of processes. The state holds a digest of the rows, because an index means nothing among other rows.
     """
 
     def __init__(self, rows: Sequence, seed: int):
@@ -253,7 +254,7 @@ class PromptSampler:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the rows; of a value that JSON does not know, such as an image, only the type counts."""
+        """SHA-256 of the rows. Of a value that JSON cannot hold, such as an image, only the type counts."""
         digest = hashlib.sha256()
         for row in self.rows:
             row = vars(row) if isinstance(row, Prompt) else row
@@ -274,7 +275,7 @@ class PromptSampler:
         return {"n": self.n, "seed": self.seed, "digest": self.digest, "drawn": self.drawn}
 
     def load_state_dict(self, state: dict) -> None:
-        """Raises InputError where the state belongs to other data or another seed: the order would be another."""
+        """Raises InputError if the state is of other data or another seed: the order would be another."""
         for name, value in (("n", self.n), ("seed", self.seed)):
             if state[name] != value:
                 raise InputError(f"the checkpoint's prompt order has {name} {state[name]}, this run {value}")

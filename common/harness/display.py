@@ -1,4 +1,4 @@
-"""What a run shows: a bar or lines, what keeps it from learning, its closing line, and the trackers of --report_to."""
+"""What a run shows: a progress bar or lines, warnings, its closing line, and the trackers of --report_to."""
 
 import dataclasses
 import importlib
@@ -12,7 +12,8 @@ from common.errors import InputError, one_line
 
 SHOWN = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
 SHOWN |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
-# What no healthy run has in five steps in a row: {metric: (value, the section of docs/troubleshooting.md)}
+# Five steps in a row with one of these values say that a run does not learn. The text is a section of
+# docs/troubleshooting.md.
 DEAD = {
     "completion/truncated": (1, "Everything is truncated"),
     "advantage/zero_groups": (1, "All groups agree: zero advantages"),
@@ -21,14 +22,14 @@ DEAD = {
 
 
 class Display:
-    """On a terminal a bar, elsewhere a line for each step; and warnings, each of them once. `say` prints a line.
+    """A progress bar on a terminal, elsewhere a line for each step; and warnings, each of them once.
 
-    The first process has it; on the others the bar is `hidden`, and `say` says nothing.
+    `say` prints a line. On all processes but the first the bar is `hidden`, and `say` prints nothing.
     """
 
     def __init__(self, say, step, max_steps, hidden):
         self.say, self.said_unscored = say, False
-        self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resume counts anew
+        self.dead_steps = dict.fromkeys(DEAD, 0)  # in a row; a resumed run starts again at 0
         total = max_steps if max_steps > 0 else None
         # Without a terminal there is no bar (None).
         self.bar = tqdm(total=total, initial=step, unit="step", disable=hidden or max_steps == 0 or None)
@@ -36,7 +37,7 @@ class Display:
         self.step_start = time.perf_counter()
 
     def show(self, step, metrics):
-        """Advance the bar, or print the line of this step, and warn of what keeps the run from learning."""
+        """Advance the bar or print the line of this step, and warn if the run does not learn."""
         values = {short: f"{metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics}
         self.bar.set_postfix(values)
         self.bar.update()
@@ -47,10 +48,10 @@ class Display:
         self.warn_of_dead(metrics)
 
     def warn_of_dead(self, metrics):
-        """Say, once for each sign in DEAD, that five steps in a row had it.
+        """Warn when a metric has had its value in DEAD for five steps in a row, once for each metric.
 
-        Groups that agree are no sign where dcpo.py's history or ppo.py's critic still gives advantages; nor is a
-        gradient of 0 while ppo.py trains its critic alone, at a learning rate of 0.
+        Groups of equal rewards are no cause if the history of dcpo.py or the critic of ppo.py still gives advantages;
+        nor is a gradient of 0 while ppo.py trains only its critic and the policy's learning rate is 0.
         """
         excused = {
             "advantage/zero_groups": metrics.get("dcpo/response_utilization") or "optim/critic_lr" in metrics,
@@ -65,7 +66,7 @@ class Display:
                     self.say(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
 
     def warn_of_unscored(self, share):
-        """Say it the first time that a `share` of the completions has no reward."""
+        """Warn the first time that some completions, a `share` of them, have no reward."""
         if share and not self.said_unscored:
             self.say(
                 f"{share:.1%} of the completions have no reward, since every function returned None for them: they "
@@ -75,8 +76,8 @@ class Display:
 
 
 def scores(first, last, rewards):
-    """The first and the last evaluation, for the closing line: eval/reward; eval/pass@1 if accuracy is among the
-    `rewards` (then eval/reward only if it differs); eval/accuracy on pairs."""
+    """The scores of the first and the last evaluation as the closing line has them: eval/reward; eval/pass@1 if the
+    `rewards` name an accuracy (and then eval/reward only if it differs); eval/accuracy on pairs."""
     names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
     found = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
     if not {"accuracy", "math_verify"} & set(rewards):
@@ -87,7 +88,7 @@ def scores(first, last, rewards):
 
 
 def start_trackers(accelerator, args, script, folder):
-    """Start the trackers of --report_to: the project is the script, the run has the name of its folder."""
+    """Start the trackers of --report_to: the project is named after the script, the run after its folder."""
     accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
     os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
     options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
@@ -95,7 +96,7 @@ def start_trackers(accelerator, args, script, folder):
     values |= {name: " ".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
     try:
         accelerator.init_trackers(script, config=values, init_kwargs=options)
-    except Exception as error:  # each tracker has its own way to fail: no key, no network, no room
+    except Exception as error:  # each tracker fails in its own way: no key, no network, no room
         raise InputError(f"--report_to {' '.join(args.report_to)}: {one_line(error)}") from None
 
 

@@ -5,7 +5,7 @@ import torch
 from common.batches import micro_batches
 from common.errors import refuse
 from common.harness.loading import load_classifier, most_positions, read_tokenizer
-from common.harness.tokens import Row, encode_text, end_token, tokenize
+from common.harness.tokens import Row, encode_completions, end_token, tokenize
 from common.rewards import Reward
 
 
@@ -41,7 +41,7 @@ def learned_reward(args, prompts, device):
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
-        for ids, completion, cut in zip(rows, encode_text(texts, tokenizer), truncated, strict=True):
+        for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
         longest = max(map(len, rows))
         if limit and longest > limit:

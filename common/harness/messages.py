@@ -1,4 +1,4 @@
-"""Prompts and completions as text or as messages: checks, the text of parts, and where the prompt ends."""
+"""Prompts and completions, as text or as messages: checking them, and telling one from the other in a row of data."""
 
 from itertools import takewhile
 from typing import Any
@@ -38,7 +38,7 @@ def split_pair(row: dict, args, where: str) -> tuple[str | list[dict], str, str]
 
 
 def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
-    """The prompt of a preference pair that has none of its own: what both share, up to the last assistant turn."""
+    """The prompt of a pair that has no prompt column: what both completions share, up to the last assistant turn."""
     if type(chosen) is not type(rejected) or not isinstance(chosen, str | list):
         return None
     shared = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
@@ -47,11 +47,11 @@ def shared_prompt(chosen: Any, rejected: Any) -> str | list[dict] | None:
             shared.pop()
         return shared
     before, turn, _ = "".join(shared).rpartition(ASSISTANT_TURN)
-    return before + turn or "".join(shared).rpartition(" ")[0]  # without turns, as far as whole words agree
+    return before + turn or "".join(shared).rpartition(" ")[0]  # no turns: as far as whole words agree
 
 
 def join_parts(messages: Any, where: str) -> Any:
-    """Messages with plain text as content, where it was a list of text parts; anything else as it is."""
+    """Messages in which a content that is a list of text parts is joined to one text; anything else unchanged."""
     if not isinstance(messages, list):
         return messages
     joined = []
@@ -70,14 +70,14 @@ def join_parts(messages: Any, where: str) -> Any:
 
 
 def split_answer(messages: Any) -> tuple[Any, str | None]:
-    """(conversation, None), or if its last turn is the assistant's (the turns before, text of that turn)."""
+    """(turns before, text of the last one) if the last turn is the assistant's, else (conversation, None)."""
     if isinstance(messages, list) and messages and is_message(messages[-1]) and messages[-1]["role"] == "assistant":
         return messages[:-1], messages[-1]["content"]
     return messages, None
 
 
 def check_prompt(prompt: Any, where: str) -> str | list[dict]:
-    """The prompt as the row has it; InputError unless it is text or messages, not empty, and valid Unicode."""
+    """The prompt, without keys that are None; InputError unless it is text or messages, not empty, valid Unicode."""
     if isinstance(prompt, list) and all(map(is_message, prompt)):
         prompt = without_none(prompt)
         texts = [message["content"] for message in prompt]
@@ -99,7 +99,7 @@ def check_unicode(text: str, what: str, where: str) -> None:
 
 
 def without_none(value: Any) -> Any:
-    """The value without dictionary entries that are None, which Arrow adds for keys that only other rows have."""
+    """The value without dictionary entries of None, which Arrow adds where only other rows have the key."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     return list(map(without_none, value)) if isinstance(value, list) else value
@@ -110,5 +110,5 @@ def is_message(value: Any) -> bool:
 
 
 def prompt_key(prompt: str | list[dict]) -> Any:
-    """What equal prompts have in common, hashable: the text, or role and content of each message."""
+    """A hashable key, equal for equal prompts: the text, or role and content of each message."""
     return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)

@@ -17,12 +17,12 @@ from common.user_rewards import take_logged
 class Metrics:
     """The metrics of one step: each a global sum over a global count, a global maximum, or a quantile of all values.
 
-    Every process adds the same names in the same order, whatever its data, so that one reduction serves all.
+    Every process must add the same names in the same order, whatever its data: one reduction then covers all of them.
     """
 
     sums: dict = field(default_factory=dict)  # {(name, kind): (numerator, denominator)}
     maxima: dict = field(default_factory=dict)  # {name: value}
-    values: dict = field(default_factory=dict)  # {name: [values]} of which quantiles are taken; NaN does not count
+    values: dict = field(default_factory=dict)  # {name: [values]}, whose quantiles leave NaN out
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -51,7 +51,7 @@ class Metrics:
             add(f"{group}/{name}", values, counted)
 
     def add_ratio(self, name, numerator, denominator, kind="mean"):
-        """Count towards `name` = sum of numerators / sum of denominators; stays on the device, nothing waits for it."""
+        """Count towards `name` = sum of numerators / sum of denominators. Tensors stay on their device: no waiting."""
         total, count = self.sums.get((name, kind), (0.0, 0.0))
         self.sums[name, kind] = total + numerator, count + denominator
 
@@ -95,19 +95,21 @@ class Metrics:
 
         `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
         """
-        seconds = {"rollout": rollout_end - start, "update": time.perf_counter() - rollout_end}
-        # Local tokens x processes over the sum of seconds is all tokens over the mean of seconds.
-        tokens = batch["completion_mask"].sum().double()
-        tokens = {"rollout": tokens if drawn_tokens is None else drawn_tokens, "update": tokens * args.num_epochs}
-        for phase in ("rollout", "update"):
-            self.add(f"time/{phase}_s", seconds[phase])
-            self.add_ratio(f"time/{phase}_tokens_per_s", tokens[phase] * world_size(), seconds[phase])
+        update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
+        self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
+        self.add_speed("update", update_s, tokens * args.num_epochs)
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
 
+    def add_speed(self, phase, seconds, tokens):
+        """Count the seconds that this process took for `phase` and for so many tokens of its own."""
+        self.add(f"time/{phase}_s", seconds)
+        # Own tokens x processes over the sum of seconds is all tokens over the mean of seconds.
+        self.add_ratio(f"time/{phase}_tokens_per_s", tokens * world_size(), seconds)
+
     def reduce(self, accelerator, reward_functions=()):
-        """{name: float} over all processes, and what the user's rewards logged; what nothing counts is left out."""
+        """{name: float} over all processes, with what the user's rewards logged; without metrics that count nothing."""
         result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
-        # They meet on the device, to be fetched at once: each of them would wait for the GPU.
+        # Put together on the device and fetched at once: fetched one by one, each would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
             pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
@@ -127,9 +129,8 @@ class Metrics:
 
 
 def quantiles(name, values, accelerator):
-    """The 50th, 90th and 99th percentile of `values` (N,) over all processes, which may hold unequally many."""
-    values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan))
-    values = values.cpu()
+    """The 50th, 90th and 99th percentile of `values` (N,) over all processes; N may differ between them."""
+    values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan)).cpu()
     values = values[~values.isnan()].numpy()
     return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
 
@@ -142,9 +143,7 @@ def pair_metrics(metrics, pairs, start, device):
     metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
     metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
     tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    seconds = time.perf_counter() - start
-    metrics.add("time/update_s", seconds)
-    metrics.add_ratio("time/update_tokens_per_s", tokens * world_size(), seconds)
+    metrics.add_speed("update", time.perf_counter() - start, tokens)
     metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
@@ -167,7 +166,7 @@ def sample_rows(prompts, texts, rewards, parts, number):
 
 
 def peak_memory_gb(device):
-    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU; -inf where that is not known."""
+    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU; -inf if it is not known."""
     if device.type != "cpu":
         allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
         return allocated(device) / 1e9 if allocated else -math.inf  # which leaves the metric out

@@ -1,6 +1,4 @@
-"""Preference pairs: reading, cutting to length, and batches of them.
-
-`load_pairs` reads TRL's preference formats: an explicit prompt or one that both conversations share."""
+"""Preference pairs: read from TRL's preference formats, cut to length, and put into batches."""
 
 import copy
 from functools import reduce
@@ -8,13 +6,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
 from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
 from common.harness.messages import prompt_key, split_pair
 from common.harness.rows import TEMPLATE_COLUMNS, Source, read_rows
-from common.harness.tokens import Row, encode_text, end_token, tokenize
+from common.harness.tokens import Row, encode_completions, end_token, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
@@ -28,12 +27,12 @@ class Pair(NamedTuple):
 
 
 def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines on what they are: where they come
-    from, and the first one as the model sees it.
+    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines that say where they come from and show
+    the first one as the model sees it.
 
     Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
-    messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. `embedded`
-    are pairs sampled from the embedded model. Bad rows are InputErrors that name file and row.
+    messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. The data of
+    `embedded` are pairs sampled from the embedded model. A bad row is an InputError that names file and row.
     """
     args = copy.copy(args)
     for name in ("dataset", "eval_dataset"):
@@ -64,17 +63,17 @@ def holds_pairs(source: Source) -> bool:
 
 
 def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]], str]:
-    """(key of the prompt, pair) of each row that teaches something, and a note on what was cut and dropped."""
+    """(key of the prompt, pair) of each row whose completions differ, and a note on what was cut and dropped."""
     rows, answers, end = [], [], end_token(tokenizer)
-    written = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # as some data end an answer
+    spelled = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # so some data end an answer
     for where, row in read_rows(source, args.prompt_column):
         prompt, *texts = split_pair(row, args, where)
         rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
-        answers.append([reduce(str.removesuffix, written, text) for text in texts])
+        answers.append([reduce(str.removesuffix, spelled, text) for text in texts])
     if not rows:
         raise InputError(f"{source.name}: no rows")
     prompts = tokenize(rows, args, tokenizer)
-    encoded = iter(encode_text(list(chain(*answers)), tokenizer))
+    encoded = iter(encode_completions(list(chain(*answers)), tokenizer))
     pairs, cut = [], 0
     for row, prompt, texts in zip(rows, prompts, answers, strict=True):
         whole = Pair(prompt, [*next(encoded), end], [*next(encoded), end])
@@ -105,15 +104,14 @@ def cut_pair(pair: Pair, max_length: int) -> Pair:
 
 
 def pair_batch(pairs, device):
-    """Pairs as a batch of 2B rows for one forward: all chosen completions, then all rejected ones; the columns of
-    `Policy.forward`, and the reference's log-probs (2B,) of whole completions."""
+    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
+    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
     prompts = [pair.prompt for pair in pairs] * 2
     completions = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)]
     prompt_ids, prompt_mask = left_pad(prompts, 0, device)
-    width = max(map(len, completions))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in completions])
-    mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in completions])
+    ids = pad_sequence([torch.tensor(row) for row in completions], batch_first=True)
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in completions], batch_first=True)
     ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
     return {
         "prompts": prompt_ids,
@@ -128,14 +126,15 @@ def pair_batch(pairs, device):
 
 
 def pair_tokens(pair):
-    """Tokens of the prompt with the longer completion."""
+    """The number of tokens of the prompt and the longer completion."""
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
 
 
 def spread_pairs(accelerator, pairs, args):
-    """This process's share of the pairs, one forward at a time: (indices, real, batch); each process gets equally many.
+    """This process's share of the pairs, one forward at a time: (indices, real, batch).
 
-    `real` (B,) is false for the fillers that make it so. Sorted by length, so that a forward needs little padding.
+    Fillers, for which `real` (B,) is false, give each process as many pairs as the others. The pairs are sorted by
+    length, so that a forward needs little padding.
     """
     rank, processes = accelerator.process_index, accelerator.num_processes
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))

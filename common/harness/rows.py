@@ -1,4 +1,4 @@
-"""The rows of data files and datasets, each with the place where it stands, and the columns that are known by name."""
+"""The rows of data files and datasets, each with its place for error messages, and the columns known by name."""
 
 import codecs
 import gzip
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import InputError
+from common.errors import InputError, one_line
 
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -16,16 +16,16 @@ CONVERSATION = "messages"  # the column of whole conversations, which end with t
 ANSWER_COLUMNS = ("answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution")
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
 TEXT_COLUMNS = (*PROMPT_COLUMNS, *ANSWER_COLUMNS, "chosen", "rejected")  # text in a CSV file, whatever it looks like
-TEXT = "\0"  # put before such a cell while pandas has it, which takes `None` and `NA` for nothing
+TEXT_MARK = "\0"  # before the text of such a cell on its way through pandas, which reads `None` and `NA` as missing
 
 
 class Source(NamedTuple):
-    name: str  # as messages call it
+    name: str  # in messages
     data: Any  # a list of files, or a datasets.Dataset
 
 
-class Written(float):
-    """A number of a JSON file, spelled in `str` as in the file: the float itself may be rounded."""
+class JsonFloat(float):
+    """A float whose `str` is the text of the JSON file, from which no digit is lost."""
 
     __slots__ = ("text",)
 
@@ -37,11 +37,11 @@ class Written(float):
 
 
 def read_rows(source: Source, *text_columns: str | None) -> Iterator[tuple[str, dict]]:
-    """(where, row) of every row. In CSV files the cells of `text_columns` are text, as those of TEXT_COLUMNS are."""
+    """(where, row) of every row. In a CSV file the cells of TEXT_COLUMNS and of `text_columns` are text."""
     if not isinstance(source.data, list):
         yield from read_dataset(source.name, source.data)
         return
-    for path, kind in [(path, file_type(path)) for path in source.data]:
+    for path, kind in [(path, file_type(path)) for path in source.data]:  # all types, before the first file is read
         if kind in ("json", "jsonl"):
             yield from read_json(path, kind)
         else:
@@ -49,7 +49,7 @@ def read_rows(source: Source, *text_columns: str | None) -> Iterator[tuple[str, 
 
 
 def file_type(path: Path) -> str:
-    """json, jsonl, parquet or csv, by the ending of the file; InputError for another one."""
+    """json, jsonl, parquet or csv, by the extension; InputError for any other."""
     if not path.name.endswith(EXTENSIONS):
         raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
     return path.name.removesuffix(".gz").rpartition(".")[2]
@@ -58,12 +58,12 @@ def file_type(path: Path) -> str:
 def read_json(path: Path, kind: str) -> Iterator[tuple[str, dict]]:
     """(where, row) of JSON lines or, in a .json file, of one JSON array.
 
-    Not through datasets: it turns "2024-01-02" into a datetime and 1 beside 2.5 into 1.0, fails on a column that
-    changes its type late in the file, and its errors name no line.
+    Not through datasets: it turns "2024-01-02" into a datetime and 1 beside 2.5 into 1.0, fails on a column whose
+    type changes late in the file, and its errors name no line.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            start = file.read(64).removeprefix(codecs.BOM_UTF8)  # a mark that json.loads passes over
+            start = file.read(64).removeprefix(codecs.BOM_UTF8)  # json.loads skips this mark
             file.seek(0)
             if kind == "json" and start.lstrip().startswith(b"["):
                 array = parse_json(file.read(), str(path))
@@ -81,7 +81,7 @@ def read_json(path: Path, kind: str) -> Iterator[tuple[str, dict]]:
 
 def parse_json(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text, parse_float=Written)
+        return json.loads(text, parse_float=JsonFloat)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON: {error}") from None
 
@@ -112,8 +112,8 @@ def load_splits(name: str, config: str | None) -> dict[str, Source]:
     saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
     try:
         loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config)
-    except Exception as error:  # datasets raises nearly every type there is
-        raise InputError(f"cannot load the dataset {name}: {describe(error)}") from None
+    except Exception as error:  # of nearly any type, and often only its cause says what is wrong
+        raise InputError(f"cannot load the dataset {name}: {one_line(error.__cause__ or error)}") from None
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return {split: Source(f"{name} [{split}]", dataset) for split, dataset in loaded.items()}
@@ -123,25 +123,19 @@ def load_table(path: Path, kind: str, text_columns: tuple[str | None, ...]) -> A
     """A parquet or CSV file as a datasets.Dataset."""
     import datasets
 
-    as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT.__add__)
+    as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT_MARK.__add__)
     options = {"converters": as_text} if kind == "csv" else {}
     try:
         return datasets.load_dataset(kind, data_files={"train": str(path)}, split="train", **options)
     except Exception as error:
-        raise InputError(f"{path}: cannot be read: {describe(error)}") from None
+        raise InputError(f"{path}: cannot be read: {one_line(error.__cause__ or error)}") from None
 
 
 def read_dataset(name: str, dataset: Any) -> Iterator[tuple[str, dict]]:
-    """(where, row) of a datasets.Dataset; in batches, which are read much faster than single rows."""
+    """(where, row) of a datasets.Dataset, read in batches: much faster than row by row."""
     number = 0
     for batch in dataset.iter(batch_size=1000):
         for values in zip(*batch.values(), strict=True):
             number += 1
-            values = [value.removeprefix(TEXT) if isinstance(value, str) else value for value in values]
+            values = [value.removeprefix(TEXT_MARK) if isinstance(value, str) else value for value in values]
             yield f"{name}, row {number}", dict(zip(batch, values, strict=True))
-
-
-def describe(error: Exception) -> str:
-    """An exception of a library in one line; what went wrong in datasets is often in its cause only."""
-    cause = error.__cause__ or error
-    return " ".join(str(cause).split()) or type(cause).__name__

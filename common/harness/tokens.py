@@ -1,28 +1,30 @@
-"""Token ids of prompts, through the chat template or as plain text, of completions, and of what ends a completion."""
+"""Token ids of prompts, through the chat template or as plain text; of completions; and of the token that ends one."""
 
 import json
 import re
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
-from common.errors import InputError
+from common.errors import InputError, one_line
 from common.harness.messages import without_none
-from common.harness.rows import TEMPLATE_COLUMNS, describe
+from common.harness.rows import TEMPLATE_COLUMNS
 
-PROBE = "Elephants are grey."  # an answer that no chat template holds itself
+PROBE = "Elephants are grey."  # an answer that occurs in no chat template
 
 
 class Row(NamedTuple):
-    where: str  # file and line, for messages
+    """A row of the data, before its prompt is tokenized."""
+
+    where: str  # file and row number, for error messages
     prompt: str | list[dict]
     answer: str | None
     columns: dict
 
 
 def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]:
-    """Token ids of each row's prompt: through the chat template where the tokenizer has one, else of the plain text.
+    """Token ids of each row's prompt: through the chat template if the tokenizer has one, else of the plain text.
 
-    With `most`, a prompt of more tokens may come back with only its first ones, still more than `most`.
+    A prompt that exceeds `most` tokens (0: no limit) may be cut, but still exceeds it: the caller drops it.
     """
     chat, kwargs = bool(tokenizer.chat_template), template_kwargs(args)
     if kwargs and not chat:
@@ -42,7 +44,7 @@ def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]
 
 
 def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[int]]:
-    """Token ids of each text, a thousand texts a call: the tokenizer takes some 400 bytes a token while it works."""
+    """Token ids of each text, a thousand texts a call: the tokenizer needs some 400 bytes a token while it works."""
     encoded = []
     for start in range(0, len(texts), 1000):
         part = texts[start : start + 1000]
@@ -51,8 +53,8 @@ def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[i
 
 
 def beginning(text: str, most: int, tokenizer) -> str:
-    """The text, or only its first 16 x `most` characters if these alone make more than 2 x `most` tokens: what follows
-    can change the last of them, but not halve their number. A text of 5 MB would take 2 GB, only to be dropped."""
+    """The text; or its first 16 x `most` characters if these alone make more than 2 x `most` tokens, since the rest can
+    change the last of these tokens, but not halve their number. A text of 5 MB would take 2 GB, only to be dropped."""
     start = text[: 16 * most]
     if len(start) < len(text) and len(encode([start], tokenizer, add_special_tokens=False)[0]) > 2 * most:
         return start
@@ -60,8 +62,8 @@ def beginning(text: str, most: int, tokenizer) -> str:
 
 
 def build_messages(prompt: str | list[dict], args) -> list[dict]:
-    """The conversation, with `--prompt_template` around its last user message and `--system_prompt` in front, in place
-    of a system message of the data (templates accept one)."""
+    """The conversation, with `--prompt_template` around its last user message, and with `--system_prompt` in place of
+    any system message of the data (chat templates accept only one)."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if args.prompt_template and users:
@@ -86,8 +88,8 @@ def template_kwargs(args) -> dict:
 
 
 def chat_text(messages: list[dict], row: Row, tokenizer, given: dict) -> str:
-    """The conversation through the chat template, with the row's tools, and its own kwargs above the given ones."""
-    begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model goes on with it
+    """The conversation through the chat template, with the row's tools and kwargs; these win over the `given` ones."""
+    begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model continues it
     try:
         values = (row.columns.get(name) for name in TEMPLATE_COLUMNS)
         tools, own = (without_none(json.loads(value) if isinstance(value, str) else value) for value in values)
@@ -100,11 +102,11 @@ def chat_text(messages: list[dict], row: Row, tokenizer, given: dict) -> str:
             **given | (own or {}),
         )
     except Exception as error:  # a template is a program and may raise anything
-        raise InputError(f"{row.where}: the chat template refuses the prompt: {describe(error)}") from None
+        raise InputError(f"{row.where}: the chat template refuses the prompt: {one_line(error)}") from None
 
 
 def plain_text(messages: list[dict], row: Row) -> str:
-    """System and user text with a blank line between; only a template knows how the turns of a dialogue are marked."""
+    """System and user text with a blank line between them; only a template knows how to mark turns of a dialogue."""
     if row.columns.get("tools"):
         raise InputError(f"{row.where}: tools need a chat template, and the tokenizer has none")
     if any(message["role"] not in ("system", "user") for message in messages):
@@ -125,7 +127,7 @@ def trim_special(ids: list[int], tokenizer) -> list[int]:
 
 
 def end_token(tokenizer) -> int | None:
-    """The id that ends a completion: what the chat template puts behind an assistant's answer, else EOS."""
+    """The id that ends a completion: what the chat template puts after an assistant's answer, else EOS."""
     closing = end_of_turn(tokenizer)
     return tokenizer.eos_token_id if closing is None else closing
 
@@ -138,7 +140,7 @@ def end_of_turn(tokenizer) -> int | None:
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception as error:  # a template is a program and may raise anything
-        raise InputError(f"the chat template refuses a question with its answer: {describe(error)}") from None
+        raise InputError(f"the chat template refuses a question with its answer: {one_line(error)}") from None
     _, answer, after = text.rpartition(PROBE)
     if not answer:  # a template that leaves the answer out says nothing about its end
         return None
@@ -147,11 +149,11 @@ def end_of_turn(tokenizer) -> int | None:
     return ids[0] if ids and ids[0] in added else None
 
 
-def encode_text(texts: list[str], tokenizer) -> list[list[int]]:
-    """Token ids of completions, in which a spelled special token, such as `</s>`, is ordinary text.
+def encode_completions(texts: list[str], tokenizer) -> list[list[int]]:
+    """Token ids of the texts of completions, in which a special token that is spelled out, as `</s>`, is ordinary text.
 
     Its spelling is cut after the first character, and the parts are tokenized apart. (`split_special_tokens=True` does
-    not reach every tokenizer: a unigram model has special tokens among its ordinary pieces.)
+    not work for every tokenizer: a unigram model has special tokens among its ordinary pieces.)
     """
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= {*tokenizer.all_special_tokens, tokenizer.convert_ids_to_tokens(end_token(tokenizer))}

@@ -1,4 +1,4 @@
-"""Started by test_pretend_gpu.py: steps of all scripts, and tokens of `decode`, on the GPU that is not there.
+"""Started by test_pretend_gpu.py: steps of all scripts, and tokens of `decode`, on the pretend GPU.
 
 pretend_worker.py FILE [LAYERS TOKENS]      writes what was counted as JSON
 """
