@@ -29,9 +29,8 @@ def blocks(page, kind):
 def commands():
     """The command lines of both pages that start a script of this project: (script, arguments)."""
     lines = "\n".join("\n".join(blocks(page, "bash")) for page in PAGES).replace("\\\n", " ").splitlines()
-    words = [
-        shlex.split(line, comments=True) for line in lines if re.match(r"(python|accelerate launch) \w+\.py ", line)
-    ]
+    start = rf"(python|accelerate launch) ({'|'.join(ALL)})\.py "  # what a diff of a page makes has tests of its own
+    words = [shlex.split(line, comments=True) for line in lines if re.match(start, line)]
     return [(line[i].removesuffix(".py"), line[i + 1 :]) for line in words for i in [1 + (line[0] == "accelerate")]]
 
 
@@ -186,11 +185,15 @@ def test_a_column_with_another_name_is_found(tmp_path, monkeypatch):
 # --- an algorithm of your own ---
 
 
-def changed(diff):
-    """The script that a diff of the page makes of grpo.py: (name, source, lines changed)."""
+def changed(diff, sources=()):
+    """The script that a diff of the page makes of another: (name, source, lines changed).
+
+    The other one is a script of this project, or one of `sources` {name: source}.
+    """
     header, *hunks = re.split(r"^@@ .*\n", diff, flags=re.MULTILINE)
     old_name, new_name = re.findall(r"^[+-]{3} (\S+)$", header, re.MULTILINE)
-    source, changes = (ROOT / old_name).read_text(encoding="utf-8").splitlines(), 0
+    source = sources[old_name] if old_name in sources else (ROOT / old_name).read_text(encoding="utf-8")
+    source, changes = source.splitlines(), 0
     for hunk in hunks:
         lines = hunk.splitlines()
         old = same_text.code([line[1:] for line in lines if line[0] != "+"])

@@ -1,0 +1,263 @@
+"""The three recipes of docs/your_own.md: their diffs fit the scripts, and what they make is what the page says."""
+
+import json
+import re
+import shlex
+import types
+
+import pytest
+import torch
+
+from common.batches import completion_texts, take_rows
+from common.harness.command_line import parse_args
+from common.harness.data import Prompt, load_prompts
+from common.harness.loading import load_policy, load_tokenizer
+from common.masked import log_ratio
+from small_models import copy_of_embedded
+from test_help import PAGES, blocks, changed, load
+from testbed import ROOT, ragged, script, totals_of
+
+SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
+
+
+def sources():
+    """{name: (source, lines changed)} of all scripts of the page, each made of grpo.py or of one before it."""
+    made = {}
+    for diff in blocks("your_own", "diff"):
+        name, source, changes = changed(diff, {name: source for name, (source, _) in made.items()})
+        made[name] = source, changes
+    return made
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """{name: module} of these scripts."""
+    folder, modules = tmp_path_factory.mktemp("recipes"), {}
+    for name, (source, _) in sources().items():
+        (folder / name).write_text(source, encoding="utf-8")
+        modules[name.removesuffix(".py")] = load(folder / name)
+    return modules
+
+
+def train(module, folder, *arguments):
+    module.main([*SMALL, *arguments, "--output_dir", str(folder)])
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_recipe_changes_as_many_lines_as_its_title_says():
+    found = {name: changes for name, (_, changes) in sources().items()}
+    assert list(found) == ["rloo.py", "cispo.py", "mean_baseline.py", "reinforce.py", "calculator.py", "distill.py"]
+    assert max(found.values()) <= 40
+    assert f"## Several turns: a calculator in {found['calculator.py']} lines\n" in PAGES["your_own"]
+    assert f"## On-policy distillation in {found['distill.py']} lines\n" in PAGES["your_own"]
+
+
+def test_the_commands_of_the_recipes_are_accepted(recipes):
+    lines = "\n".join(blocks("your_own", "bash")).replace("\\\n", " ").splitlines()
+    start = rf"python ({'|'.join(recipes)})\.py "
+    words = [shlex.split(line, comments=True)[1:] for line in lines if re.match(start, line)]
+    assert {name for name, *_ in words} == {"calculator.py", "distill.py"}
+    for name, *arguments in words:
+        parse_args(recipes[name.removesuffix(".py")].Args, arguments)
+
+
+# --- several turns ---
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """The module of the calculator's task, and the folder of its data and a model that is hardly trained."""
+    module, folder = load(ROOT / "examples" / "calculator_task.py"), tmp_path_factory.mktemp("task") / "calculator"
+    module.main(folder, steps=2)
+    return module, folder
+
+
+@pytest.fixture
+def sampled(recipes, task):
+    """(module, args, tokenizer, policy, batch): a rollout of a model that writes any token, `]` and <eos> too."""
+    module = recipes["calculator"]
+    args = module.Args(model_name_or_path=str(task[1] / "model"), dataset=str(task[1]), group_size=4, max_new_tokens=40)
+    tokenizer = load_tokenizer(args)
+    policy, (prompts, *_) = load_policy(args, tokenizer), load_prompts(args, tokenizer, True)
+    policy.tokenizer = tokenizer
+    policy.stop_tokens = [*policy.stop_tokens, tokenizer.convert_tokens_to_ids("]")]
+    batch = module.rollout(policy, prompts[:12], 4, args.temperature, 1.0, (0, 0, 1, 0), args)
+    return module, args, tokenizer, policy, batch
+
+
+def test_the_calculator_answers_a_call_at_the_end_of_a_text(recipes):
+    calculate = recipes["calculator"].calculate
+    answers = {"[47+85]": "=132\n", "a[3-9]": "=-6\n", "[1+2] ": "=?\n", "[1+2+3]": "=?\n", "]": "=?\n", "1+2]": "=?\n"}
+    assert {text: calculate(text) for text in answers} == answers
+    assert calculate(f"[{'9' * 5000}+1]") == "=?\n"  # no number is too long for `int`
+
+
+def test_each_call_is_followed_by_its_result_and_by_no_gap(sampled):
+    module, args, tokenizer, _, batch = sampled
+    eos, call = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("]")
+    mask, own = batch["completion_mask"], batch["loss_mask"]
+    calls, ends = 0, 0
+    for ids, length, sampled_here, logprobs in zip(
+        batch["completions"].tolist(), mask.sum(dim=1).tolist(), own.tolist(), batch["rollout_logprobs"].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        expected, i, turn = [], 0, 0
+        while i < length:
+            expected.append(True)
+            i += 1
+            if ids[i - 1] == call:
+                result = tokenizer.encode(module.calculate(tokenizer.decode(ids[turn:i])))
+                assert ids[i : min(i + len(result), length)] == result[: length - i]
+                expected += [False] * len(result)
+                i, turn, calls = i + len(result), i + len(result), calls + 1
+        assert sampled_here == expected[:length] + [False] * (len(ids) - length)
+        assert all((p == 0) == (not here) for p, here in zip(logprobs, sampled_here, strict=True))
+        assert ids[length - 1] == eos or length == args.max_new_tokens  # a row that has no end fills the table
+        ends += ids[length - 1] == eos
+    assert calls > 20 and 0 < ends < 48
+    assert torch.equal(mask, torch.arange(mask.shape[1]) < mask.sum(dim=1, keepdim=True))  # a prefix
+    assert batch["truncated"].tolist() == [eos not in ids for ids in batch["completions"].tolist()]
+
+
+def test_log_probs_and_ratios_hold_across_the_seam(sampled):
+    _, _, _, policy, batch = sampled
+    mask = batch["loss_mask"]
+    logprobs, _ = policy(batch)
+    assert torch.allclose(logprobs[mask], batch["rollout_logprobs"][mask], atol=1e-5)
+    lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
+    rows = (mask != batch["completion_mask"]).any(dim=1).nonzero()[:4, 0].tolist()  # with a call
+    part = take_rows(batch | {"lengths": lengths}, rows)
+    part.pop("prompt_index")  # whole rows, one by one
+    alone, _ = policy(part)
+    ratio = log_ratio(alone, logprobs[rows, : alone.shape[1]], part["loss_mask"]).exp()
+    assert len(rows) == 4 and (ratio - 1).abs().max() < 1e-5
+
+
+def test_what_the_calculator_wrote_has_no_gradient(sampled):
+    module, args, _, policy, batch = sampled
+    mask = batch["loss_mask"]
+    logprobs = policy(batch)[0].detach().requires_grad_()
+    advantages = module.compute_advantages(torch.rand(48, generator=torch.Generator().manual_seed(0)), args)
+    losses, stats = module.policy_loss(logprobs, logprobs.detach(), advantages, mask, args)
+    weights = module.token_weights(mask, totals_of(mask, 4), args)
+    (losses * weights).sum().backward()
+    assert (mask != batch["completion_mask"]).sum() > 60
+    assert torch.equal(logprobs.grad != 0, mask) and (stats["ratio_max"] == 1).all()
+    assert torch.allclose(weights.sum(dim=1), torch.full((48,), 1 / 48, dtype=torch.float64))  # of its own tokens
+
+
+@pytest.mark.parametrize("most, last", [(40, "#### 103"), (30, "#### "), (26, "#")])
+def test_two_calls_in_a_row_and_then_the_answer(most, last, recipes, task, monkeypatch):
+    """What a hand-made model is asked, turn by turn, and the row that comes out, which has at most `most` tokens."""
+    module, tokenizer, asked = recipes["calculator"], task[0].make_tokenizer(), []
+    turns = [["[47+85]", "#### 5<eos>"], ["[132-29]"], ["#### 103<eos>"]]
+
+    def sample_turn(model, prompts, n, temperature, top_p, seed, args):
+        texts = turns[len(asked)]
+        asked.append(([tokenizer.decode(prompt.ids) for prompt in prompts], n, args.max_new_tokens))
+        rows = [[*tokenizer.encode(text.removesuffix("<eos>")), *[1] * text.endswith("<eos>")] for text in texts]
+        ids, mask = ragged(rows, dtype=torch.long, fill=0)
+        return {"completions": ids, "completion_mask": mask, "rollout_logprobs": torch.where(mask, -1.0, 0.0)}
+
+    monkeypatch.setattr(module, "sample_turn", sample_turn)
+    call_end = tokenizer.convert_tokens_to_ids("]")
+    model = types.SimpleNamespace(stop_tokens=[1, call_end], pad_token=0, tokenizer=tokenizer, lm=torch.zeros(1))
+    prompt = Prompt(tokenizer.encode("47+85-29?"), "47+85-29?", "103", {})
+    batch = module.rollout(model, [prompt], 2, 1.0, 1.0, (0,), module.Args(max_new_tokens=most))
+    second = "47+85-29?[47+85]=132\n"
+    third = f"{second}[132-29]=103\n"
+    assert asked == [(["47+85-29?"], 2, most), ([second], 1, most - 12), ([third], 1, most - 25)]
+    texts = completion_texts(tokenizer, batch)
+    assert texts == [f"[47+85]=132\n[132-29]=103\n{last}", "#### 5"]
+    assert batch["truncated"].tolist() == [most < 34, False]
+    own = batch["loss_mask"][0].nonzero()[:, 0].tolist()
+    assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
+
+
+def test_a_run_learns_to_call_more_often(recipes, task, tmp_path):
+    """The hardly trained model writes `]` as often as any token; here each one has its reward."""
+    reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
+    model = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1])]
+    rows = train(recipes["calculator"], tmp_path, *model, "--reward", reward, "--max_steps", "4", "--kl_coef", "0")
+    assert rows[-1]["reward_part/calls"] > rows[1]["reward_part/calls"] + 1
+    assert max(row["rollout/logprob_gap"] for row in rows[1:]) < 1e-5
+
+
+# --- distillation ---
+
+
+def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(recipes):
+    """Of one token, summed over the vocabulary: the mean of -A grad log pi is the gradient of the KL."""
+    module, args = recipes["distill"], recipes["distill"].Args()
+    generator = torch.Generator().manual_seed(0)
+    logits, teacher = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    logprobs, teacher = logits.log_softmax(-1)[:, None], teacher.log_softmax(-1)[:, None]  # (V, 1)
+    advantages = module.compute_advantages(logprobs, teacher)
+    assert not advantages.requires_grad
+    losses, _ = module.policy_loss(logprobs, logprobs.detach(), advantages, torch.ones(5, 1).bool(), args, teacher)
+    (losses * logprobs.detach().exp()).sum().backward()
+    gradient, logits.grad = logits.grad.clone(), None
+    student = logits.log_softmax(-1)
+    (student.exp() * (student - teacher[:, 0])).sum().backward()
+    assert torch.allclose(gradient, logits.grad, atol=1e-12) and gradient.abs().max() > 0.1
+
+
+def test_the_teacher_scores_at_the_temperature_of_the_student(recipes, tmp_path):
+    """A teacher that is the student gives advantages of exactly 0, at any temperature, and nothing is learnt."""
+    rows = train(recipes["distill"], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "2")
+    assert [(row["optim/loss"], row["optim/grad_norm"], row["policy/kl_ref"]) for row in rows[1:]] == [(0, 0, 0)] * 2
+
+
+def test_the_student_comes_closer_to_a_teacher_without_groups(recipes, tmp_path):
+    def noise(weights):
+        generator = torch.Generator().manual_seed(0)
+        for weight in weights.values():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+
+    copy_of_embedded(tmp_path / "teacher", noise)
+    alone = ["--prompts_per_step", "16", "--group_size", "1", "--num_minibatches", "2", "--max_steps", "6"]
+    rows = train(recipes["distill"], tmp_path / "run", *alone, "--teacher", str(tmp_path / "teacher"))
+    assert rows[-1]["policy/kl_ref"] < 0.7 * rows[1]["policy/kl_ref"] and rows[-1]["policy/ratio_max"] > 1
+
+
+# --- the ladder ---
+
+
+def test_the_advantages_of_each_rung(recipes):
+    rewards = torch.tensor([1.0, 0, 0, 1, 1, 1, torch.nan, 1], dtype=torch.float64)
+    expected = {
+        "reinforce": [1, 0, 0, 1, 1, 1, 0, 1],
+        "mean_baseline": [2 / 7, -5 / 7, -5 / 7, 2 / 7, 2 / 7, 2 / 7, 0, 2 / 7],
+        "rloo": [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0, 0],
+    }
+    for name, advantages in expected.items():
+        found = recipes[name].compute_advantages(rewards, recipes[name].Args(group_size=4))
+        assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "mean_baseline"])
+def test_a_rung_runs(name, recipes, tmp_path):
+    rows = train(recipes[name], tmp_path, "--max_steps", "1")
+    assert rows[-1]["optim/grad_norm"] > 0
+
+
+def test_the_relative_variance_of_known_gradients():
+    """Mean (3, 0, 4), standard deviations 1, 2, 2: the variance 9 over the square 25."""
+    noise = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = torch.tensor([3.0, 0, 4]) + noise * torch.tensor([1.0, 2, 2])
+    variance = load(ROOT / "examples" / "gradient_variance.py").relative_variance
+    assert variance(gradients) == pytest.approx(9 / 25, rel=0.03)
+    few = torch.tensor([variance(part) for part in gradients[:6000].split(5)])  # of five, too, the estimate is right
+    assert float(few.median()) == pytest.approx(9 / 25, rel=0.15)
+
+
+def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_rewards(recipes):
+    measure = load(ROOT / "examples" / "gradient_variance.py").measure
+    modules = [*map(recipes.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
+    sizes = dict(prompts_per_step=4, group_size=4)
+    plain, shifted = (measure(modules, "embedded", shift, 0, 4, **sizes) for shift in (0, 2))
+    assert shifted["reinforce"] > 3 * plain["reinforce"] > 0
+    for name in ("mean_baseline", "rloo", "grpo"):
+        assert shifted[name] == pytest.approx(plain[name], rel=1e-3)
+    assert plain["dr_grpo"] == pytest.approx(plain["rloo"], rel=1e-3)  # the own reward in the mean is but a factor
