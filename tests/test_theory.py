@@ -15,7 +15,7 @@ import gspo
 import ppo
 import reward_model
 from common.masked import group_statistics, kl_estimate, log_ratio
-from page_tables import Page, differences, numbers
+from page_tables import NUMBER, Page, agrees, differences, numbers
 from testbed import script, totals_of
 
 PAGE = Page("theory.md")
@@ -90,14 +90,6 @@ def importance(rows):
         yield {1: weights[0, 0], 2: weights[0, 1], 3: mean, 4: variance, 5: second**100 - mean**200}
 
 
-def penalty(rows):
-    for kl, before in (numbers(*row[:2]) for row in rows):
-        args = ppo.Args(penalty_target=0.01, penalty_coef=before)
-        coefficients = ppo.Coefficients(args)
-        coefficients.steer_penalty(kl, args)
-        yield {2: coefficients.penalty}
-
-
 def four_cases(rows):
     for A, ratio in (numbers(*row[:2]) for row in rows):
         value, gradient = objective(A, ratio)
@@ -105,15 +97,11 @@ def four_cases(rows):
 
 
 def dual_clip(rows):
+    """Without its condition it would be the larger of the objective and c A for either sign of A."""
+    bound = PAGE.heads["dual_clip"][4]
     for A, ratio in (numbers(*row[:2]) for row in rows):
-        without, bounded = objective(A, ratio), objective(A, ratio, dual_clip=PAGE.heads["dual_clip"][5])
-        yield {2: clipped(ratio) * A} | dict(zip((3, 4, 5, 6), without + bounded, strict=True))
-
-
-def without_condition(rows):
-    for A, ratio in (numbers(*row[:2]) for row in rows):
-        value = objective(A, ratio, dual_clip=3)[0]
-        yield {2: value, 3: max(objective(A, ratio)[0], 3 * A)}
+        found = objective(A, ratio) + objective(A, ratio, dual_clip=bound)
+        yield dict(zip((2, 3, 4, 5), found, strict=True)) | {6: max(found[0], bound * A)}
 
 
 def gae(rows):
@@ -127,28 +115,10 @@ def gae(rows):
 def horizon(rows):
     lambdas = tensor(PAGE.heads["horizon"][1:])
     longest = int(rows[-1][0])
-    rewards = torch.zeros(5, longest + 1, dtype=torch.float64)
+    rewards = torch.zeros(len(lambdas), longest + 1, dtype=torch.float64)
     rewards[:, -1] = 1
     seen = ppo.gae(rewards, torch.zeros_like(rewards), torch.ones_like(rewards, dtype=torch.bool), 1.0, lambdas)
     return [dict(enumerate(seen[:, longest - int(row[0])], 1)) for row in rows]
-
-
-def length_adaptive(rows):
-    mask = masked(PAGE.heads["length_adaptive"][1:])
-    rewards = torch.zeros(mask.shape, dtype=torch.float64)
-    last = mask.sum(dim=1) - 1
-    rewards[torch.arange(len(mask)), last] = 1
-    args = ppo.Args(length_adaptive_alpha=0.05)
-    seen, _ = ppo.compute_advantages(rewards, torch.zeros_like(rewards), mask, args)
-    return [dict(enumerate(seen[torch.arange(len(mask)), last - 1], 1))]  # the last but one token sees it by lambda
-
-
-def value_loss(rows):
-    for old, target, value in (numbers(*row[:3]) for row in rows):
-        new, old, target = columns(value, old, target)
-        losses, _ = ppo.value_loss(new, old, target, ONE, ppo.Args())
-        losses.sum().backward()
-        yield {3: new.detach().clamp(old - 0.2, old + 0.2), 4: losses, 5: new.grad}
 
 
 def estimators(rows):
@@ -174,15 +144,6 @@ def group(rows):
         yield {1: mean, 2: std} | of
 
 
-def zero_loss(rows):
-    mask, zeros = masked([2, 4]), torch.zeros(2, 4, dtype=torch.float64)
-    for row, module, options in zip(rows, (grpo, dr_grpo, dapo), ({}, {"max_new_tokens": 4}, {}), strict=True):
-        assert row[0].startswith(f"{module.__name__}.py")
-        advantages = module.compute_advantages(tensor([1.0, 0.0]), module.Args(group_size=2))
-        loss, gradient, _ = gradients(module, zeros, zeros, advantages, mask, **options)
-        yield {1: loss, 2: gradient[0, 0], 3: gradient[1, 3]}
-
-
 def weights(rows):
     mask = masked([10, 100])
     for row in rows:
@@ -202,37 +163,26 @@ def intervals(rows):
         yield {place: p * torch.cat(pair) for place, pair in enumerate(bounds, 1)}
 
 
-def keep(rows):
-    """A group with k right answers comes with the binomial probability, and is kept if it has an advantage."""
-    args = dapo.Args(group_size=16)
-    kept = [dapo.compute_advantages(tensor([1.0] * k + [0.0] * (16 - k)), args).any().item() for k in range(17)]
-    shares = [sum(math.comb(16, k) * p**k * (1 - p) ** (16 - k) for k in range(17) if kept[k])
-              for p in PAGE.heads["keep"][1:]]  # fmt: skip
-    return [dict(enumerate(shares, 1)), dict(enumerate((1 / share for share in shares), 1))]
-
-
-def overlong(rows):
-    lengths = tensor(PAGE.heads["overlong"][1:])
-    penalties = dapo.overlong_penalty(lengths, dapo.Args(max_new_tokens=20480, overlong_cache=4096))
-    return [dict(enumerate(penalties, 1))]
-
-
 def gspo_rows(rows):
     drawn = [numbers(row[0]) for row in rows]
     mask = masked([len(row) for row in drawn])
     logs = torch.zeros(mask.shape, dtype=torch.float64)
     logs[mask] = 1e-4 * tensor([value for row in drawn for value in row])
-    rewards = tensor([1.0, 0.0, 0.0, 1.0])
-    advantages = gspo.compute_advantages(rewards, gspo.Args(group_size=4))
-    _, gradient, stats = gradients(gspo, logs, torch.zeros_like(logs), advantages, mask)
+    zeros, rewards = torch.zeros_like(logs), tensor([float(row[1]) for row in rows])
+    advantages = gspo.compute_advantages(rewards, gspo.Args(group_size=len(rows)))
+    _, gradient, stats = gradients(gspo, logs, zeros, advantages, mask)
     assert all(len(set(row[valid].tolist())) == 1 for row, valid in zip(gradient, mask, strict=True))
-    counts = []
-    for low, high in ((3e-4, 4e-4), (0.2, 0.2)):
-        args = grpo.Args(clip_low=low, clip_high=high)
-        _, tokens = grpo.policy_loss(logs, torch.zeros_like(logs), advantages, mask, args)
-        counts.append(((tokens["clip_fraction_low"] | tokens["clip_fraction_high"]) & mask).sum(dim=1))
+    band, wide = grpo.Args(clip_low=gspo.Args().clip_low, clip_high=gspo.Args().clip_high), grpo.Args()
+    tokens, none = (clipped_tokens(logs, advantages, mask, args) for args in (band, wide))
+    assert not none.any()  # by 0.2
     s = 1e4 * (stats["ratio_max"] - 1)
-    return [{1: advantages[i], 2: s[i], 3: gradient[i, 0], 4: counts[0][i], 5: counts[1][i]} for i in range(len(rows))]
+    return [{2: advantages[i], 3: s[i], 4: gradient[i, 0], 5: tokens[i]} for i in range(len(rows))]
+
+
+def clipped_tokens(logs, advantages, mask, args):
+    """How many tokens of each row are clipped one by one."""
+    _, stats = grpo.policy_loss(logs, torch.zeros_like(logs), advantages, mask, args)
+    return ((stats["clip_fraction_low"] | stats["clip_fraction_high"]) & mask).sum(dim=1)
 
 
 def sas(rows):
@@ -259,14 +209,83 @@ def dpo_rows(rows):
         yield {2: h, 3: losses, 4: -chosen.grad / args.beta, 5: (chosen - ref_chosen).exp()}
 
 
-CHECKS = (baseline, importance, penalty, four_cases, dual_clip, without_condition, gae, horizon, length_adaptive,
-          value_loss, estimators, shaped, group, zero_loss, weights, intervals, keep, overlong, gspo_rows, sas,
-          dpo_rows)  # fmt: skip
+CHECKS = (baseline, importance, four_cases, dual_clip, gae, horizon, estimators, shaped, group, weights, intervals,
+          gspo_rows, sas, dpo_rows)  # fmt: skip
 CHECKS = {function.__name__.removesuffix("_rows"): function for function in CHECKS}
 GIVEN = {  # the places of the cells that a check reads; all others it computes
-    "baseline": (0, 1, 2), "four_cases": (0, 1), "dual_clip": (0, 1), "without_condition": (0, 1), "penalty": (0, 1),
-    "gae": (0, 1, 2), "value_loss": (0, 1, 2), "estimators": (0, 1), "shaped": (0, 1, 2), "sas": (0, 1), "dpo": (0, 1),
+    "baseline": (0, 1, 2), "four_cases": (0, 1), "dual_clip": (0, 1), "gae": (0, 1, 2), "estimators": (0, 1),
+    "shaped": (0, 1, 2), "gspo": (0, 1), "sas": (0, 1), "dpo": (0, 1),
 }  # fmt: skip
+
+
+# --- a sentence with numbers: its words, {} for a number that is computed, and those numbers ---
+
+
+def penalty_coefficients():
+    """After KLs on both sides of target / 1.5 and of 1.5 x target, beginning with 1."""
+    args = ppo.Args(penalty_target=0.3)
+    for kl in (0.19, 0.21, 0.44, 0.46):
+        coefficients = ppo.Coefficients(args)
+        coefficients.steer_penalty(kl, args)
+        yield coefficients.penalty
+
+
+def length_adaptive(lengths):
+    """By what lambda the last but one token sees a reward on the last."""
+    mask = masked(lengths)
+    last = mask.sum(dim=1, keepdim=True) - 1
+    rewards = torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last, 1.0)
+    args = ppo.Args(length_adaptive_alpha=0.05)
+    seen, _ = ppo.compute_advantages(rewards, torch.zeros_like(rewards), mask, args)
+    return seen.gather(1, last - 1)[:, 0].tolist()
+
+
+def zero_loss():
+    """The loss of two completions, right with 2 tokens and wrong with 4, and its gradient by a log-prob of each."""
+    mask, zeros = masked([2, 4]), torch.zeros(2, 4, dtype=torch.float64)
+    advantages = grpo.compute_advantages(tensor([1.0, 0.0]), grpo.Args(group_size=2))
+    loss, gradient, _ = gradients(grpo, zeros, zeros, advantages, mask)
+    assert len(set(gradient[1].tolist())) == 1
+    return loss, gradient[0, 0].item(), gradient[1, 3].item()
+
+
+def groups_sampled(chance):
+    """For one that is kept: a group with k right answers comes with the binomial probability, and is kept if it has an
+    advantage."""
+    args = dapo.Args(group_size=16)
+    kept = [dapo.compute_advantages(tensor([1.0] * k + [0.0] * (16 - k)), args).any().item() for k in range(17)]
+    return 1 / sum(math.comb(16, k) * chance**k * (1 - chance) ** (16 - k) for k in range(17) if kept[k])
+
+
+def overlong(lengths):
+    return dapo.overlong_penalty(tensor(lengths), dapo.Args(max_new_tokens=20480, overlong_cache=4096)).tolist()
+
+
+SENTENCES = {
+    "this is {} up to 20 tokens, {} at 100 and {} at 1000": length_adaptive([20, 100, 1000]),
+    "the loss is {}, and its gradient by each log-prob is {} in the right one and {} in the wrong one": zero_loss(),
+    "at 0.9 it takes {} groups to keep one, at 0.99 it takes {}": [groups_sampled(0.9), groups_sampled(0.99)],
+    "it is {} up to 16384 tokens, {} at 18432 and {} at 20480": overlong([16384, 18432, 20480]),
+}
+
+
+def sentence(words):
+    """Where it stands on the page; its groups are the numbers."""
+    found = re.search(re.escape(words).replace(r"\{\}", f"({NUMBER.pattern})"), " ".join(PAGE.text.split()))
+    assert found, f"not on the page: {words}"
+    return found
+
+
+@pytest.mark.parametrize("words", SENTENCES)
+def test_the_numbers_of_a_sentence_are_those_of_the_functions(words):
+    for printed, value in zip(sentence(words).groups(), SENTENCES[words], strict=True):
+        assert agrees(printed, value), f"{words}: {printed} is {value:.6g}"
+
+
+def test_rules_in_words():
+    assert list(penalty_coefficients()) == [0.5, 1, 1, 2]
+    assert length_adaptive([3, 19]) == [0, 0]
+    assert groups_sampled(0.5) < 1.0001 and overlong([16385])[0] < 0
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -283,18 +302,14 @@ def test_every_table_of_numbers_has_its_check():
 
 def test_a_number_of_the_text_stands_in_a_table():
     options = {1.5, 0.28, 3e-4, 4e-4, 1e-4}  # what steers the penalty, DAPO's and GSPO's bands, and a unit
+    computed = {value for words in SENTENCES for value in numbers(sentence(words)[0])}
     named = re.findall(r"(?<![\d.])\d+\.\d+(?!\.?\d)|\d+e-\d+", PAGE.prose())
-    assert len(named) > 10 and set(map(float, named)) - PAGE.numbers() - options == set()
+    assert len(named) > 10 and set(map(float, named)) - PAGE.numbers() - {abs(v) for v in computed} - options == set()
     assert (dapo.Args().clip_high, gspo.Args().clip_low, gspo.Args().clip_high) == (0.28, 3e-4, 4e-4)
+    assert (dcpo.Args().clip_low, dcpo.Args().clip_high, dcpo.Args().max_ratio) == (0.16, 0.2, 10)
 
 
 def test_who_takes_a_rollout_once():
-    section = PAGE.text.split("\n## 11. ")[1].split("\n## ")[0].split("By default ")[1]
+    section = PAGE.text.split("\n## 2. ")[1].split("\n## ")[0].split("By default ")[1]
     named = re.findall(r"`(\w+)\.py`", section)
     assert [script(name).Args().num_minibatches for name in named] == [1, 4, 4, 4, 4, 4]
-
-
-def test_the_sections_that_the_questions_name():
-    sections = set(re.findall(r"^## (\d+)\. ", PAGE.text, re.MULTILINE))
-    named = re.findall(r"^\| .*\? \| ([\d, ]+) \|$", PAGE.text, re.MULTILINE)
-    assert len(named) == 10 and set(re.findall(r"\d+", " ".join(named))) <= sections
