@@ -284,6 +284,10 @@ def test_the_numbers_of_a_sentence_are_those_of_the_functions(words):
 
 def test_rules_in_words():
     assert list(penalty_coefficients()) == [0.5, 1, 1, 2]
+    new, old, advantage = columns(math.log(1.3), 0.0, 2.0)
+    losses, _ = ppo.policy_loss(new, old, advantage, ONE, ppo.Args(objective="penalty", penalty_coef=0.5))
+    losses.sum().backward()
+    assert -new.grad.item() == pytest.approx(1.3 * 2 + 0.5)  # r A + the coefficient
     assert length_adaptive([3, 19]) == [0, 0]
     assert groups_sampled(0.5) < 1.0001 and overlong([16385])[0] < 0
 
