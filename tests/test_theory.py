@@ -289,7 +289,7 @@ def test_rules_in_words():
     losses.sum().backward()
     assert -new.grad.item() == pytest.approx(1.3 * 2 + 0.5)  # r A + the coefficient
     assert length_adaptive([3, 19]) == [0, 0]
-    assert groups_sampled(0.5) < 1.0001 and overlong([16385])[0] < 0
+    assert groups_sampled(0.5) < 1.0001 and overlong([16384, 20480]) == [0, -1] and overlong([16385])[0] < 0
 
 
 @pytest.mark.parametrize("name", CHECKS)
