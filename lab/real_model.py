@@ -20,6 +20,7 @@ What is compared, and how, was written here before the first of these runs:
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -127,12 +128,16 @@ def final(name, seed):
 
 def run(name, seed):
     """Run one command, and write its file of results; returns its seconds of one core."""
+    if START in command(name) and not (ROOT / START).exists():  # on a new machine; its digest is in the header
+        execute(f"{command('sums')} --seed 0 --max_steps 8", str(pathlib.PurePosixPath(START).parent))
     folder = f"{FOLDER}/{name}-seed{seed}"
     status, output, seconds = execute(f"{command(name)} --seed {seed}", folder)
     if status:
         raise SystemExit(f"python {command(name)} --seed {seed}\n{output[-2000:]}")
     header = {"command": f"python {command(name)} --seed {seed}", "cpu_seconds": seconds}
     header["said"] = output.strip().splitlines()[-1]
+    if START in command(name):
+        header["start"] = hashlib.sha256((ROOT / START / "model.safetensors").read_bytes()).hexdigest()
     write(result(name, seed), [header, *read_rows(ROOT / folder / "metrics.jsonl")])
     samples = [json.loads(line) for line in (ROOT / folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     write(result(name, seed).with_suffix(".samples"), [row for row in samples if row.get("evaluation")])
