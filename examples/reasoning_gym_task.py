@@ -9,7 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-import reasoning_gym
+try:
+    import reasoning_gym
+except ImportError:
+    raise SystemExit("pip install reasoning-gym==0.1.25") from None
 
 
 def score(completions, entry, **columns):
@@ -21,10 +24,11 @@ def score(completions, entry, **columns):
 
 
 def main(folder, task, *options):
-    """Write train.jsonl and test.jsonl: 1,024 and 96 entries, each whole in the column `entry` for the scorer."""
+    """Write test.jsonl, 96 entries, and train.jsonl, at most 1,024; the scorer reads them in the column `entry`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     options = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
-    entries = list(reasoning_gym.create_dataset(task, size=1120, seed=0, **options))
+    made = reasoning_gym.create_dataset(task, size=3000, seed=0, **options)
+    entries = list({entry["question"]: entry for entry in made}.values())[:1120]  # each question once
     for name, part in (("test.jsonl", entries[:96]), ("train.jsonl", entries[96:])):
         rows = [{"question": x["question"], "answer": x["answer"], "entry": json.dumps(x)} for x in part]
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -32,4 +36,6 @@ def main(folder, task, *options):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     main(*sys.argv[1:])

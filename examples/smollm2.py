@@ -12,12 +12,12 @@ The package holds the weights in four bits (GGUF, Q4_1), which are read as float
 so no published score of the unrounded model compares with it.
 """
 
+import argparse
 import hashlib
 import importlib.util
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -42,13 +42,14 @@ QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}  
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def last_number(completions, answer, truncated, kind, log_metric, **columns):
-    """1.0 where the last number of a completion is the answer, else 0.0; the mean of each kind becomes a metric.
+def last_number(completions, answer, truncated, log_metric, kind=None, **columns):
+    """1.0 where the last number of a completion is the answer, a number, else 0.0; by kind, if the data has kinds, the
+    mean becomes a metric.
 
     At the very end of a truncated completion a number may lack digits: it is wrong.
     """
     rewards = []
-    for text, gold, cut, name in zip(completions, answer, truncated, kind, strict=True):
+    for text, gold, cut, name in zip(completions, answer, truncated, kind or ["right"] * len(answer), strict=True):
         *_, last = [None, *NUMBER.finditer(text)]
         whole = last and not (cut and last.end() == len(text))
         rewards.append(float(bool(whole) and float(last[0].replace(",", "")) == float(gold)))
@@ -57,7 +58,7 @@ def last_number(completions, answer, truncated, kind, log_metric, **columns):
 
 
 def term(rng):
-    """A number of one or of two digits, equally often."""
+    """A number of one or of two digits, equally often (in what is written it is mostly two: repeats are dropped)."""
     return rng.randint(1, 9) if rng.random() < 0.5 else rng.randint(10, 99)
 
 
@@ -93,7 +94,7 @@ def convert(source, folder):
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     lm = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     config = lm.config.to_dict()
-    del config["quantization_config"], config["_name_or_path"]  # save_pretrained refuses a model that has the first
+    config.pop("quantization_config")  # save_pretrained refuses a model that has it
     plain = type(lm)(type(lm.config).from_dict(config))
     plain.load_state_dict(lm.state_dict())
     ids = {name: getattr(lm.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -111,20 +112,27 @@ def check(folder, lm, tokenizer):
         messages = [{"role": "user", "content": question}]
         how = dict(add_generation_prompt=True, return_tensors="pt", return_dict=True)
         inputs = saved_tokenizer.apply_chat_template(messages, **how)
-        assert torch.equal(inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"])
         with torch.no_grad():
-            assert torch.equal(saved(**inputs).logits, lm(**inputs).logits)
+            logits = saved(**inputs).logits, lm(**inputs).logits
+        same = torch.equal(inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"])
+        if not same or not torch.equal(*logits):
+            raise SystemExit(f"{folder} is not the model of {FILE}: delete it, and start again")
         output = saved.generate(**inputs, do_sample=False, max_new_tokens=24)
         text = saved_tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         print(f"{question} {text!r}")
-        assert expected in text
+        if expected not in text:
+            raise SystemExit(
+                f"the model should answer {expected}: the package holds another one than that of {INSTALL}"
+            )
 
 
 def main():
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/smollm2")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/smollm2"))
+    folder = parser.parse_args().folder
     package = importlib.util.find_spec(PACKAGE)
     if not package or not importlib.util.find_spec("gguf"):
-        sys.exit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
+        raise SystemExit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))

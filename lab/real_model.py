@@ -5,7 +5,8 @@ python lab/real_model.py --list     what is left of it, as commands
 python lab/real_model.py --figures  draw the figures; tools/refresh.py puts the tables into the page
 
 A run that was cut off is begun again. `taskset -c 0 nice python lab/real_model.py` gives it one core; two of them on
-two cores share the work. Models (538 MB each) are deleted once their metrics are read, but the one to start from.
+two cores share the work (Linux or macOS). Models (538 MB each) are deleted once their metrics are read, but the one
+that the others start from.
 
 What is compared, and how, was written here before the first of these runs:
 
@@ -16,19 +17,25 @@ What is compared, and how, was written here before the first of these runs:
 - Two learning rates for each of the five that have three seeds, on seed 1000 and half the completions, which is not
   used again; the better one by the reward of its last evaluation, at a tie the first. gspo.py, dcpo.py and LoRA run
   once, the first two at the rate of grpo.py, and are no comparison.
-- The number of a run is eval/reward, the share of right answers on 96 held-out problems, four samples each.
+- The number of a run is the share of right answers on 96 held-out problems, four samples each.
+
+Changed after the first runs: that share was to be eval/reward, which in dr_grpo.py counts truncated answers as 0, and
+dapo.py evaluated at top-p 0.7. Now it is that of the kinds, weighted by their problems, and all but the tuning of
+dapo.py, whose two rates are read alike, evaluate at top-p 1.
 """
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import re
 import shutil
 import statistics
 import sys
+
+import filelock
 
 from run import execute, read_rows, write
 
@@ -37,7 +44,8 @@ ROOT, RESULTS = HERE.parent, HERE / "results" / "real_model"
 FOLDER = "runs/real_model"
 START = f"{FOLDER}/sums-seed0/model-step-8"
 RATES, COMPLETIONS, TUNING_SEED, SEEDS = ("5e-6", "1e-5"), 1024, 1000, (0, 1, 2)
-EVALUATION = "--eval_samples 4 --eval_k 4"
+EVALUATION = "--eval_samples 4 --eval_k 4 --eval_top_p 1"
+PROBLEMS = {"sum": 34, "difference": 26, "three": 36}  # of each kind in mix/test.jsonl
 MIX = f"--config configs/smollm2.yaml --model_name_or_path {START} --dataset runs/smollm2/mix {EVALUATION}"
 DPO = MIX.replace("smollm2.yaml", "smollm2-dpo.yaml")
 
@@ -114,22 +122,44 @@ def curve(name, seed, metric):
     return points
 
 
-def final(name, seed):
-    """The reward of the last evaluation; of dapo, between its evaluations at the completions that the others have."""
-    points = curve(name, seed, "eval/reward")
-    if not points:
-        return None
+def final(name, seed, kinds=tuple(PROBLEMS)):
+    """The share of right answers of these kinds in the last evaluation, None where there is none; of dapo.py, which
+    samples as much as it needs, between its evaluations at the completions that the others have."""
+    curves = [curve(name, seed, f"eval/logged/{kind}") for kind in kinds]
+    found = [(PROBLEMS[kind], points) for kind, points in zip(kinds, curves, strict=True) if points]
     most = COMPLETIONS // 2 if name.startswith("tune-") else COMPLETIONS
+    shares = [(problems, value_at(points, most) if "dapo" in name else points[-1][1]) for problems, points in found]
+    return sum(n * share for n, share in shares) / sum(n for n, _ in shares) if shares else None
+
+
+def value_at(points, completions):
+    """The value at so many completions, on the straight line between two evaluations; the last one if it is earlier."""
     for (before, low), (after, high) in itertools.pairwise(points):
-        if before <= most < after:
-            return low + (high - low) * (most - before) / (after - before)
+        if before <= completions < after:
+            return low + (high - low) * (completions - before) / (after - before)
     return points[-1][1]
+
+
+def start(name, seed):
+    """The share of right answers before training."""
+    found = [
+        (PROBLEMS[kind], points[0][1]) for kind in PROBLEMS if (points := curve(name, seed, f"eval/logged/{kind}"))
+    ]
+    return sum(n * share for n, share in found) / sum(n for n, _ in found)
+
+
+def make_start(name):
+    """On a new machine: the model that a run starts from. The headers of the results have its digest."""
+    if START in command(name) and not (ROOT / START).exists():
+        made = f"{command('sums')} --seed 0 --max_steps 8"
+        if execute(made, str(pathlib.PurePosixPath(START).parent))[0]:
+            raise SystemExit(f"python {made} ended with an error: run it by hand")
 
 
 def run(name, seed):
     """Run one command, and write its file of results; returns its seconds of one core."""
-    if START in command(name) and not (ROOT / START).exists():  # on a new machine; its digest is in the header
-        execute(f"{command('sums')} --seed 0 --max_steps 8", str(pathlib.PurePosixPath(START).parent))
+    with filelock.FileLock(ROOT / FOLDER / "start.lock"):
+        make_start(name)
     folder = f"{FOLDER}/{name}-seed{seed}"
     status, output, seconds = execute(f"{command(name)} --seed {seed}", folder)
     if status:
@@ -138,25 +168,25 @@ def run(name, seed):
     header["said"] = output.strip().splitlines()[-1]
     if START in command(name):
         header["start"] = hashlib.sha256((ROOT / START / "model.safetensors").read_bytes()).hexdigest()
-    write(result(name, seed), [header, *read_rows(ROOT / folder / "metrics.jsonl")])
     samples = [json.loads(line) for line in (ROOT / folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     write(result(name, seed).with_suffix(".samples"), [row for row in samples if row.get("evaluation")])
+    write(result(name, seed), [header, *read_rows(ROOT / folder / "metrics.jsonl")])
     for model in (ROOT / folder).glob("model*"):
         if f"{folder}/{model.name}" != START:
             shutil.rmtree(model)
     return seconds
 
 
+@contextlib.contextmanager
 def claim(name, seed):
-    """Whether no other process has begun this run: the first one makes its mark."""
-    mark = ROOT / FOLDER / f"{name}-seed{seed}.process"
-    mark.parent.mkdir(parents=True, exist_ok=True)
+    """Whether this process may begin a run: no other one is at it. Nor at the model that all but one start from."""
+    (ROOT / FOLDER).mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(ROOT / FOLDER / f"{name}-seed{seed}.lock", blocking=False)
     try:
-        with open(mark, "x", encoding="utf-8") as file:
-            file.write(str(os.getpid()))
-        return True
-    except FileExistsError:
-        return not pathlib.Path(f"/proc/{mark.read_text(encoding='utf-8')}").exists()  # that process was cut off
+        with lock:
+            yield not result(name, seed).exists()
+    except filelock.Timeout:
+        yield False
 
 
 def draw():
@@ -165,7 +195,10 @@ def draw():
 
     folder = ROOT / "docs" / "figures" / "real_model"
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = {"reward/mean": "share of right answers in training", "completion/length": "tokens of a completion"}
+    metrics = {
+        "reward_part/last_number": "share of right answers in training",
+        "completion/length": "tokens of a completion",
+    }
     metrics |= {"policy/entropy": "entropy (nats per token)"}
     for picture, names in (("sums", {"grpo": "sums"}), ("mix", {name: name for name in COMPARED})):
         runs = {title: [with_completions(name, seed) for seed in seeds_of(name)] for title, name in names.items()}
@@ -198,6 +231,7 @@ def mean_of_last(name, seed, metric, count=4):
 
 
 def minutes(name, seed):
+    """Minutes of one core; of the first run, by the clock."""
     header = read_rows(result(name, seed))[0]
     return f"{header.get('cpu_seconds', header.get('seconds')) / 60:.0f}"
 
@@ -210,9 +244,10 @@ def sums_table():
     """`sums`, a row for each seed, and the range in which another seed is expected."""
     table, ends = [], []
     for seed in seeds_of("sums"):
-        evaluations, lengths = curve("sums", seed, "eval/reward"), curve("sums", seed, "eval/length")
+        lengths = curve("sums", seed, "eval/length")
         ends.append(final("sums", seed))
-        cells = [seed, share(evaluations[0][1]), share(ends[-1]), share(mean_of_last("sums", seed, "reward/mean"))]
+        training = share(mean_of_last("sums", seed, "reward_part/last_number"))
+        cells = [seed, share(start("sums", seed)), share(ends[-1]), training]
         cells += [f"{lengths[0][1]:.1f}", f"{lengths[-1][1]:.1f}", minutes("sums", seed)]
         table.append(cells)
     if len(ends) in T:
@@ -229,8 +264,8 @@ def compared_table():
     for name in COMPARED:
         if seeds := seeds_of(name):
             ends = [final(name, seed) for seed in seeds]
-            kinds = [[mean_of_last(name, seed, f"eval/logged/{kind}", 1) for seed in seeds] for kind in KINDS]
-            starts = [curve(name, seed, "eval/reward")[0][1] for seed in seeds]
+            kinds = [[final(name, seed, (kind,)) for seed in seeds] for kind in KINDS]
+            starts = [start(name, seed) for seed in seeds]
             cells = [f"`{name}.py`", tuned(name), share(statistics.mean(starts)), ", ".join(map(share, ends))]
             cells += [share(statistics.mean(ends)), *(share(statistics.mean(values)) for values in kinds)]
             table.append([*cells, ", ".join(minutes(name, seed) for seed in seeds)])
@@ -253,7 +288,7 @@ def once_table():
     for name in ("grpo", *ONCE):
         if rows := rows_of(name, 0):
             clipped = [row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"] for row in rows[1:]]
-            cells = [name, tuned(name), share(curve(name, 0, "eval/reward")[0][1]), share(final(name, 0))]
+            cells = [name, tuned(name), share(start(name, 0)), share(final(name, 0))]
             table.append([*cells, f"{statistics.mean(clipped):.4f}", minutes(name, 0)])
     return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
 
@@ -261,7 +296,8 @@ def once_table():
 def left_table():
     """What was not run yet, and its command."""
     left = [(name, seed) for name, seed in JOBS if not rows_of(name, seed)]
-    return [["not run yet", "seed"], *([name, seed] for name, seed in left)]
+    names = list(dict.fromkeys(name for name, _ in left))
+    return [["run", "seeds"], *([name, ", ".join(str(seed) for n, seed in left if n == name)] for name in names)]
 
 
 PAGE = "docs/real_model.md"
@@ -294,9 +330,14 @@ def main():
         if result(name, seed).exists():
             continue
         if options.list:
-            print(f"{name} seed {seed}: {command(name) or 'waits for the learning rates'}")
-        elif command(name) and claim(name, seed):
-            print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
+            said = command(name) and f"python {command(name)} --seed {seed}"
+            print(f"{name} seed {seed}: {said or 'waits for the learning rates'}")
+        elif command(name) is None:
+            print(f"{name} seed {seed}: waits for the learning rates, which another process tunes", flush=True)
+        else:
+            with claim(name, seed) as mine:
+                if mine:
+                    print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_base_model_licence_and_text_are_those_of_the_folder(tmp_path):
     (tmp_path / "README.md").write_text(known, encoding="utf-8")
     header, text = card(["--model_name_or_path", str(tmp_path)])
     assert (header["base_model"], header["license"], header["license_link"]) == ("some/model", "apache-2.0", "l")
-    assert "datasets" not in header and text.endswith("## The base model\n\n# Rounded\nto four bits\n")
+    assert "datasets" not in header and text.endswith("## The base model\n\n### Rounded\nto four bits\n")
 
 
 @pytest.mark.parametrize("text", ["", "no header", "---\na: [\n---\n", "---\n- a\n---\n", "---\nlicense: 3\n---\n"])
@@ -53,6 +53,12 @@ def test_the_command_gives_the_run_again():
     words = shlex.split(next(line for line in text.splitlines() if line.startswith("    accelerate")))
     assert words[:3] == ["accelerate", "launch", "grpo.py"] and "x" not in words
     assert parse_args(grpo.Args, words[3:]) == parse_args(grpo.Args, argv)
+
+
+def test_pass_at_1_is_left_out_where_another_rule_is_trained_on(tmp_path):
+    (tmp_path / "own.py").write_text("def own(**columns):\n    return []\n", encoding="utf-8")
+    _, text = card(["--reward", f"{tmp_path}/own.py:own"], None, {"eval/pass@1": 0.0, "eval/reward": 0.5})
+    assert "eval/pass@1" not in text and "| eval/reward |  | 0.5 |" in text
 
 
 def test_evaluations_stand_beside_each_other():

