@@ -1,7 +1,7 @@
 """Pairs of runs, one healthy and one with a bug that people write, behind docs/which_curve.md:
 
 python lab/bugs.py                  run what has no results in lab/results/bugs
-python lab/bugs.py minibatches ...  run these pairs again
+python lab/bugs.py old_logprobs ... run these pairs again
 python lab/bugs.py --figures        draw the figures; tools/refresh.py writes the page
 
 A bug is a text of the script and what stands in its place. The edited script runs in this process, and nothing of it
@@ -485,17 +485,20 @@ def draw():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="settings and bugs to run again [what is missing]")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs whose pairs are run again [what is missing]")
     parser.add_argument("--figures", action="store_true", help="draw the figures")
     args = parser.parse_args()
     if args.figures:
         return draw()
     sys.path.insert(0, str(ROOT))
-    jobs = [(setting, None) for setting in SETTINGS] + [(bug.setting, bug) for bug in BUGS]
-    for setting, bug in jobs:
+    chosen = [bug for bug in BUGS if not args.names or bug.name in args.names]
+    if len(chosen) < len(args.names):
+        parser.error(f"the bugs are {', '.join(bug.name for bug in BUGS)}")
+    jobs = [(setting, None) for setting in SETTINGS if any(bug.setting == setting for bug in chosen)]
+    for setting, bug in jobs + [(bug.setting, bug) for bug in chosen]:
         for seed in SETTINGS[setting][1]:
             name = f"with-{bug.name}" if bug else setting
-            if name in args.names or not (args.names or result(name, seed).exists()):
+            if args.names or not result(name, seed).exists():
                 print(f"{name} seed {seed}: {run(setting, seed, bug):.0f} s", flush=True)
 
 
