@@ -32,6 +32,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBY
 sys.dont_write_bytecode = True  # a mutant of the same second and size would run from the cache of the one before
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "lab"))
+
+from bugs import BUGS  # noqa: E402
+
 FORK = multiprocessing.get_context("fork")
 TIMEOUT = 300  # seconds for each test
 TEXT_TESTS = {"test_refresh.py::test_nothing_is_due"}
@@ -69,6 +73,8 @@ def mutant(name, files, old, new, *tests, equivalent=""):
 
 # fmt: off
 MUTANTS = [
+    # --- docs/which_curve.md ---
+    *[mutant(f"which curve: {bug.title}", bug.script, bug.old, bug.new, bug.test) for bug in BUGS],
     # --- what the READMEs show ---
     mutant("readme: the diff of two scripts shows docstrings", "tools/diffs",
         "        del lines[text.lineno - 1 : text.end_lineno]",
@@ -2349,7 +2355,9 @@ def run_tests(tree, tests, options, result):
 
     os.setsid()  # with the processes that the tests start it is one group, which `Task.end` ends
     sys.path[:] = [
-        path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests", ROOT / "tools")
+        path
+        for path in sys.path
+        if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests", ROOT / "tools", ROOT / "lab")
     ]
     os.chdir(tree)
     silence = os.open(os.devnull, os.O_WRONLY)

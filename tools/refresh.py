@@ -111,6 +111,7 @@ def add_line(tree, page, like, start, rest):
 def steps():
     """In this order: scripts, what is made of them, links to their lines, and the page that shows all of it."""
     yield from (copies, members, metrics, rows)
+    import bugs
     import diffs
     import kl_estimators
     import lines
@@ -123,7 +124,7 @@ def steps():
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lines, diffs]
+    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, bugs, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 
