@@ -11,7 +11,7 @@ import numpy as np
 from scipy import optimize, stats
 
 import registry
-from registry import FAILS, HOLDS, OPEN, SAME, UNSEEN
+from registry import ABANDONED, FAILS, HOLDS, OPEN, SAME, UNSEEN, UNTESTED
 
 
 @dataclass
@@ -27,10 +27,13 @@ class Measured:
 
 
 def measure(mine, others, margin, same):
-    """Welch's t of two lists of numbers, one for each seed; `margin` is that of the claim, `same` of equivalence."""
+    """Welch's t of two lists of numbers, one for each seed; `margin` is that of the claim, `same` of equivalence.
+
+    Without a deviation there is no test, nor with a run that has no value (nan): all ps are 1.
+    """
     mine, others = np.asarray(mine, float), np.asarray(others, float)
-    if np.ptp(mine) == np.ptp(others) == 0:
-        raise ValueError("no seed differs from another: a t-test needs a deviation")
+    if np.ptp(mine) == np.ptp(others) == 0 or not np.isfinite([*mine, *others]).all():
+        return Measured(float(mine.mean() - others.mean()), np.nan, np.nan, 1.0, 1.0, 1.0)
     interval = stats.ttest_ind(mine, others, equal_var=False).confidence_interval()
     below = stats.ttest_ind(mine - same, others, equal_var=False, alternative="less").pvalue
     above = stats.ttest_ind(mine + same, others, equal_var=False, alternative="greater").pvalue
@@ -65,7 +68,7 @@ def holm(ps):
 
 
 def verdict(measured, margin, direction, p, p_same, level):
-    """The first of the four words that applies; `p` and `p_same` are those of `measured` after Holm's correction."""
+    """The first of these four words that applies; `p` and `p_same` are those of `measured` after Holm's correction."""
     if p < level:
         return HOLDS if direction * (measured.effect - margin) > 0 else FAILS
     return SAME if p_same < level else UNSEEN
@@ -80,6 +83,15 @@ def power(effect, deviations, seeds, level):
     return float(np.nan_to_num(tails[0], nan=1.0) + np.nan_to_num(tails[1]))  # scipy has no number far out
 
 
+def power_of_equivalence(same, deviations, seeds, level, draws=20_000):
+    """The chance that both one-sided tests are below `level` where there is no difference at all, by simulation."""
+    rng = np.random.default_rng(0)
+    mine, others = (rng.normal(0.0, deviation, (draws, seeds)) for deviation in deviations)
+    below = stats.ttest_ind(mine - same, others, axis=1, equal_var=False, alternative="less").pvalue
+    above = stats.ttest_ind(mine + same, others, axis=1, equal_var=False, alternative="greater").pvalue
+    return float(np.mean(np.maximum(below, above) < level))
+
+
 def smallest_effect(deviations, seeds, level):
     """The effect that is seen in 80 of 100 experiments, for runs of these two deviations across seeds."""
     most = 10 * float(np.linalg.norm(deviations))
@@ -87,15 +99,23 @@ def smallest_effect(deviations, seeds, level):
 
 
 def measured(claim):
-    """The primary effect of a claim as measured; None as long as a run is missing, or was run under other rules."""
+    """The primary effect of a claim as measured; None as long as a run is missing or does not count, and for good if the
+    claim was abandoned or its runs were made by more than one version of the code."""
     if registry.missing(claim) or registry.strangers(claim):
         return None
+    if registry.abandoned(claim) or len(registry.versions(claim)) > 1:
+        return None
     primary, seeds = claim["primary"], claim["seeds"]
-    mine, others = (
-        [registry.value(registry.rows(primary[side], seed), primary["metric"], primary["over"]) for seed in seeds]
-        for side in ("run", "against")
-    )
+    mine, others = ([registry.outcome(primary[side], seed, primary) for seed in seeds] for side in ("run", "against"))
     return measure(mine, others, primary["margin"], primary["same"])
+
+
+def tested(claim):
+    """Whether what a claim is about took place: its check's mean over the seeds is not below the registered least."""
+    check = claim.get("check")
+    if not check:
+        return True
+    return bool(np.mean([registry.outcome(check["run"], seed, check) for seed in claim["seeds"]]) >= check["least"])
 
 
 @dataclass
@@ -111,13 +131,17 @@ class Decision:
 def decisions(registered, claims):
     """{name: Decision} of all registered claims, either as registered or as amended."""
     found = {claim["name"]: measured(claim) for claim in claims}
-    ps = holm({name: it.p if it else 1.0 for name, it in found.items()})
-    same = holm({name: it.p_same if it else 1.0 for name, it in found.items()})
+    untested = {claim["name"] for claim in claims if found[claim["name"]] and not tested(claim)}
+    decisive = {name: it if name not in untested else None for name, it in found.items()}
+    ps = holm({name: it.p if it else 1.0 for name, it in decisive.items()})
+    same = holm({name: it.p_same if it else 1.0 for name, it in decisive.items()})
     decided = {}
     for claim in claims:
         name, primary = claim["name"], claim["primary"]
-        decided[name] = Decision()
-        if found[name]:
+        decided[name] = Decision(ABANDONED if registry.abandoned(claim) else OPEN)
+        if name in untested:
+            decided[name] = Decision(UNTESTED, found[name])
+        elif found[name]:
             rule = primary["margin"], primary["direction"], ps[name], same[name], registered["statistics"]["level"]
             decided[name] = Decision(verdict(found[name], *rule), found[name], ps[name], same[name])
     return decided

@@ -10,6 +10,7 @@ else it is inconclusive.
 
 import numpy as np
 
+from claims import RUNS
 from run import RESULTS, read_rows
 
 HOLDS, FAILS, UNSEEN = "holds", "does not hold", "inconclusive"
@@ -59,6 +60,20 @@ def interval(values):
     """The bootstrap interval of the mean of `values`."""
     draws = np.random.default_rng(0).choice(values, (10_000, len(values)))
     return np.quantile(draws.mean(axis=1), (0.025, 0.975))
+
+
+def deviations():
+    """What the registered design takes from the pilot: the pooled deviation across seeds of the last pass@1, and the
+    mean correlation of two runs over the same seeds, both over the runs on the hard task that have five of them,
+    and how many these are."""
+    runs = [load(name) for name, command in RUNS.items() if "embedded-hard" in command]
+    ends = np.array([[value(rows, "eval/pass@1", "end") for rows in run.values()] for run in runs if evaluated(run)])
+    correlations = np.corrcoef(ends)[np.triu_indices(len(ends), 1)]
+    return float(np.sqrt(ends.var(axis=1, ddof=1).mean())), float(correlations.mean()), len(ends)
+
+
+def evaluated(run):
+    return len(run) == 5 and all("eval/pass@1" in rows[-1] for rows in run.values())
 
 
 def verdict(effect, values):

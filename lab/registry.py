@@ -1,25 +1,34 @@
 """What is registered: claims, their runs and the order of these, as `registered.json` has them; and its results.
 
 `registered.json` was committed before the first of its runs, and is not edited afterwards: each file of results names
-its digest, and nothing is decided by results that name another. What must change all the same is an entry of
-`amendments.json`, which is printed with the verdict, beside the verdict under the rules as they were registered:
+its digest, and nothing is decided by results that name another, or that come from another command. A claim whose rule
+must change all the same, or that is given up, gets an entry in `amendments.json`; its verdict stays that of the rules
+as they were registered, and what the entry makes of it is printed beside it:
 
     {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "primary": {"margin": 0.5}}
-    {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "runs": {"grpo": "grpo.py ..."}}
+    {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "abandoned": true}
+
+Commands cannot be amended: another command is another registration.
 """
 
 import hashlib
 import json
+import math
 import pathlib
+import subprocess
 
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "registered"
 SHARES = {"easy": 0.125, "medium": 0.375, "hard": 0.5}  # of the classes in the lists of the hard task
-HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "no difference larger than the margin", "inconclusive"
-OPEN = "not decided yet"
+HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "equivalent", "inconclusive"
+UNTESTED, ABANDONED, OPEN = "not tested", "abandoned", "not decided yet"
 REGISTERED, AMENDMENTS = HERE / "registered.json", HERE / "amendments.json"
+# What the rows of a registered run depend on: the scripts, what they import, the embedded models and lists, and what
+# the laboratory puts around them.
+CODE = ("*.py", "common/**/*", "lab/patches/*.py", "lab/patched.py", "lab/by_class.py", "lab/random_rewards.py",
+        "lab/tasks.py", "lab/run.py")  # fmt: skip
 
 
 def load():
@@ -29,6 +38,24 @@ def load():
 def digest():
     """SHA-256 of registered.json."""
     return hashlib.sha256(REGISTERED.read_bytes()).hexdigest()
+
+
+def code_digest():
+    """SHA-256 of the files of CODE, their names and their bytes."""
+    files = {path for pattern in CODE for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
+    found = hashlib.sha256()
+    for path in sorted(files):
+        found.update(f"{path.relative_to(ROOT).as_posix()}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def registered_before(commit, folder=ROOT):
+    """Whether git has the last change of registered.json among the ancestors of a commit."""
+    git = ["git", "-C", str(folder)]
+    log = [*git, "log", "-1", "--format=%H", "--", "lab/registered.json"]
+    registration = subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
+    ancestor = subprocess.run([*git, "merge-base", "--is-ancestor", registration, commit], capture_output=True)
+    return ancestor.returncode == 0
 
 
 def amendments(claim):
@@ -44,6 +71,10 @@ def amended(claim):
     for amendment in amendments(claim["name"]):
         claim = claim | {"primary": claim["primary"] | amendment.get("primary", {})}
     return claim
+
+
+def abandoned(claim):
+    return any(amendment.get("abandoned") for amendment in amendments(claim["name"]))
 
 
 def claims(registered):
@@ -71,20 +102,18 @@ def command(registered, name):
         entry = registered["runs"][chosen]
         if "task" in registered["runs"][name]:
             entry = entry.replace("{hard}", registered["runs"][name]["task"])
-    for amendment in (it for claim in claims(registered) for it in amendments(claim)):
-        entry = amendment.get("runs", {}).get(name, entry)
     for word, text in registered["options"].items():
         entry = entry.replace(word, text)
     return entry
 
 
 def best(registered, names):
-    """The run with the highest mean over the tuning seeds, the first of them at a tie; None without all results."""
+    """The run with the highest mean over the tuning seeds, the first of them at a tie; None as long as not all of
+    their results count."""
     rule = registered["tuning"]
-    if not all(result(name, seed).exists() for name in names for seed in rule["seeds"]):
+    if not all(counts(name, seed) for name in names for seed in rule["seeds"]):
         return None
-    means = {name: np.mean([value(rows(name, seed), rule["metric"], rule["over"]) for seed in rule["seeds"]])
-             for name in names}  # fmt: skip
+    means = {name: np.mean([outcome(name, seed, rule) for seed in rule["seeds"]]) for name in names}
     return max(means, key=means.get)
 
 
@@ -108,18 +137,27 @@ def rows(name, seed):
             row.setdefault("policy/clipped_tokens", both)
         if all(f"eval/logged/{name}" in row for name in SHARES):
             row["accuracy"] = sum(share * row[f"eval/logged/{name}"] for name, share in SHARES.items())
-    if header.get("failed"):  # its loss was not finite
-        found = [*found, {"step": found[-1]["step"], "completions": found[-1]["completions"], "accuracy": 0.0}]
     return found
 
 
+def outcome(name, seed, effect):
+    """The number of a run that an effect compares. A run whose loss was not finite counts with 0 in the metrics that
+    `registered.json` says, and has none (nan) in others: its rows end early."""
+    if read(name, seed)[0].get("failed"):
+        return 0.0 if effect["metric"] in load()["statistics"]["failed_is_0"] else math.nan
+    return value(rows(name, seed), effect["metric"], effect["over"])
+
+
 def value(rows, metric, over):
-    """One number of a run. `over`: end, the last one; late, the mean over the second half of the steps; a number, that
-    at so many sampled completions, on straight lines between evaluations (of a run with fewer completions the last)."""
+    """One number of a run. `over`: start, the first; end, the last one; all, the mean over the steps; late, that over
+    their second half; a number, that at so many sampled completions, on straight lines between evaluations (of a run
+    with fewer completions the last)."""
     points = [(row["step"], row["completions"], row[metric]) for row in rows if metric in row]
     steps, completions, values = map(np.array, zip(*points, strict=True))
-    if over == "end":
-        return float(values[-1])
+    if over in ("start", "end"):
+        return float(values[0 if over == "start" else -1])
+    if over == "all":
+        return float(values.mean())
     if over == "late":
         return float(values[steps > rows[-1]["step"] / 2].mean())
     return float(np.interp(over, completions, values))
@@ -130,6 +168,34 @@ def missing(claim):
     return [job for job in jobs_of(claim) if not result(*job).exists()]
 
 
+def fault(name, seed):
+    """Why results that are there do not count, in words; empty if they do."""
+    registered, header = load(), read(name, seed)[0]
+    if header["registered"] != digest():
+        return "of other rules"
+    if header["command"] != f"python {command(registered, name)} --seed {seed}":
+        return "of another command"
+    if not header["clean"]:
+        return "of code that is in no commit"
+    return "begun after the closing date" if header["started"][:10] > registered["closing"] else ""
+
+
+def counts(name, seed):
+    """Whether the results of a run are there, and are what is registered."""
+    return result(name, seed).exists() and not fault(name, seed)
+
+
 def strangers(claim):
-    """[(run, seed)] of a claim whose results name another digest than that of registered.json."""
-    return [job for job in jobs_of(claim) if result(*job).exists() and read(*job)[0]["registered"] != digest()]
+    """{(run, seed): why} of a claim's results that do not count."""
+    return {job: why for job in jobs_of(claim) if result(*job).exists() and (why := fault(*job))}
+
+
+def versions(claim):
+    """The digests of the code that made the deciding runs of a claim; they can be compared if it is one."""
+    return {read(*job)[0]["code"] for job in jobs_of(claim) if counts(*job)}
+
+
+def starts():
+    """Each start of a registered run, in order; run.py writes it down before the run, and nothing is taken out."""
+    path = RESULTS / "starts.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -3,7 +3,9 @@
 python lab/run.py --registered            what registered.json lists, in its order, in lab/results/registered
 python lab/run.py --registered --list     what is left of it
 
-It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. The pilot
+It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each start
+is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a claim
+in one checkout: runs by two versions of the code decide nothing. The pilot
 (claims.py, in lab/results/claims) is run by
 
 python lab/run.py                         all claims, five seeds: about eight hours of one core
@@ -16,6 +18,7 @@ python lab/run.py length --again          also what has results
 
 import argparse
 import concurrent.futures
+import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -33,6 +36,7 @@ from claims import ALL, CLAIMS, RUNS
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
+VERSIONS = ("torch", "transformers")
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
@@ -150,27 +154,56 @@ def run_registered(registered, name, seed):
         return f"waits for {registered['runs'][name]['best_of'][0]} and the others of its tuning"
     prepare(registered, command, seed)
     folder = f"runs/lab/{name}-seed{seed}"
+    header = {"command": f"python {command} --seed {seed}", "registered": registry.digest()} | origin(command)
+    write_start({"run": name, "seed": seed} | header)
     status, output, seconds = execute(f"{command.format(seed=seed)} --seed {seed}", folder)
-    failed = "not finite" in output
+    failed = status and "not finite" in output
     if status and not failed:
         return f"FAILED: python {command} --seed {seed}\n{output[-2000:]}"
-    header = {"command": f"python {command} --seed {seed}", "registered": registry.digest(), "cpu_seconds": seconds}
-    header |= {"torch": importlib.metadata.version("torch")} | ({"failed": output.splitlines()[-1]} if failed else {})
+    header |= {"cpu_seconds": seconds} | ({"failed": output.splitlines()[-1]} if failed else {})
     rows = condense(read_rows(ROOT / folder / "metrics.jsonl"), registered["kept"])
     write(registry.result(name, seed), [header, *rows])
     return f"{seconds:.0f} s" + (", its loss was not finite" if failed else "")
 
 
+def origin(command):
+    """When, and by what: the digest of the code, its commit, whether that has all of it, and the base model if it is
+    one that was built here."""
+
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    found = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "commit": commit}
+    found["clean"] = bool(commit) and not git("status", "--porcelain", "--", *registry.CODE, "lab/registered.json")
+    found |= {"code": registry.code_digest()} | {name: importlib.metadata.version(name) for name in VERSIONS}
+    if base := re.search(r"--model_name_or_path (runs/lab/\S+)", command):
+        found["base"] = sha256(ROOT / base[1] / "model.safetensors")
+    return found
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_start(line):
+    """Append to the list of starts, before the run: also one that is cut off, or is made again, leaves its line."""
+    registry.RESULTS.mkdir(parents=True, exist_ok=True)
+    with open(registry.RESULTS / "starts.jsonl", "a", encoding="utf-8", newline="\n") as starts:
+        starts.write(json.dumps(line) + "\n")
+
+
 def prepare(registered, command, seed):
-    """Make what a command reads: held-out problems, base models, and the reward model of its seed."""
+    """Make what a command reads: held-out problems, base models, and the reward model of its seed. All registered files
+    that are there have to be the registered ones."""
     for task in re.findall(r"runs/lab/held_out-(\S+)\.jsonl", command):
         path = ROOT / f"runs/lab/held_out-{task}.jsonl"
         if not path.exists():
             environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             subprocess.run([sys.executable, "lab/tasks.py", task], cwd=ROOT, env=environment, check=True)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if registered["held_out"].get(task, digest) != digest:
-            raise SystemExit(f"{path}: not the registered problems, its SHA-256 is {digest}; delete it")
+    for name, digest in registered["files"].items():
+        if (ROOT / name).exists() and sha256(ROOT / name) != digest:
+            raise SystemExit(f"{name}: not the registered file, its SHA-256 is {sha256(ROOT / name)}; restore it")
     if "reward_model-seed" in command and not (ROOT / f"runs/lab/reward_model-seed{seed}/model").is_dir():
         run_registered(registered, "reward_model", seed)  # results do not hold models
 
@@ -178,6 +211,8 @@ def prepare(registered, command, seed):
 def run_all_registered(only_list):
     registered = registry.load()
     jobs = registry.jobs(registered)
+    if not only_list and not origin("")["clean"]:
+        raise SystemExit("the code is in no commit, so that its results would not count: commit it, or stash it")
     for i, (name, seed) in enumerate(jobs):
         if registry.result(name, seed).exists():
             continue
