@@ -99,8 +99,8 @@ def smallest_effect(deviations, seeds, level):
 
 
 def measured(claim):
-    """The primary effect of a claim as measured; None as long as a run is missing or does not count, and for good if the
-    claim was abandoned or its runs were made by more than one version of the code."""
+    """The primary effect of a claim as measured; None as long as a run is missing or does not count, and for good if
+    the claim was abandoned or its runs were made by more than one version of the code."""
     if registry.missing(claim) or registry.strangers(claim):
         return None
     if registry.abandoned(claim) or len(registry.versions(claim)) > 1:

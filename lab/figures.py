@@ -92,7 +92,7 @@ def write_claim(claim):
 
 
 def write_best():
-    """All algorithms at their best: the held-out accuracy of each seed, and training."""
+    """All algorithms, each at the best of its six learning rates: the held-out accuracy of each seed, and training."""
     seeds = registry.claims(registry.load())["best-dapo"]["seeds"]
     ends = {name: report.results_of(f"best-{name}", seeds) for name in texts.ALGORITHMS}
     ends = {name: found for name, found in ends.items() if found is not None}
@@ -114,19 +114,19 @@ def with_pairs(rows):
 
 
 def write_tuning():
-    """Accuracy by learning rate: a line for each algorithm, its other settings as crosses."""
+    """Accuracy by learning rate: a line for each algorithm."""
     found = {name: report.tuned(name) for name in texts.ALGORITHMS}
     found = {name: runs for name, runs in found.items() if runs}
     if not found:
         return
-    figure, (axis,) = new(1, 7, "a dot is a seed, a line their mean; x: another setting than the learning rate")
+    figure, (axis,) = new(1, 7, "a dot is a seed, a line their mean")
     ends = []
     for name, runs in found.items():
         colour, line = plot.COLOURS[name], {}
         for run, both in runs.items():
-            rate, _, other = report.settings(name)[run].partition(", ")
-            axis.plot([float(rate)] * 2, both, "x" if other else ".", color=colour, alpha=0.6)
-            line |= {} if other else {float(rate): np.mean(both)}
+            rate = float(report.settings(name)[run])
+            axis.plot([rate] * 2, both, ".", color=colour, alpha=0.6)
+            line[rate] = np.mean(both)
         axis.plot(list(line), list(line.values()), color=colour, linewidth=2)
         ends.append([list(line.values())[-1], max(line), texts.ALGORITHMS[name], colour])
     axis.set_xscale("log")

@@ -16,7 +16,7 @@ import pilot
 import registry
 import texts
 from claims import CLAIMS
-from registry import FAILS, HOLDS, OPEN, ROOT, SAME, UNSEEN
+from registry import ABANDONED, FAILS, HOLDS, OPEN, ROOT, SAME, UNSEEN, UNTESTED
 
 try:
     import decide
@@ -26,8 +26,9 @@ except ImportError:  # without scipy nothing is decided; what the page is made f
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 NEEDED = "scipy is needed to write it (pip install scipy)"
-ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, OPEN)}
-CHINESE = {HOLDS: "成立", FAILS: "不成立", SAME: "没有大于界限的差别", UNSEEN: "没有定论", OPEN: "尚未判定"}
+ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, UNTESTED, ABANDONED, OPEN)}
+CHINESE = {HOLDS: "成立", FAILS: "不成立", SAME: "等效", UNSEEN: "没有定论", UNTESTED: "未受检验", ABANDONED: "已放弃",
+           OPEN: "尚未判定"}  # fmt: skip
 READMES = {"README.md": (ENGLISH, ": ", ", "), "README.zh.md": (CHINESE, "：", "，")}
 COUNTS = re.compile(rf"\*\*(?:{'|'.join([*ENGLISH, *CHINESE.values()])})[:：] ?\d+\b.*?\*\*")
 DIGITS = {"cpu_seconds": 0, "completion/length": 1, "completion/length_incorrect": 2, "policy/entropy": 4,
@@ -40,13 +41,13 @@ DIGITS = {"cpu_seconds": 0, "completion/length": 1, "completion/length_incorrect
 def name(run, claim=None):
     """A run in words."""
     if found := re.fullmatch(r"best-([a-z_]+)(?:-(hard-\d))?", run):
-        return f"{texts.ALGORITHMS[found[1]]} at its best" + (f" on {found[2]}" if found[2] else "")
+        return f"{texts.ALGORITHMS[found[1]]}, best of six" + (f" on {found[2]}" if found[2] else "")
     return texts.IN_CLAIM.get(claim, {}).get(run) or texts.RUNS[run]
 
 
 def metric_at(effect):
     """A metric in words, and where in a run it is taken."""
-    over = {"late": "second half of the steps", "end": "at the end"}
+    over = {"late": "second half of the steps", "end": "at the end", "all": "all steps", "start": "steps 1 to 5"}
     over = over.get(effect["over"]) or f"at {effect['over']:,} completions"
     return texts.METRICS[effect["metric"]] + ("" if effect["metric"] == "cpu_seconds" else f", {over}")
 
@@ -57,7 +58,7 @@ def shown(number, metric, sign=""):
 
 def values(effect, run, seeds):
     """One number for each seed."""
-    return [registry.value(registry.rows(run, seed), effect["metric"], effect["over"]) for seed in seeds]
+    return [registry.outcome(run, seed, effect) for seed in seeds]
 
 
 def there(claim, effect):
@@ -78,13 +79,16 @@ def difference(claim, effect):
              for side, found in ((run, mine), (against, others))]  # fmt: skip
     if run == against:
         return [metric_at(effect), sides[0], "", ""]
-    if np.ptp(mine) == np.ptp(others) == 0:  # no deviation, no interval
-        return [metric_at(effect), *sides, shown(np.mean(mine) - np.mean(others), metric, "+")]
     found = decide.measure(mine, others, 0.0, 1.0)
     return [metric_at(effect), *sides, interval(found, metric)]
 
 
 def interval(measured, metric):
+    """The difference with its interval; without a deviation there is none, nor where a failed run has no value."""
+    if np.isnan(measured.effect):
+        return "a run has no value: its loss was not finite"
+    if np.isnan(measured.low):
+        return shown(measured.effect, metric, "+")
     low, high = shown(measured.low, metric, "+"), shown(measured.high, metric, "+")
     return f"{shown(measured.effect, metric, '+')} ({low} to {high})"
 
@@ -101,19 +105,29 @@ def decisions():
 
 
 def verdict(claim):
-    """The verdict in words, or how many runs there are."""
+    """The verdict by the registered rule in words, or how many runs there are."""
     old, new = decisions()[claim["name"]]
-    if new.verdict == OPEN:
+    if old.verdict == OPEN:
         made, wanted = there(claim, claim["primary"])
-        others = registry.strangers(claim)
-        return f"{OPEN}: {made} of {wanted} runs" + (f"; {len(others)} are of other rules" if others else "")
+        faults = [f"{run} seed {seed} is {why}" for (run, seed), why in registry.strangers(claim).items()]
+        codes = len(registry.versions(claim))
+        faults += [f"they are of {codes} versions of the code"] if codes > 1 else []
+        return "; ".join([f"{OPEN}: {made} of {wanted} runs", *faults])
+    said = in_words(claim, old)
     if any("primary" in amendment for amendment in registry.amendments(claim["name"])):
-        return f"{new.verdict}, by a rule that was changed; {old.verdict} as registered"
-    return new.verdict
+        said += f"; by a rule that was changed: {in_words(registry.amended(claim), new)}"
+    return said
+
+
+def in_words(claim, decision):
+    """A verdict as the page has it: that of an equivalence with its margin, and what can still change as such."""
+    said = decision.verdict + (f": smaller than {claim['primary']['same']:g}" if decision.verdict == SAME else "")
+    some_open = any(old.verdict == OPEN for old, _ in decisions().values())
+    return said + (" so far" if some_open and decision.verdict in (SAME, UNSEEN) else "")
 
 
 def decided(claim):
-    return decisions()[claim["name"]][1].measured is not None
+    return decisions()[claim["name"]][0].measured is not None
 
 
 def figure_of(claim):
@@ -122,24 +136,31 @@ def figure_of(claim):
 
 def line(claim):
     """The line of a claim in the first table."""
-    primary, (_, decision) = claim["primary"], decisions()[claim["name"]]
+    primary, (decision, _) = claim["primary"], decisions()[claim["name"]]
     effect = p = figure = ""
     if decided(claim):
         effect, p = interval(decision.measured, primary["metric"]), f"{decision.p:.2g}"
         figure = f"[figure](figures/claims/{figure_of(claim)}.png)"
-    margin = f" (more than {primary['margin']:g})" if primary["margin"] else ""
-    paper = re.split("[,:;]", claim["paper"])[0]
+    paper = f"{re.split('[,:;]', claim['paper'])[0]}; {claim['kind']}"
     unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
     smallest = f"{claim['power']['smallest_effect']:g}{unit}"
-    title = f"[{claim['title']}](#{anchor(claim['title'])}){margin}"
-    return [title, paper, f"**{verdict(claim)}**", effect, p, smallest, str(len(claim["seeds"])), figure]
+    equivalent = f"{claim['power']['equivalent_at_0']:.2f} (within {primary['same']:g}{unit})"
+    title = f"[{claim['title']}](#{anchor(claim['title'])})"
+    return [title, paper, f"**{verdict(claim)}**", effect, p, smallest, equivalent, str(len(claim["seeds"])), figure]
 
 
 def numbers(claim):
     """The sentence with the p-values of a claim."""
-    primary, (_, decision) = claim["primary"], decisions()[claim["name"]]
+    primary, (decision, _) = claim["primary"], decisions()[claim["name"]]
     found, seeds = decision.measured, claim["seeds"]
     mine, others = (values(primary, primary[side], seeds) for side in ("run", "against"))
+    jobs = set(registry.jobs_of(claim))
+    starts = sum((start["run"], start["seed"]) in jobs for start in registry.starts())
+    [code] = registry.versions(claim)
+    commits = ", ".join(sorted({registry.read(*job)[0]["commit"][:7] for job in jobs}))
+    made = f"The runs: {starts} starts for {len(jobs)} files of results; code {code[:16]}, commit {commits}."
+    if np.isnan(found.low):
+        return f"{made} No test: no deviation, or a run without a value."
     deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
     level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
     smallest = decide.smallest_effect(deviations, len(seeds), level)
@@ -147,37 +168,47 @@ def numbers(claim):
         f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; by flips of the "
         f"signs of the differences seed by seed {found.p_signs:.2g}. That the difference is within ±{primary['same']:g}"
         f": p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. With the deviations as measured the smallest "
-        f"effect seen in 80 of 100 such experiments is {shown(smallest, primary['metric'])}."
+        f"effect seen in 80 of 100 such experiments is {shown(smallest, primary['metric'])}. {made}"
     )
 
 
 def known(claim):
     """What the registration knew: the pilot's effect, and the power that it lets these seeds have."""
     before, power, primary = claim["pilot"], claim["power"], claim["primary"]
-    runs = " less ".join(before["runs"])
-    where = ", in pass@1 on 128 other problems" if primary["metric"] == "accuracy" else ""
+    runs, own = " less ".join(before["runs"]), " and ".join(f"{it:g}" for it in before["deviations"])
+    assumed = f"With its deviations across seeds, {own},"
+    if primary["metric"] == "accuracy":
+        assumed = f"The deviations across seeds were {own}; with 0.018, which is assumed for all accuracies,"
     return (
-        f"Known before: in the pilot {runs} was {before['effect']:+g}{where}. By the deviations that it had, these "
-        f"seeds see {power['smallest_effect']:g} in 80 of 100 experiments; for {primary['same']:g} that takes "
-        f"{power['seeds_for_80_percent']} seeds."
+        f"Known before: in the pilot {runs} was {before['effect']:+g} {before['words']}. {assumed} these seeds see "
+        f"{power['smallest_effect']:g} in 80 of 100 experiments; for {primary['same']:g} that takes "
+        f"{power['seeds_for_80_percent']} seeds. Where there is no difference they show that it is within "
+        f"{primary['same']:g} in {100 * power['equivalent_at_0']:.0f} of 100."
     )
 
 
 def section(claim):
-    """Half a screen on one claim: what the paper says, what was run, the effect, what it does not show."""
+    """Half a screen on one claim: whose it is, what was run, the effect, what it does not show."""
     registered, primary = registry.load(), claim["primary"]
-    lines = [f"## {claim['title']}", "", f"**The paper.** {claim['paper']}.", ""]
+    lines = [f"## {claim['title']}", "", f"**The source** ({claim['kind']}): {claim['paper']}.", ""]
     seeds = f"seeds {min(claim['seeds'])} to {max(claim['seeds'])}"
     lines += [f"**The runs**, {seeds}. {claim['note']}", ""]
     effects = (primary, *claim["reported"])
     for run in dict.fromkeys(effect[side] for effect in effects for side in ("run", "against")):
         entry = registered["runs"][run]
-        how = f"`{entry}`" if isinstance(entry, str) else "the best of its [six settings](#each-algorithm-at-its-best)"
+        best = "the best of [six learning rates](#each-algorithm-best-of-six)"
+        how = f"`{entry}`" if isinstance(entry, str) else best
         lines.append(f"- {name(run, claim['name'])}: {how}")
     lines += ["", known(claim)]
     lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
     for amendment in registry.amendments(claim["name"]):
-        lines += [f"Changed on {amendment['date']}, after the registration: {amendment['what']} {amendment['why']}", ""]
+        date, what, why = (amendment[key] for key in ("date", "what", "why"))
+        lines += [f"Changed on {date}, after the registration: {what} {why}"]
+        if decided(claim) and "primary" in amendment:
+            new = decisions()[claim["name"]][1]
+            ps = f"p after Holm {new.p:.2g}, of equivalence {new.p_same:.2g}"
+            lines[-1] += f" Under the changed rule: {new.verdict}, {ps}."
+        lines += [""]
     if decided(claim):
         first, *rest = [difference(claim, effect) for effect in effects]
         header = ["compared", "one", "the other", "difference (95 %)"]
@@ -187,15 +218,14 @@ def section(claim):
     return [*lines, f"**What it does not show.** {limits}", ""]
 
 
-# --- each algorithm at its best ---
+# --- each algorithm, best of six ---
 
 
 def settings(algorithm):
-    """{run of the tuning: its setting in words}"""
+    """{run of the tuning: its learning rate}"""
     found = {}
     for run in registry.load()["runs"][f"best-{algorithm}"]["best_of"]:
-        rate, extra = re.fullmatch(r"(\de-\d)-?(.*)", run.removeprefix(f"tune-{algorithm}-lr_")).groups()
-        found[run] = ", ".join(filter(None, [rate, extra.replace("_", " ")]))
+        found[run] = run.removeprefix(f"tune-{algorithm}-lr_")
     return found
 
 
@@ -203,15 +233,21 @@ def tuned(algorithm):
     """{run of the tuning: the accuracies of its seeds}, once all of them are there."""
     rule = registry.load()["tuning"]
     runs = settings(algorithm)
-    if not all(registry.result(run, seed).exists() for run in runs for seed in rule["seeds"]):
+    if not all(registry.counts(run, seed) for run in runs for seed in rule["seeds"]):
         return {}
     return {run: values(rule, run, rule["seeds"]) for run in runs}
 
 
 def results_of(run, seeds):
-    """The accuracy at 20,480 completions of each seed, once all of them are there."""
+    """The accuracy at 20,480 completions of each seed, once all of them count."""
     effect = {"metric": "accuracy", "over": registry.load()["tuning"]["over"]}
-    return np.array(values(effect, run, seeds)) if all(registry.result(run, seed).exists() for seed in seeds) else None
+    return np.array(values(effect, run, seeds)) if all(registry.counts(run, seed) for seed in seeds) else None
+
+
+def one_base(algorithms, base, seeds):
+    """Whether all runs on a base model that was built here began with the same weights."""
+    jobs = [(f"best-{algorithm}-{base}", seed) for algorithm in algorithms for seed in seeds]
+    return len({registry.read(*job)[0].get("base") for job in jobs}) == 1
 
 
 def best_section():
@@ -234,19 +270,20 @@ def best_section():
                 mine = results_of(f"best-{algorithm}-{base}", base_seeds)
                 others = results_of(f"best-grpo-{base}", base_seeds)
                 both = mine is not None and others is not None and algorithm != "grpo"
+                both = both and one_base((algorithm, "grpo"), base, base_seeds)
                 row.append(f"{(mine - others).mean():+.3f}" if both else "")
             ends.append(row)
-    lines = ["## Each algorithm at its best", "", *texts.AT_BEST, ""]
+    lines = ["## Each algorithm, best of six", "", *texts.AT_BEST, ""]
     done = [row for row in tuning if row[1]]
     if not done:
         lines += ["No tuning is done yet.", ""]
     else:
-        lines += [*table(["tuning", *(f"setting {i}" for i in range(1, 7))], done), ""]
+        lines += [*table(["tuning", *([""] * 6)], done), ""]
         lines += ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", ""]
     if ends:
-        header = ["", "learning rate and setting", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
+        header = ["", "learning rate", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
         header += [f"less GRPO's on {base}, 3 seeds" for base in bases]
-        lines += [*table(header, ends), "", "![all algorithms at their best](figures/claims/best.png)", ""]
+        lines += [*table(header, ends), "", "![all algorithms, best of six](figures/claims/best.png)", ""]
     return lines
 
 
@@ -364,13 +401,15 @@ def not_done():
 def build():
     """The text of the page."""
     registered = registry.load()
-    header = ["claim", "paper", "verdict", "effect (95 %)", "p after Holm", "smallest effect that would be seen"]
-    header += ["seeds", ""]
+    header = ["claim", "source, and whose claim it is", "verdict", "effect (95 %)", "p after Holm"]
+    header += ["smallest effect that would be seen", "chance of “equivalent” if there is no difference", "seeds", ""]
     lines = ["# Claims", "", *texts.INTRO, ""]
     lines += [*table(header, map(line, registered["claims"])), ""]
     if any(map(decided, registered["claims"])):
         lines += ["In the figures each dot and each thin line is a seed, and what is thick is their mean.", ""]
-    lines += [text.format(digest=registry.digest(), claims=len(registered["claims"])) for text in texts.RULES] + [""]
+    said = {"digest": registry.digest(), "closing": registered["closing"], "claims": len(registered["claims"])}
+    said |= {"seeds": " and ".join(map(str, registered["tuning"]["seeds"]))}
+    lines += [text.format(**said) for text in texts.RULES] + [""]
     lines += [f"- `{word}` is `{options}`" for word, options in registered["options"].items()] + [""]
     for claim in registered["claims"]:
         lines += section(claim)
@@ -381,8 +420,8 @@ def build():
 
 
 def counts(words, colon, comma):
-    """How many claims have which verdict, as a README says it."""
-    found = [new.verdict for _, new in decisions().values()]
+    """How many claims have which verdict by their registered rules, as a README says it."""
+    found = [old.verdict for old, _ in decisions().values()]
     return f"**{comma.join(f'{word}{colon}{n}' for verdict, word in words.items() if (n := found.count(verdict)))}**"
 
 

@@ -3,10 +3,10 @@
 python lab/run.py --registered            what registered.json lists, in its order, in lab/results/registered
 python lab/run.py --registered --list     what is left of it
 
-It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each start
-is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a claim
-in one checkout: runs by two versions of the code decide nothing. The pilot
-(claims.py, in lab/results/claims) is run by
+It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each
+start is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a
+claim in one checkout: runs by two versions of the code decide nothing. The pilot (claims.py, in lab/results/claims) is
+run by
 
 python lab/run.py                         all claims, five seeds: about eight hours of one core
 python lab/run.py clip_higher length      these claims only
@@ -174,7 +174,7 @@ def origin(command):
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
     commit = git("rev-parse", "HEAD")
-    found = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "commit": commit}
+    found = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit}
     found["clean"] = bool(commit) and not git("status", "--porcelain", "--", *registry.CODE, "lab/registered.json")
     found |= {"code": registry.code_digest()} | {name: importlib.metadata.version(name) for name in VERSIONS}
     if base := re.search(r"--model_name_or_path (runs/lab/\S+)", command):

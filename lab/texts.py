@@ -23,14 +23,10 @@ RUNS = {  # of registered.json; best-... and tune-... are named by report.py
     "grpo-8_visits": "GRPO",
     "learned_reward-kl_0": "no KL",
     "learned_reward-kl_0.05": "KL coefficient 0.05",
-    "grpo-kl_0.05": "KL coefficient 0.05",
-    "grpo-kl_0.1": "KL coefficient 0.1",
-    "grpo-kl_0.2": "KL coefficient 0.2",
-    "grpo-kl_0.3": "KL coefficient 0.3",
     "clip-0.2": "clip 0.2",
     "clip-0.4": "clip 0.4",
 }
-IN_CLAIM = {"kl_coefficient": {"grpo": "no KL"}, "kl_estimator": {"grpo": "no penalty"}}  # where a run has another name
+IN_CLAIM = {"kl_estimator": {"grpo": "no penalty"}}  # where a run has another name
 
 METRICS = {
     "accuracy": "held-out accuracy",
@@ -48,6 +44,10 @@ METRICS = {
     "completion/length": "tokens of an answer",
     "completion/length_incorrect": "tokens of a wrong answer",
     "completion/truncated": "share of answers that are cut",
+    "sampling/rounds": "rounds a step",
+    "sampling/keep_rate": "share of groups that are kept",
+    "sampling/surplus": "good groups thrown away, a step",
+    "overlong/fraction": "share of answers that are punished",
     "dcpo/response_utilization": "share of answers that train",
 }
 
@@ -63,7 +63,6 @@ CURVES = {
     "clip_alone": ("policy/entropy",),
     "dcpo": ("reward/accuracy", "dcpo/response_utilization"),
     "hacking": ("reward/accuracy", "reward/mean"),
-    "kl_coefficient": ("policy/kl_ref", "reward/accuracy"),
     "clip_0.4": ("policy/entropy", "reward/accuracy"),
     "gspo_entropy": ("policy/entropy",),
 }
@@ -71,10 +70,10 @@ OVER_COMPLETIONS = ("dynamic_sampling-completions",)
 
 LIMITS = {
     "sequence_ratio": (
-        "One other band is tried and neither is tuned; tuned ones are [below](#each-algorithm-at-its-best). The "
-        "paper's answers have thousands of tokens, these some 40, and a mean over fewer tokens moves more: nothing "
-        "here is about the paper's band at the paper's lengths. The paper counts clipped tokens, and so does this "
-        "table: all tokens of a clipped answer."
+        "One other band is tried and neither is tuned, nor the learning rate; with the best of six rates it is "
+        "tried [below](#each-algorithm-best-of-six). The paper's answers have thousands of tokens, these some 40, "
+        "and a mean over fewer tokens moves more: nothing here is about the paper's band at the paper's lengths. "
+        "The paper counts clipped tokens, and so does this table: all tokens of a clipped answer."
     ),
     "dynamic_sampling-steps": (
         "A step with dynamic sampling samples about twice as many answers and takes longer, and the seconds are in "
@@ -82,11 +81,12 @@ LIMITS = {
     ),
     "dynamic_sampling-completions": (
         "Dynamic sampling is evaluated at 30 and 60 of its steps, and its value at 15,360 completions lies on the "
-        "straight line between two evaluations, which for a curve that bends downwards is below it."
+        "straight line between two evaluations, which for a curve that bends downwards is below it. Sampling in "
+        "smaller rounds, which would throw fewer good groups away, is not tried."
     ),
     "overlong": (
-        "The filter is not tried, nor a cap that cuts right answers: there, in the pilot, the punishment cost a tenth"
-        " of the accuracy."
+        "That no right answer is punished: some say a line twice and are longer than any gold answer. The filter is "
+        "not tried, nor a cap that cuts right answers: there, in the pilot, the punishment cost 0.10 of accuracy."
     ),
     "critic": (
         "The reward comes after some 40 tokens, so there is little credit to assign; lambda, a warmed or a pretrained"
@@ -114,10 +114,6 @@ LIMITS = {
         "fewer steps would do as well as a KL. The pilot saw an effect of 0.91, so this repeats it rather than "
         "finding it."
     ),
-    "kl_coefficient": (
-        "Runs of thousands of steps, where a policy without a KL has more time to drift; a KL in the reward; other "
-        "estimators."
-    ),
     "clip_0.4": "One epoch, where ratios hardly leave 1 and no clip acts. 0.4 on one side alone.",
     "gspo_entropy": (
         "Exploration is more than entropy: no pass@k is compared. With the pilot's effect on the other side the rule "
@@ -126,9 +122,9 @@ LIMITS = {
 }
 
 BEST = (
-    "The settings are the best of six on two seeds, so the choice has noise in it. Tuning and the comparison share "
-    "the held-out problems, not the seeds; they share the base model too, for which the signs below have two others. "
-    "20,480 completions are 80 steps: nothing here is about where the curves end."
+    "The learning rate is the best of six on two seeds, so the choice has noise in it; nothing else is tuned. Tuning "
+    "and the comparison share the held-out problems, not the seeds; they share the base model too, for which the signs "
+    "below have two others. 20,480 completions are 80 steps: nothing here is about where the curves end."
 )
 
 # Each claim of the pilot: the registered claims that take its place, or the word for what became of it; and why.
@@ -141,7 +137,7 @@ PILOT = {
     "length": (
         ("length",),
         "Decided by a rule that was moved with its first data. Now it is the paper's own comparison against a margin "
-        "of 0; one token as the margin had a power of 0.07.",
+        "of 0; one token as the margin would have a power of 0.06 with ten seeds.",
     ),
     "deviation": (
         "an illustration, not counted",
@@ -162,7 +158,8 @@ PILOT = {
     ),
     "overlong": (
         ("overlong",),
-        "A strawman: the cap of 64 was one that right answers need, and punishment began at 51. Now it is 96 and 77.",
+        "A strawman: the cap of 64 was one that right answers need, and punishment began at 51. Now it is 96, "
+        "and answers of more than 64 tokens are punished.",
     ),
     "dynamic_sampling": (
         ("dynamic_sampling-steps", "dynamic_sampling-completions"),
@@ -220,7 +217,7 @@ PILOT_RUNS = {
 }  # fmt: skip
 PILOT_FIGURES = ("deviation", "clip_higher", "token_mean", "kl_estimator", "preference_pairs", "sharpening")
 
-HISTORY = """`git show` has each of these commits; all of them are of the pilot.
+HISTORY = """`git show` has each of these commits; all but the last are of the pilot.
 
 - `length`: before any data (d8f2897) two effects decided, that of grpo on dr_grpo, the paper's own comparison,
   and that of grpo on dr_grpo-std. The commit that brought the first data (a7dcc4b) made the first of them a
@@ -234,14 +231,18 @@ HISTORY = """`git show` has each of these commits; all of them are of the pilot.
 - `sequence_ratio`: a run with a wider band, gspo-wide, was planned (8d93c24) and dropped (5635a9f).
 - After the registration `kl_estimator` and `preference_pairs` got titles that say what was compared, and the
   five runs of `pairs` were made again for two more metrics; all else in their rows came out the same, digit by
-  digit."""
+  digit.
+- A first registration of the same day, commit b0edb95, was replaced after one of its 418 runs had been made and
+  before its result was read; its seeds are not used. `kl_coefficient` was dropped from it: it compared 0.1 with no
+  KL, where the pilot had -0.127 for that very run, and the rule of thumb ranks 0.05, 0.1, 0.2 and 0.3."""
 
-INTRO = """What the papers claim, measured with the scripts of this repository on a small task. Each claim has
-**one effect that decides, registered before its runs** with its margin, its seeds and its statistics:
+INTRO = """What papers and rules of thumb claim, measured with the scripts of this repository on a small task. Each
+claim has **one effect that decides, registered before its runs** with its margin, its seeds and its statistics:
 [registered.json](../lab/registered.json). Nothing is decided before all runs of a claim are there.""".split("\n")
 
 RULES = """SHA-256 of the registration: `{digest}`. Each file of results
-names it, and `git log -- lab/registered.json` has one commit, which is older than the first of these files.
+names it with the digest of the code that ran and the commit, which has the last commit of registered.json among its
+ancestors (`git log -1 -- lab/registered.json`). Each start of a run is a line of starts.jsonl, beside the results.
 
 ## How a claim is decided
 
@@ -252,18 +253,29 @@ steps of 32 prompts x 8 completions with four optimizer steps each, if its comma
 by the shares of their classes.
 
 - **The test** is Welch's t over seeds, two-sided, against the margin, which is 0 if none is named. Seeds 0 to 9
-  were seen before the registration (the pilot, below) and 1000 and 1001 tune; what decides has fresh ones.
+  were seen before the registration (the pilot, below) and {seeds} tune; what decides has fresh ones.
 - **The correction** is Holm's over all {claims} claims, and a claim without results counts as p = 1: what is
   still to come cannot undo a "holds" or a "does not hold".
-- **holds**: p after Holm is below 0.05, on the claimed side; **does not hold**: on the other side; **no
-  difference larger than the margin**: neither, but two one-sided tests say, after Holm, that the difference is
-  smaller than the claim's margin of equivalence (0.03 of accuracy, and so on); **inconclusive**: none of these.
-  The first that applies.
+- **holds**: p after Holm is below 0.05, on the claimed side; **does not hold**: on the other side;
+  **equivalent**: neither, but two one-sided tests say, after Holm, that the difference is smaller than the claim's
+  margin of equivalence (0.03 of accuracy, and so on); **inconclusive**: none of these. The first that applies. The
+  last two are verdicts “so far” as long as other claims have no results.
+- The tests of equivalence are a second family of Holm's: the chance that any of these three firm verdicts is wrong
+  is at most 0.05 + 0.05 = 0.10.
+- **Not tested**: what a claim is about did not take place, by a check that is registered with it. **Abandoned**:
+  given up, with the reason. Runs begun after {closing} count for nothing: what is not complete by then is abandoned.
+- A run whose loss is not finite counts with an accuracy of 0. In other metrics it has no value, and a claim that
+  needs one is inconclusive. Runs of one claim by two versions of the code decide nothing.
 - **The smallest effect that would be seen** is what these seeds see in 80 of 100 experiments at Holm's first
-  step, from the pilot's deviations. A smaller effect may be there and yet be inconclusive.
+  step, and **the chance of “equivalent”** is that of the verdict where there is no difference at all. Both assume a
+  deviation across seeds of 0.018 for accuracies: the pilot's is 0.020, pooled over 42 runs (`deviations()` of
+  [pilot.py](../lab/pilot.py)), and has more sampling noise, about 0.011 against 0.006. For other metrics it is that
+  of the pilot's two runs. A smaller effect may be there and yet be inconclusive, and with a chance of 0.1 or 0.4
+  “inconclusive” says little.
+- The pilot's own effects were known: what repeats a known effect is called a replication.
 - Intervals are of 95 % and of one effect alone, not corrected. What a table shows without bold decides nothing.
 - **One small base model, one task.** A claim that does not hold here may well hold for large models. Two more
-  base models show only signs, [below](#each-algorithm-at-its-best); the problems are new, the kind of task is
+  base models show only signs, [below](#each-algorithm-best-of-six); the problems are new, the kind of task is
   the same.
 
 ```bash
@@ -274,17 +286,18 @@ python tools/refresh.py                 # writes this page, and the counts in th
 
 In the commands below""".split("\n")
 
-AT_BEST = """Six settings for each algorithm, four or more of them learning rates, on the same two tuning seeds;
-the best by held-out accuracy at 20,480 sampled completions is run with ten fresh seeds, and with three on each
-of two more base models: the hard task built with two more seeds. Rows appear once all of their runs are there.
+AT_BEST = """The same six learning rates for each algorithm, on the same two tuning seeds; the best of six by held-out
+accuracy at 20,480 sampled completions is run with ten fresh seeds, and with three on each of two more base models:
+the hard task built with two more seeds. All claims of this kind share GRPO's ten runs, so they are not independent.
+Nothing but the learning rate is tuned: GSPO has ten times the paper's band, DAPO a cap of 96 and answers of more than
+77 tokens punished, and it samples in whole rounds of 32 prompts. Rows appear once all of their runs are there.
 The seconds are those of one core, of a whole run; accuracy at equal seconds is not measured.""".split("\n")
 
 RULES_OF_THUMB = """## Rules of thumb
 
-Three that practitioners give are registered like the papers' claims: [the KL
-coefficient](#a-kl-coefficient-of-01-is-better-than-none), [a clip of 0.4](#a-clip-of-04-is-too-wide) and
-[GSPO's entropy](#gspo-limits-exploration-its-entropy-is-below-grpos). Of two more something is known without a
-test:
+Two that practitioners give are registered like the papers' claims: [a clip of 0.4](#a-clip-of-04-is-too-wide) and
+[GSPO's entropy](#gspos-entropy-is-below-grpos-with-ten-times-the-papers-band). Of two more something is known without
+a test:
 
 **GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one.** A measurement, not a
 verdict: the share depends on how much of the peak is models and how much is activations. Measured is a run of two
@@ -320,6 +333,8 @@ effects that decided change: the reward of `hacking`, whose interval has 0 in it
 NOT_DONE = """- Rule of thumb: group sizes at equal completions (`grpo.py --group_size 16 --prompts_per_step 16`
   and so on).
 - Rule of thumb: the scale of the reward under `ppo.py`.
+- Rule of thumb: a KL coefficient of 0.1 in place of 0.05, 0.2 or 0.3; the pilot only had it against none.
+- Dynamic sampling in rounds as small as what is still needed.
 - Accuracy at equal seconds: runs are evaluated at their ends, and the rows have no clock.
 - Findings repeated on a pretrained language model.
 - One KL estimator logged for all of `kl_estimator`, with a run without a penalty; `sharpening` on a task

@@ -45,10 +45,9 @@ def lab(commands, tmp_path, monkeypatch):
     class Lab:
         def register(self, check=None, **primary):
             primary = dict(metric="m", run="a", against="b", over="end", direction=1, margin=0.0, same=0.1) | primary
-            claims = [
-                dict(name="one", primary=primary, seeds=[10, 11, 12, 13, 14]) | ({"check": check} if check else {})
-            ]
-            claims += [dict(name="two", primary=primary | {"run": "c"}, seeds=[10, 11, 12, 13, 14])]
+            seeds = [10, 11, 12, 13, 14]
+            claims = [dict(name="one", primary=primary, seeds=seeds, check=check)]
+            claims += [dict(name="two", primary=primary | {"run": "c"}, seeds=seeds)]
             found = {"closing": "2026-12-31", "statistics": {"level": 0.05, "failed_is_0": ["m"]}, "claims": claims}
             text = json.dumps(found | {"runs": commands, "options": {}})
             registry.REGISTERED.write_text(text, encoding="utf-8")

@@ -189,10 +189,13 @@ def rows(tmp_path, monkeypatch):
     def write(name, level, seeds):
         for seed in seeds:
             here = level + 0.001 * (seed * 7 % 5)
-            logged = {"policy/entropy": here, "policy/clipped_tokens": here}
+            names = "policy/entropy policy/clipped_tokens overlong/fraction completion/length completion/truncated"
+            logged = dict.fromkeys(names.split(), here)
             lines = [{"step": step, "completions": 256 * step} | logged for step in (5, 80)]
             lines[-1] |= {f"eval/logged/{kind}": here for kind in registry.SHARES}
-            header = {"command": "", "registered": registry.digest(), "cpu_seconds": 100.0 + seed % 3}
+            header = {"command": f"python {registry.command(registry.load(), name)} --seed {seed}"}
+            header |= {"registered": registry.digest(), "cpu_seconds": 100.0 + seed % 3, "clean": True}
+            header |= {"code": "c0de", "commit": "0123456789", "started": "2026-12-01T00:00:00+00:00"}
             run.write(registry.result(name, seed), [header, *lines])
 
     yield write
@@ -234,15 +237,25 @@ def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
     assert "**GSPO, ten times that band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
     assert "| GSPO, the paper's band | GRPO | 13 of 26 runs |" in section
     assert "smallest effect seen in 80 of 100" in section and "after Holm" in section
-    assert "not decided yet: 0 of" in line_of(registry.load()["claims"][1])
+    assert "not decided yet: 0 of" in line_of(registry.load()["claims"][2])
+    assert "0 starts for 26 files of results; code c0de, commit 0123456." in section
 
 
-def test_rows_of_other_rules_are_named_and_decide_nothing(rows):
+@pytest.mark.parametrize(
+    ("key", "other", "said"),
+    [
+        ("registered", "another", "25 of 26 runs; grpo seed 40 is of other rules"),
+        ("command", "python grpo.py", "25 of 26 runs; grpo seed 40 is of another command"),
+        ("clean", False, "25 of 26 runs; grpo seed 40 is of code that is in no commit"),
+        ("code", "another", "26 of 26 runs; they are of 2 versions of the code"),
+    ],
+)
+def test_rows_that_are_not_as_registered_are_named_and_decide_nothing(rows, key, other, said):
     rows("gspo-wide_band", 0.7, FIRST["seeds"])
     rows("grpo", 0.6, FIRST["seeds"])
-    path = registry.result("grpo", FIRST["seeds"][0])
-    path.write_text(path.read_text(encoding="utf-8").replace(registry.digest(), "another"), encoding="utf-8")
-    assert "**not decided yet: 25 of 26 runs; 1 are of other rules**" in line_of(FIRST)
+    header, lines = registry.read("grpo", FIRST["seeds"][0])
+    run.write(registry.result("grpo", FIRST["seeds"][0]), [header | {key: other}, *lines])
+    assert f"**not decided yet: {said}**" in line_of(FIRST)
 
 
 def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_old_rule(rows):
@@ -250,23 +263,50 @@ def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_o
     rows("grpo", 0.6, FIRST["seeds"])
     entry = dict(claim="sequence_ratio", date="2026-12-01", what="Another margin.", why="A reason.")
     registry.AMENDMENTS.write_text(json.dumps([entry | {"primary": {"margin": 0.2}}]), encoding="utf-8")
-    assert "**does not hold, by a rule that was changed; holds as registered**" in line_of(FIRST)
-    assert "Changed on 2026-12-01, after the registration: Another margin. A reason." in section_of(FIRST)
+    assert "| **holds; by a rule that was changed: does not hold** | +0.100" in line_of(FIRST)
+    section = section_of(FIRST)
+    assert (
+        "Changed on 2026-12-01, after the registration: Another margin. A reason. Under the changed rule: " in section
+    )
+    assert "Against the margin of 0: p = " in section  # the numbers are those of the registered rule
+    assert report.counts(*report.READMES["README.md"]) == "**holds: 1, does not hold: 1, not decided yet: 15**"
+
+
+def test_a_verdict_that_can_still_change_is_one_so_far(rows):
+    rows("gspo-wide_band", 0.6, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"])
+    assert "| **equivalent: smaller than 0.03 so far** |" in line_of(FIRST)
+
+
+def test_what_did_not_take_place_and_what_was_given_up_is_said(rows):
+    claims = registry.claims(registry.load())
+    rows("dapo-all_groups", 0.01, FIRST["seeds"])
+    rows("dapo-all_groups-punished", 0.01, FIRST["seeds"])  # so is the share of punished answers: below 0.02
+    entry = dict(claim="critic", date="2026-12-01", what="Given up.", why="A reason.", abandoned=True)
+    registry.AMENDMENTS.write_text(json.dumps([entry]), encoding="utf-8")
+    assert "| **not tested** | +0.000" in line_of(claims["overlong"])
+    assert "share of answers that are punished, steps 1 to 5 | all groups, long answers punished: 0.012" in section_of(
+        claims["overlong"]
+    )
+    assert "| **abandoned** |" in line_of(claims["critic"])
+    assert "Given up. A reason." in section_of(claims["critic"])
 
 
 def test_each_algorithm_at_its_best_appears_once_its_tuning_is_there(rows):
     assert "No tuning is done yet." in report.build()
     for i, name in enumerate(report.settings("gspo")):
-        rows(name, 0.5 + i / 100, (1000, 1001))
+        rows(name, 0.5 + i / 100, (1100, 1101))
     report.build.cache_clear()
     row = next(line for line in report.build().splitlines() if line.startswith("| GSPO | 3e-5"))
-    assert row.endswith("| 1e-3: 0.531 | 3e-4, paper band: 0.541 | **3e-4, band 3e-2: 0.551** |")
+    assert row.endswith("| 3e-4: 0.531 | 6e-4: 0.541 | **1e-3: 0.551** |")
     assert "| GRPO | 3e-5" not in report.build() and "figures/claims/best.png" not in report.build()
-    rows("best-gspo", 0.6, range(10, 20))
+    rows("best-gspo", 0.6, range(70, 80))
     report.build.cache_clear()
-    assert "| GSPO | 3e-4, band 3e-2 | 0.602 ± 0.001 | 101 |  |  |" in report.build()
+    assert "| GSPO | 1e-3 | 0.602 ± 0.001 | 101 |  |  |" in report.build()
+    for i, name in enumerate(report.settings("grpo")):
+        rows(name, 0.4 + i / 100, (1100, 1101))
     for name, level in (("grpo", 0.5), ("gspo", 0.6)):
-        rows(f"best-{name}-hard-2", level, (30, 31, 32))
+        rows(f"best-{name}-hard-2", level, (60, 61, 62))
     report.build.cache_clear()
     assert "| 101 |  | +0.100 |" in report.build()
 
@@ -306,7 +346,7 @@ def test_only_what_is_decided_is_drawn(rows, tmp_path, monkeypatch):
     figures.write()
     assert not report.FIGURES.exists()
     rows("grpo", 0.6, FIRST["seeds"])
-    rows("tune-dpo-lr_3e-5", 0.5, (1000, 1001))
+    rows("tune-dpo-lr_3e-5", 0.5, (1100, 1101))
     report.decisions.cache_clear()
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda figure, name: drawn.update({name: figure}))
@@ -346,8 +386,8 @@ def test_the_readmes_get_the_counts_of_the_verdicts(rows, tmp_path):
     found = report.refresh(tree)
     assert "docs/figures/claims/sequence_ratio.png: python lab/report.py --figures draws it" in found
     assert tree.read("docs/claims.md") == report.build()
-    assert tree.read("README.md") == "**Text**: **holds: 1, does not hold: 1, not decided yet: 16**, **more**.\n"
-    assert tree.read("README.zh.md") == "**文字**：**成立：1，不成立：1，尚未判定：16**，**更多**。\n"
+    assert tree.read("README.md") == "**Text**: **holds: 1, does not hold: 1, not decided yet: 15**, **more**.\n"
+    assert tree.read("README.zh.md") == "**文字**：**成立：1，不成立：1，尚未判定：15**，**更多**。\n"
 
 
 def test_without_scipy_the_page_stays_and_is_compared(tmp_path, monkeypatch):
