@@ -262,13 +262,14 @@ def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_o
     rows("gspo-wide_band", 0.7, FIRST["seeds"])
     rows("grpo", 0.6, FIRST["seeds"])
     entry = dict(claim="sequence_ratio", date="2026-12-01", what="Another margin.", why="A reason.")
-    registry.AMENDMENTS.write_text(json.dumps([entry | {"primary": {"margin": 0.2}}]), encoding="utf-8")
+    registry.AMENDMENTS.write_text(json.dumps([entry | {"primary": {"margin": 0.3}}]), encoding="utf-8")
     assert "| **holds; by a rule that was changed: does not hold** | +0.100" in line_of(FIRST)
     section = section_of(FIRST)
     assert (
         "Changed on 2026-12-01, after the registration: Another margin. A reason. Under the changed rule: " in section
     )
-    assert "Against the margin of 0: p = " in section  # the numbers are those of the registered rule
+    registered, changed = report.decisions()["sequence_ratio"]
+    assert f"Against the margin of 0: p = {registered.measured.p:.2g}, after" in section and registered.p != changed.p
     assert report.counts(*report.READMES["README.md"]) == "**holds: 1, does not hold: 1, not decided yet: 15**"
 
 
