@@ -250,6 +250,7 @@ def test_the_first_sentence_of_a_docstring_is_what_the_search_shows(data):
     assert side_by_side.summary("def f():\n    'As Eq. 3 has it. More.'") == "As Eq. 3 has it."
 
 
+@pytest.mark.needs("latex2mathml", "pygments")
 def test_names_lead_to_their_definitions(data):
     linked = {tokens[i + 1] for tokens in data["lines"] for i in range(0, len(tokens), 2) if tokens[i] == "C"}
     assert linked == {"mean", "option"}  # `clean_exit` is below `main`
