@@ -88,7 +88,7 @@ ROLLOUT = f"{STEP} --prompts_per_step 2 --group_size 2 --num_minibatches 1 --max
 COMMANDS = {
     "grpo": f"--config configs/smollm2.yaml {ROLLOUT}",
     "ppo": f"--config configs/smollm2.yaml {ROLLOUT} --critic shared",
-    "dpo": f"--config configs/smollm2-dpo.yaml {STEP} --rounds 1 --pair_prompts 2 --pair_samples 2 --max_steps 1",
+    "dpo": "--pairs_per_step 1 --max_steps 1 --eval_samples 1 --eval_k 1",  # given pairs: all answers are cut off here
 }
 
 
@@ -103,12 +103,19 @@ def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
     tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that no pair would be made
     code = "def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n"
     tosses.write_text(code, encoding="utf-8")
-    own = f"--model_name_or_path {model} --dataset {tmp_path}/sums --reward {tosses}:toss".split()
+    pair = {"prompt": [{"role": "user", "content": "What is 3 + 4?"}]}
+    pair |= {side: [{"role": "assistant", "content": text}] for side, text in (("chosen", "7."), ("rejected", "8."))}
+    (tmp_path / "train.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
+    data = {name: f"--dataset {tmp_path}/sums --reward {tosses}:toss" for name in COMMANDS}
+    data["dpo"] = f"--dataset {tmp_path}/train.jsonl"
     for name, command in COMMANDS.items():
         run = tmp_path / name
-        script(name).main([*command.split(), *own, "--output_dir", str(run)])
+        words = f"{command} --model_name_or_path {model} {data[name]}"
+        script(name).main([*words.split(), "--output_dir", str(run)])
         said, card = capsys.readouterr().out, (run / "model" / "README.md").read_text(encoding="utf-8")
-        assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
+        assert name == "dpo" or "<|im_start|>user\\nWhat is" in said
+        assert "stop tokens: ['<|im_end|>']" in said
         assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
         before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, run / "model"))
         changed = [not before.get_parameter(key).equal(weight) for key, weight in after.named_parameters()]
