@@ -1,0 +1,52 @@
+"""lab/real_model.py: what it reads from the rows of a run."""
+
+import importlib.util
+import json
+
+import pytest
+
+import real_model
+from testbed import ROOT
+
+
+def test_the_share_of_right_answers_is_that_of_the_closing_line_where_all_problems_are_sums():
+    header = real_model.read_rows(real_model.result("sums", 0))[0]
+    share = f"before {real_model.start('sums', 0):.3f}, after {real_model.final('sums', 0):.3f}"
+    assert header["said"].startswith(f"eval/reward {share};")
+
+
+def test_the_weights_of_the_kinds_are_those_of_the_test_problems(tmp_path):
+    spec = importlib.util.spec_from_file_location("smollm2", ROOT / "examples" / "smollm2.py")
+    smollm2 = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(smollm2)
+    smollm2.write_problems(tmp_path, "mix", ["sum", "difference", "three"])
+    rows = [json.loads(line) for line in (tmp_path / "mix" / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in real_model.PROBLEMS}
+    assert counts == real_model.PROBLEMS
+
+
+@pytest.mark.parametrize(("completions", "value"), [(0, 0.2), (64, 0.3), (128, 0.4), (192, 0.5), (999, 0.6)])
+def test_between_two_evaluations_lies_a_straight_line(completions, value):
+    assert real_model.value_at([(0, 0.2), (128, 0.4), (256, 0.6)], completions) == pytest.approx(value)
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(real_model, "ROOT", tmp_path)
+    monkeypatch.setattr(real_model, "RESULTS", tmp_path)
+    with (
+        real_model.claim("grpo", 0) as mine,
+        real_model.claim("grpo", 0) as other,
+        real_model.claim("grpo", 1) as next_,
+    ):
+        assert (mine, other, next_) == (True, False, True)
+    (tmp_path / "grpo-seed0.jsonl").touch()
+    with real_model.claim("grpo", 0) as mine:
+        assert not mine  # it has results by now
+
+
+def test_a_run_has_the_rate_of_its_tuning(monkeypatch):
+    scores = {"tune-grpo-5e-6": 0.2, "tune-grpo-1e-5": 0.3, "tune-ppo-5e-6": 0.2, "tune-ppo-1e-5": 0.2}
+    monkeypatch.setattr(real_model, "final", lambda name, seed: scores.get(name))
+    assert (real_model.tuned("grpo"), real_model.tuned("gspo"), real_model.tuned("ppo")) == ("1e-5", "1e-5", "5e-6")
+    assert real_model.tuned("dpo") is None and real_model.command("dpo") is None
+    assert real_model.command("grpo").endswith("--max_steps 16 --learning_rate 1e-5")
