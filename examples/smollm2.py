@@ -42,18 +42,20 @@ QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}  
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def last_number(completions, answer, truncated, log_metric, kind=None, **columns):
-    """1.0 where the last number of a completion is the answer, a number, else 0.0; by kind, if the data has kinds, the
-    mean becomes a metric.
+def last_number(completions, completion_ids, answer, truncated, log_metric, kind=None, **columns):
+    """1.0 where the last number of a completion is the answer, a number, else 0.0. The mean becomes a metric, of each
+    kind if the data has kinds, and so does the length of wrong answers in tokens.
 
     At the very end of a truncated completion a number may lack digits: it is wrong.
     """
-    rewards = []
-    for text, gold, cut, name in zip(completions, answer, truncated, kind or ["right"] * len(answer), strict=True):
+    rewards, names = [], kind or ["right"] * len(answer)
+    for text, ids, gold, cut, name in zip(completions, completion_ids, answer, truncated, names, strict=True):
         *_, last = [None, *NUMBER.finditer(text)]
         whole = last and not (cut and last.end() == len(text))
         rewards.append(float(bool(whole) and float(last[0].replace(",", "")) == float(gold)))
         log_metric(name, rewards[-1])
+        if not rewards[-1]:
+            log_metric("wrong_tokens", len(ids))
     return rewards
 
 

@@ -18,6 +18,10 @@ What is compared, and how, was written here before the first of these runs:
   used again; the better one by the reward of its last evaluation, at a tie the first. gspo.py, dcpo.py and LoRA run
   once, the first two at the rate of grpo.py, and are no comparison.
 - The number of a run is the share of right answers on 96 held-out problems, four samples each.
+- Three findings of the laboratory's pilot are looked for in the same runs, by their sign alone: wrong answers are longer
+  under GRPO than under Dr. GRPO (`wrong_tokens`, the mean of the last four steps, over the seeds); the band of GSPO's
+  paper clips more rows than a wide one; dynamic sampling keeps less than all groups, so a step costs more completions
+  and more time. (Written before the first of grpo, dr_grpo, dapo and gspo, after the tuning.)
 
 Changed after the first runs: that share was to be eval/reward, which in dr_grpo.py counts truncated answers as 0, and
 dapo.py evaluated at top-p 0.7. Now it is that of the kinds, weighted by their problems, and all but the tuning of
@@ -42,7 +46,7 @@ from run import execute, read_rows, write
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "real_model"
 FOLDER = "runs/real_model"
-START = f"{FOLDER}/sums-seed0/model-step-8"
+START, LEARNED = f"{FOLDER}/sums-seed0/model-step-8", f"{FOLDER}/learned"
 RATES, COMPLETIONS, TUNING_SEED, SEEDS = ("5e-6", "1e-5"), 1024, 1000, (0, 1, 2)
 EVALUATION = "--eval_samples 4 --eval_k 4 --eval_top_p 1"
 PROBLEMS = {"sum": 34, "difference": 26, "three": 36}  # of each kind in mix/test.jsonl
@@ -62,8 +66,16 @@ ONCE = {
     "gspo-wide_band": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
     "dcpo": f"dcpo.py {MIX} --max_steps {{steps}}",
     "lora": f"grpo.py {MIX} --max_steps {{steps}} --lora_rank 16 --lora_merge",
+    "ppo-reward_model": f"ppo.py {MIX} --critic shared --max_steps {{steps}} --kl_coef 0.05 --reward accuracy "
+    f"--reward_model_path {LEARNED}/reward_model/model",
 }
-RATE_OF = {"gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo"}
+RATE_OF = {"gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
+# ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
+BEFORE = {
+    f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 256 --max_steps 0",
+    f"{LEARNED}/reward_model": f"reward_model.py --model_name_or_path {START} --num_epochs 2 --learning_rate 1e-5 "
+    f"--dataset {LEARNED}/pairs/pairs-round-1.jsonl",
+}
 
 
 def with_rate(command, rate, steps):
@@ -91,9 +103,10 @@ def command(name):
 
 JOBS = [("sums", 0)]
 JOBS += [(f"tune-{name}-{rate}", TUNING_SEED) for name in COMPARED for rate in RATES]
-JOBS += [(name, seed) for seed in SEEDS for name in COMPARED]
-JOBS += [(name, 0) for name in ONCE]
 JOBS += [("sums", seed) for seed in SEEDS[1:]]
+JOBS += [(name, seed) for seed in SEEDS for name in COMPARED if name != "dr_grpo"]
+JOBS += [("dr_grpo", seed) for seed in SEEDS]
+JOBS += [(name, 0) for name in ONCE]
 
 
 def result(name, seed):
@@ -148,29 +161,46 @@ def start(name, seed):
     return sum(n * share for n, share in found) / sum(n for n, _ in found)
 
 
+def execute_or_exit(command, folder):
+    """(the last line that a command says, its seconds of one core)."""
+    status, output, seconds = execute(command, folder)
+    if status:
+        raise SystemExit(f"python {command}\n{output[-2000:]}")
+    return output.strip().splitlines()[-1], seconds
+
+
 def make_start(name):
     """On a new machine: the model that a run starts from. The headers of the results have its digest."""
     if START in command(name) and not (ROOT / START).exists():
-        made = f"{command('sums')} --seed 0 --max_steps 8"
-        if execute(made, str(pathlib.PurePosixPath(START).parent))[0]:
-            raise SystemExit(f"python {made} ended with an error: run it by hand")
+        execute_or_exit(f"{command('sums')} --seed 0 --max_steps 8", str(pathlib.PurePosixPath(START).parent))
+
+
+def count_right(model, folder):
+    """The metrics of an evaluation by the rule, for a run whose reward is a model's."""
+    execute_or_exit(f"grpo.py {MIX.replace(START, model)} --max_steps 0", folder)
+    return {name: value for name, value in read_rows(ROOT / folder / "metrics.jsonl")[0].items() if "logged" in name}
 
 
 def run(name, seed):
     """Run one command, and write its file of results; returns its seconds of one core."""
     with filelock.FileLock(ROOT / FOLDER / "start.lock"):
         make_start(name)
-    folder = f"{FOLDER}/{name}-seed{seed}"
-    status, output, seconds = execute(f"{command(name)} --seed {seed}", folder)
-    if status:
-        raise SystemExit(f"python {command(name)} --seed {seed}\n{output[-2000:]}")
-    header = {"command": f"python {command(name)} --seed {seed}", "cpu_seconds": seconds}
-    header["said"] = output.strip().splitlines()[-1]
+    folder, learned = f"{FOLDER}/{name}-seed{seed}", LEARNED in command(name)
+    header = {"command": f"python {command(name)} --seed {seed}"}
+    if learned:
+        header |= {"before": [f"python {made}" for made in BEFORE.values()]}
+        header |= {"before_said": [execute_or_exit(made, part)[0] for part, made in BEFORE.items()]}
+    header["said"], seconds = execute_or_exit(f"{command(name)} --seed {seed}", folder)
+    header["cpu_seconds"] = seconds
     if START in command(name):
         header["start"] = hashlib.sha256((ROOT / START / "model.safetensors").read_bytes()).hexdigest()
     samples = [json.loads(line) for line in (ROOT / folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     write(result(name, seed).with_suffix(".samples"), [row for row in samples if row.get("evaluation")])
-    write(result(name, seed), [header, *read_rows(ROOT / folder / "metrics.jsonl")])
+    rows = read_rows(ROOT / folder / "metrics.jsonl")
+    if learned:
+        rows[0] |= count_right(START, f"{LEARNED}/before")
+        rows[-1] |= count_right(f"{folder}/model", f"{LEARNED}/after")
+    write(result(name, seed), [header, *rows])
     for model in (ROOT / folder).glob("model*"):
         if f"{folder}/{model.name}" != START:
             shutil.rmtree(model)
@@ -286,11 +316,73 @@ def once_table():
     """What ran once, beside seed 0 of grpo.py; the share of rows or tokens that the clip held back, of all steps."""
     table = []
     for name in ("grpo", *ONCE):
-        if rows := rows_of(name, 0):
-            clipped = [row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"] for row in rows[1:]]
+        if rows_of(name, 0):
             cells = [name, tuned(name), share(start(name, 0)), share(final(name, 0))]
-            table.append([*cells, f"{statistics.mean(clipped):.4f}", minutes(name, 0)])
+            table.append([*cells, f"{clipped(name, 0):.4f}", minutes(name, 0)])
     return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
+
+
+def by_seed(name, value):
+    """The mean over the seeds of a run, and the values; None where there is no run."""
+    values = [value(name, seed) for seed in seeds_of(name)]
+    shown = ", ".join(f"{value:.4g}" for value in values)
+    return f"{statistics.mean(values):.4g} ({shown})" if values else None
+
+
+def mean_of_steps(name, seed, *metrics):
+    """The mean over the steps of the sum of these metrics."""
+    return statistics.mean(sum(row[metric] for metric in metrics) for row in rows_of(name, seed)[1:])
+
+
+def late_wrong_tokens(name, seed):
+    return mean_of_last(name, seed, "logged/wrong_tokens")
+
+
+def clipped(name, seed):
+    return mean_of_steps(name, seed, "policy/clip_fraction_low", "policy/clip_fraction_high")
+
+
+def kept(name, seed):
+    return mean_of_steps(name, seed, "sampling/keep_rate")
+
+
+def seconds_a_step(name, seed):
+    """Seconds of rollout and update in a step, by the clock."""
+    return statistics.median(row["time/rollout_s"] + row["time/update_s"] for row in rows_of(name, seed)[1:])
+
+
+def carried_table():
+    """What the laboratory's pilot found on a toy, in these runs: a row for each, where there are runs."""
+    found = [
+        ("tokens of a wrong answer, last 4 steps", ("grpo", "dr_grpo"), late_wrong_tokens),
+        ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-wide_band", "grpo"), clipped),
+        ("groups kept", ("dapo",), kept),
+        ("seconds a step", ("dapo", "grpo"), seconds_a_step),
+    ]
+    rows = [(title, name, by_seed(name, value)) for title, names, value in found for name in names]
+    return [["what", "run", "mean (by seed)"], *(list(row) for row in rows if row[2])]
+
+
+COSTS = {  # a file of benchmarks/throughput.py: what it measured
+    "throughput": "one thread, the other core busy; 64 rows a pass",
+    "throughput-two_threads": "two threads, nothing else running; 64 rows a pass",
+    "throughput-256_tokens": "the same, prompts of 256 tokens; 8 rows a pass",
+}
+
+
+def cost_table():
+    """A step against TRL: seconds, and gigabytes above the model."""
+    table = []
+    for file, title in COSTS.items():
+        (found,) = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")).values()
+        ours, theirs = found["ours"], found["trl"]
+        factors = [b["step_s"] / a["step_s"] for a, b in zip(ours, theirs, strict=True)]
+        seconds = [statistics.median(turn["step_s"] for turn in turns) for turns in (ours, theirs)]
+        memory = [max(turn["peak_gb"] for turn in turns) for turns in (ours, theirs)]
+        cells = [title, *(f"{value:.1f}" for value in seconds), f"{statistics.median(factors):.1f}"]
+        table.append([*cells, ", ".join(f"{factor:.1f}" for factor in factors), *(f"{value:.1f}" for value in memory)])
+    header = ["", "`grpo.py`, s a step", "TRL, s a step", "times as fast", "turn by turn"]
+    return [[*header, "`grpo.py`, GB", "TRL, GB"], *table]
 
 
 def left_table():
@@ -301,7 +393,8 @@ def left_table():
 
 
 PAGE = "docs/real_model.md"
-TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table, left=left_table)
+TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
+TABLES |= dict(carried=carried_table, cost=cost_table, left=left_table)
 
 
 def refresh(tree):

@@ -32,20 +32,21 @@ spec.loader.exec_module(smollm2)
 )
 def test_the_last_whole_number_decides(text, truncated, reward):
     logged = []
-    kinds = {"answer": ["90"], "truncated": [truncated], "kind": ["sum"]}
-    rewards = smollm2.last_number([text], **kinds, log_metric=lambda *pair: logged.append(pair), other=[1])
-    assert rewards == [reward] and logged == [("sum", reward)]
+    columns = {"completion_ids": [[5, 6, 7]], "answer": ["90"], "truncated": [truncated], "kind": ["sum"]}
+    rewards = smollm2.last_number([text], **columns, log_metric=lambda *pair: logged.append(pair), other=[1])
+    assert rewards == [reward] and logged == [("sum", reward), ("wrong_tokens", 3)][: 1 if reward else 2]
 
 
 def test_a_number_of_thousands_may_have_commas():
-    kinds = {"answer": ["1234"], "truncated": [False], "kind": ["sum"]}
-    assert smollm2.last_number(["1,234."], **kinds, log_metric=lambda *_: None) == [1.0]
+    columns = {"completion_ids": [[5]], "answer": ["1234"], "truncated": [False], "kind": ["sum"]}
+    assert smollm2.last_number(["1,234."], **columns, log_metric=lambda *_: None) == [1.0]
 
 
 def test_data_without_kinds_are_scored_too():
     logged = []
-    rewards = smollm2.last_number(["7", "8"], ["7", "7"], [False, False], lambda *pair: logged.append(pair))
-    assert rewards == [1.0, 0.0] and logged == [("right", 1.0), ("right", 0.0)]
+    two = ["7", "8"], [[1], [1, 2]], ["7", "7"], [False, False]
+    rewards = smollm2.last_number(*two, lambda *pair: logged.append(pair))
+    assert rewards == [1.0, 0.0] and logged == [("right", 1.0), ("right", 0.0), ("wrong_tokens", 2)]
 
 
 def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
