@@ -15,17 +15,18 @@ What is compared, and how, was written here before the first of these runs:
   where some answers are right. 1,024 completions each: 16 steps of 64; dpo.py 4 rounds of 256; dapo.py, which samples
   more for a step, is read at 1,024 between its evaluations.
 - Two learning rates for each of the five that have three seeds, on seed 1000 and half the completions, which is not
-  used again; the better one by the reward of its last evaluation, at a tie the first. gspo.py, dcpo.py and LoRA run
-  once, the first two at the rate of grpo.py, and are no comparison.
-- The number of a run is the share of right answers on 96 held-out problems, four samples each.
-- Three findings of the laboratory's pilot are looked for in the same runs, by their sign alone: wrong answers are longer
-  under GRPO than under Dr. GRPO (`wrong_tokens`, the mean of the last four steps, over the seeds); the band of GSPO's
-  paper clips more rows than a wide one; dynamic sampling keeps less than all groups, so a step costs more completions
-  and more time. (Written before the first of grpo, dr_grpo, dapo and gspo, after the tuning.)
+  used again; the better one by the share of right answers in its last evaluation, at a tie the first. gspo.py, dcpo.py
+  and LoRA run once, the first two at the rate of grpo.py, and ppo.py once more with a reward model: no comparison.
+- The number of a run is the share of right answers on 96 held-out problems, four samples each, at top-p 1.
+- Three findings of the laboratory's pilot are looked for in the same runs, by their sign alone: wrong answers are
+  longer under GRPO than under Dr. GRPO (`wrong_tokens`, the mean of the last four steps, over the seeds); the band of
+  GSPO's paper clips more rows than a wide one; dynamic sampling keeps less than all groups, so a step takes more
+  completions.
 
-Changed after the first runs: that share was to be eval/reward, which in dr_grpo.py counts truncated answers as 0, and
-dapo.py evaluated at top-p 0.7. Now it is that of the kinds, weighted by their problems, and all but the tuning of
-dapo.py, whose two rates are read alike, evaluate at top-p 1.
+Changed after the first tuning runs, and before any other run on the mix: the share was eval/reward, which in dr_grpo.py
+counts truncated answers as 0; dapo.py evaluated at its paper's top-p 0.7, and dpo.py made steps of 8 pairs, of which a
+round has ten, so both were tuned again (with steps of 4 pairs, four times over); dapo.py has 8 steps in place of 16,
+which are more than 1,024 completions; the three findings were added.
 """
 
 import argparse
@@ -53,11 +54,14 @@ PROBLEMS = {"sum": 34, "difference": 26, "three": 36}  # of each kind in mix/tes
 MIX = f"--config configs/smollm2.yaml --model_name_or_path {START} --dataset runs/smollm2/mix {EVALUATION}"
 DPO = MIX.replace("smollm2.yaml", "smollm2-dpo.yaml")
 
-# {name: command}; {rate} is a learning rate, {steps} the steps of 64 completions
+# the most likely answers to the sums
+GREEDY = "grpo.py --config configs/smollm2.yaml --eval_temperature 0 --eval_samples 1 --eval_k 1"
+
+# {name: command}; {steps} are of 64 completions, {half} as many are enough where a step samples at least twice
 COMPARED = {
     "grpo": f"grpo.py {MIX} --max_steps {{steps}}",
     "dr_grpo": f"dr_grpo.py {MIX} --max_steps {{steps}}",
-    "dapo": f"dapo.py {MIX} --filter_by reward --overlong_cache 8 --max_steps {{steps}} --eval_every 2",
+    "dapo": f"dapo.py {MIX} --filter_by reward --overlong_cache 8 --max_steps {{half}} --eval_every 2",
     "ppo": f"ppo.py {MIX} --critic shared --max_steps {{steps}}",
     "dpo": f"dpo.py {DPO} --rounds {{rounds}}",
 }
@@ -72,14 +76,14 @@ ONCE = {
 RATE_OF = {"gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
 # ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
 BEFORE = {
-    f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 256 --max_steps 0",
-    f"{LEARNED}/reward_model": f"reward_model.py --model_name_or_path {START} --num_epochs 2 --learning_rate 1e-5 "
-    f"--dataset {LEARNED}/pairs/pairs-round-1.jsonl",
+    f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 512 --max_steps 0",
+    f"{LEARNED}/reward_model": f"reward_model.py --model_name_or_path {START} --num_epochs 2 --learning_rate 2e-5 "
+    f"--pairs_per_step 8 --dataset {LEARNED}/pairs/pairs-round-1.jsonl",
 }
 
 
 def with_rate(command, rate, steps):
-    return f"{command.format(steps=steps, rounds=steps // 4)} --learning_rate {rate}"
+    return f"{command.format(steps=steps, half=steps // 2, rounds=steps // 4)} --learning_rate {rate}"
 
 
 def tuned(name):
@@ -94,6 +98,8 @@ def command(name):
     """The command of a run, without its seed; None where its learning rate is not tuned yet."""
     if name == "sums":
         return "grpo.py --config configs/smollm2.yaml --save_model_every 8"
+    if name.startswith("greedy-"):
+        return f"{GREEDY} --max_steps 0 --max_new_tokens {name.removeprefix('greedy-')}"
     if name.startswith("tune-"):
         _, algorithm, rate = name.split("-", 2)
         return with_rate(COMPARED[algorithm], rate, COMPLETIONS // 128)
@@ -101,7 +107,7 @@ def command(name):
     return rate and with_rate((COMPARED | ONCE)[name], rate, COMPLETIONS // 64)
 
 
-JOBS = [("sums", 0)]
+JOBS = [("sums", 0), ("greedy-24", 0), ("greedy-64", 0)]
 JOBS += [(f"tune-{name}-{rate}", TUNING_SEED) for name in COMPARED for rate in RATES]
 JOBS += [("sums", seed) for seed in SEEDS[1:]]
 JOBS += [(name, seed) for seed in SEEDS for name in COMPARED if name != "dr_grpo"]
@@ -161,45 +167,56 @@ def start(name, seed):
     return sum(n * share for n, share in found) / sum(n for n, _ in found)
 
 
-def execute_or_exit(command, folder):
-    """(the last line that a command says, its seconds of one core)."""
+def execute_well(command, folder):
+    """(the last line that a command says, its seconds of one core); a RuntimeError where it fails."""
     status, output, seconds = execute(command, folder)
     if status:
-        raise SystemExit(f"python {command}\n{output[-2000:]}")
+        raise RuntimeError(f"python {command}\n{output[-2000:]}")
     return output.strip().splitlines()[-1], seconds
 
 
 def make_start(name):
-    """On a new machine: the model that a run starts from. The headers of the results have its digest."""
-    if START in command(name) and not (ROOT / START).exists():
-        execute_or_exit(f"{command('sums')} --seed 0 --max_steps 8", str(pathlib.PurePosixPath(START).parent))
+    """The digest of the model that a run starts from, which is made on a new machine; None for `sums`."""
+    if START not in command(name):
+        return None
+    if not (ROOT / START).exists():
+        execute_well(f"{command('sums')} --seed 0 --max_steps 8", str(pathlib.PurePosixPath(START).parent))
+    digest = hashlib.sha256((ROOT / START / "model.safetensors").read_bytes()).hexdigest()
+    headers = (read_rows(path)[0] for path in RESULTS.glob("*.jsonl"))
+    if others := {header["start"] for header in headers if "start" in header} - {digest}:
+        raise SystemExit(
+            f"{START} is {digest[:12]} here, and {', '.join(other[:12] for other in others)} in {RESULTS}: "
+            "runs from different models do not compare. Another processor makes other weights; move the results away"
+        )
+    return digest
 
 
-def count_right(model, folder):
-    """The metrics of an evaluation by the rule, for a run whose reward is a model's."""
-    execute_or_exit(f"grpo.py {MIX.replace(START, model)} --max_steps 0", folder)
+def evaluate(command, folder):
+    """The metrics that the rule logs in an evaluation: the share of right answers, of each kind, and their lengths."""
+    execute_well(f"{command} --max_steps 0", folder)
     return {name: value for name, value in read_rows(ROOT / folder / "metrics.jsonl")[0].items() if "logged" in name}
 
 
 def run(name, seed):
     """Run one command, and write its file of results; returns its seconds of one core."""
     with filelock.FileLock(ROOT / FOLDER / "start.lock"):
-        make_start(name)
+        start_digest = make_start(name)
     folder, learned = f"{FOLDER}/{name}-seed{seed}", LEARNED in command(name)
-    header = {"command": f"python {command(name)} --seed {seed}"}
+    header = {"command": f"python {command(name)} --seed {seed}"} | ({"start": start_digest} if start_digest else {})
     if learned:
         header |= {"before": [f"python {made}" for made in BEFORE.values()]}
-        header |= {"before_said": [execute_or_exit(made, part)[0] for part, made in BEFORE.items()]}
-    header["said"], seconds = execute_or_exit(f"{command(name)} --seed {seed}", folder)
+        header |= {"before_said": [execute_well(made, part)[0] for part, made in BEFORE.items()]}
+    header["said"], seconds = execute_well(f"{command(name)} --seed {seed}", folder)
     header["cpu_seconds"] = seconds
-    if START in command(name):
-        header["start"] = hashlib.sha256((ROOT / START / "model.safetensors").read_bytes()).hexdigest()
     samples = [json.loads(line) for line in (ROOT / folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     write(result(name, seed).with_suffix(".samples"), [row for row in samples if row.get("evaluation")])
     rows = read_rows(ROOT / folder / "metrics.jsonl")
+    if name == "sums":
+        greedy = evaluate(f"{GREEDY} --model_name_or_path {folder}/model", f"{FOLDER}/greedy")
+        header["greedy"] = greedy["eval/logged/sum"]
     if learned:
-        rows[0] |= count_right(START, f"{LEARNED}/before")
-        rows[-1] |= count_right(f"{folder}/model", f"{LEARNED}/after")
+        rows[0] |= evaluate(f"grpo.py {MIX}", f"{LEARNED}/before")
+        rows[-1] |= evaluate(f"grpo.py {MIX.replace(START, f'{folder}/model')}", f"{LEARNED}/after")
     write(result(name, seed), [header, *rows])
     for model in (ROOT / folder).glob("model*"):
         if f"{folder}/{model.name}" != START:
@@ -248,7 +265,7 @@ def with_completions(name, seed):
 
 
 KINDS = {"sum": "sums", "difference": "differences", "three": "three terms"}
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t for 95 %, by the number of seeds
+T = {3: 4.30, 4: 3.18, 5: 2.78}  # Student's t for 95 %, by the number of seeds
 
 
 def share(value):
@@ -278,13 +295,15 @@ def sums_table():
         ends.append(final("sums", seed))
         training = share(mean_of_last("sums", seed, "reward_part/last_number"))
         cells = [seed, share(start("sums", seed)), share(ends[-1]), training]
+        cells += [share(read_rows(result("sums", seed))[0].get("greedy"))]
         cells += [f"{lengths[0][1]:.1f}", f"{lengths[-1][1]:.1f}", minutes("sums", seed)]
         table.append(cells)
     if len(ends) in T:
         half = T[len(ends)] * statistics.stdev(ends) * (1 + 1 / len(ends)) ** 0.5
         mean = statistics.mean(ends)
-        table.append(["another seed, 95 %", "", f"{max(0, mean - half):.2f} to {min(1, mean + half):.2f}", *[""] * 4])
-    header = ["seed", "right before", "right after", "in training, last 4 steps", "tokens before", "tokens after"]
+        table.append(["another seed, 95 %", "", f"{max(0, mean - half):.2f} to {min(1, mean + half):.2f}", *[""] * 5])
+    header = ["seed", "right before", "right after", "in training, last 4 steps", "greedily, after"]
+    header += ["tokens before", "tokens after"]
     return [[*header, "minutes of one core"], *table]
 
 
@@ -346,9 +365,8 @@ def kept(name, seed):
     return mean_of_steps(name, seed, "sampling/keep_rate")
 
 
-def seconds_a_step(name, seed):
-    """Seconds of rollout and update in a step, by the clock."""
-    return statistics.median(row["time/rollout_s"] + row["time/update_s"] for row in rows_of(name, seed)[1:])
+def completions_a_step(name, seed):
+    return statistics.mean(sampled(row) for row in rows_of(name, seed)[1:])
 
 
 def carried_table():
@@ -357,7 +375,7 @@ def carried_table():
         ("tokens of a wrong answer, last 4 steps", ("grpo", "dr_grpo"), late_wrong_tokens),
         ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-wide_band", "grpo"), clipped),
         ("groups kept", ("dapo",), kept),
-        ("seconds a step", ("dapo", "grpo"), seconds_a_step),
+        ("completions a step", ("dapo", "grpo"), completions_a_step),
     ]
     rows = [(title, name, by_seed(name, value)) for title, names, value in found for name in names]
     return [["what", "run", "mean (by seed)"], *(list(row) for row in rows if row[2])]
@@ -430,7 +448,10 @@ def main():
         else:
             with claim(name, seed) as mine:
                 if mine:
-                    print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
+                    try:
+                        print(f"{name} seed {seed}: {run(name, seed):.0f} s", flush=True)
+                    except RuntimeError as error:
+                        print(f"{name} seed {seed}: FAILED: {error}", flush=True)
 
 
 if __name__ == "__main__":
