@@ -5,7 +5,7 @@ and which level; docs/claims.md says it in words.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import optimize, stats
@@ -83,13 +83,17 @@ def power(effect, deviations, seeds, level):
     return float(np.nan_to_num(tails[0], nan=1.0) + np.nan_to_num(tails[1]))  # scipy has no number far out
 
 
-def power_of_equivalence(same, deviations, seeds, level, draws=20_000):
-    """The chance that both one-sided tests are below `level` where there is no difference at all, by simulation."""
+def power_of_equivalence(same, deviations, seeds, level, draws=20_000, margin=None):
+    """The chance that both one-sided tests are below `level` where there is no difference at all, by simulation; with
+    the margin of a claim, that they are and its own test is not: the chance of the verdict, which comes after two."""
     rng = np.random.default_rng(0)
     mine, others = (rng.normal(0.0, deviation, (draws, seeds)) for deviation in deviations)
     below = stats.ttest_ind(mine - same, others, axis=1, equal_var=False, alternative="less").pvalue
     above = stats.ttest_ind(mine + same, others, axis=1, equal_var=False, alternative="greater").pvalue
-    return float(np.mean(np.maximum(below, above) < level))
+    found = np.maximum(below, above) < level
+    if margin is not None:
+        found &= stats.ttest_ind(mine - margin, others, axis=1, equal_var=False).pvalue >= level
+    return float(np.mean(found))
 
 
 def smallest_effect(deviations, seeds, level):
@@ -100,22 +104,24 @@ def smallest_effect(deviations, seeds, level):
 
 def measured(claim):
     """The primary effect of a claim as measured; None as long as a run is missing or does not count, and for good if
-    the claim was abandoned or its runs were made by more than one version of the code."""
-    if registry.missing(claim) or registry.strangers(claim):
-        return None
-    if registry.abandoned(claim) or len(registry.versions(claim)) > 1:
+    its runs were made by more than one version of the code. Without a value of its check all ps are 1."""
+    if registry.missing(claim) or registry.strangers(claim) or len(registry.versions(claim)) > 1:
         return None
     primary, seeds = claim["primary"], claim["seeds"]
     mine, others = ([registry.outcome(primary[side], seed, primary) for seed in seeds] for side in ("run", "against"))
-    return measure(mine, others, primary["margin"], primary["same"])
+    found = measure(mine, others, primary["margin"], primary["same"])
+    return replace(found, p=1.0, p_same=1.0) if np.isnan(checked(claim)) else found
+
+
+def checked(claim):
+    """The mean over the seeds of a claim's check: whether what it is about took place. nan if a failed run has none."""
+    check = claim.get("check")
+    return np.mean([registry.outcome(check["run"], seed, check) for seed in claim["seeds"]]) if check else np.inf
 
 
 def tested(claim):
     """Whether what a claim is about took place: its check's mean over the seeds is not below the registered least."""
-    check = claim.get("check")
-    if not check:
-        return True
-    return bool(np.mean([registry.outcome(check["run"], seed, check) for seed in claim["seeds"]]) >= check["least"])
+    return not claim.get("check") or not checked(claim) < claim["check"]["least"]
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 `registered.json` was committed before the first of its runs, and is not edited afterwards: each file of results names
 its digest, and nothing is decided by results that name another, or that come from another command. A claim whose rule
-must change all the same, or that is given up, gets an entry in `amendments.json`; its verdict stays that of the rules
-as they were registered, and what the entry makes of it is printed beside it:
+must change all the same gets an entry in `amendments.json`; its verdict stays that of the rules as they were
+registered, and what the entry makes of it is printed beside it. So does a claim that is given up, as all are that are
+not complete on the closing date; one that is complete cannot be given up:
 
     {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "primary": {"margin": 0.5}}
     {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "abandoned": true}
@@ -151,8 +152,10 @@ def outcome(name, seed, effect):
 def value(rows, metric, over):
     """One number of a run. `over`: start, the first; end, the last one; all, the mean over the steps; late, that over
     their second half; a number, that at so many sampled completions, on straight lines between evaluations (of a run
-    with fewer completions the last)."""
+    with fewer completions the last). nan where the metric is not in the rows."""
     points = [(row["step"], row["completions"], row[metric]) for row in rows if metric in row]
+    if not points:
+        return math.nan
     steps, completions, values = map(np.array, zip(*points, strict=True))
     if over in ("start", "end"):
         return float(values[0 if over == "start" else -1])

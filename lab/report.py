@@ -72,8 +72,10 @@ def difference(claim, effect):
     """A row of the table of a claim: what is compared, both means with their deviations, and the difference."""
     metric, run, against = (effect[key] for key in ("metric", "run", "against"))
     made, wanted = there(claim, effect)
-    if made < wanted:
-        return [metric_at(effect), name(run, claim["name"]), name(against, claim["name"]), f"{made} of {wanted} runs"]
+    codes = len(registry.versions(claim | {"primary": effect}))
+    if made < wanted or codes > 1:
+        why = f"{made} of {wanted} runs" if made < wanted else f"of {codes} versions of the code"
+        return [metric_at(effect), name(run, claim["name"]), name(against, claim["name"]), why]
     mine, others = (values(effect, side, claim["seeds"]) for side in (run, against))
     sides = [f"{name(side, claim['name'])}: {shown(np.mean(found), metric)} ± {shown(np.std(found, ddof=1), metric)}"
              for side, found in ((run, mine), (against, others))]  # fmt: skip
@@ -86,7 +88,7 @@ def difference(claim, effect):
 def interval(measured, metric):
     """The difference with its interval; without a deviation there is none, nor where a failed run has no value."""
     if np.isnan(measured.effect):
-        return "a run has no value: its loss was not finite"
+        return "a run has no value"
     if np.isnan(measured.low):
         return shown(measured.effect, metric, "+")
     low, high = shown(measured.low, metric, "+"), shown(measured.high, metric, "+")
@@ -143,8 +145,8 @@ def line(claim):
         figure = f"[figure](figures/claims/{figure_of(claim)}.png)"
     paper = f"{re.split('[,:;]', claim['paper'])[0]}; {claim['kind']}"
     unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
-    smallest = f"{claim['power']['smallest_effect']:g}{unit}"
-    equivalent = f"{claim['power']['equivalent_at_0']:.2f} (within {primary['same']:g}{unit})"
+    smallest = f"{claim['power']['smallest_effect']:g}{unit}" + from_margin(primary)
+    equivalent = f"{chance_of_equivalent(claim):.2f} (within {primary['same']:g}{unit})"
     title = f"[{claim['title']}](#{anchor(claim['title'])})"
     return [title, paper, f"**{verdict(claim)}**", effect, p, smallest, equivalent, str(len(claim["seeds"])), figure]
 
@@ -155,20 +157,24 @@ def numbers(claim):
     found, seeds = decision.measured, claim["seeds"]
     mine, others = (values(primary, primary[side], seeds) for side in ("run", "against"))
     jobs = set(registry.jobs_of(claim))
+    chosen = {run for side in ("run", "against") for run in best_of(primary[side])}
+    tuning = {(run, seed) for run in chosen for seed in registry.load()["tuning"]["seeds"]}
     starts = sum((start["run"], start["seed"]) in jobs for start in registry.starts())
     [code] = registry.versions(claim)
     commits = ", ".join(sorted({registry.read(*job)[0]["commit"][:7] for job in jobs}))
-    made = f"The runs: {starts} starts for {len(jobs)} files of results; code {code[:16]}, commit {commits}."
+    tries = sum((start["run"], start["seed"]) in tuning for start in registry.starts())
+    tried = f", and {tries} for {len(tuning)} of the tuning" if tuning else ""
+    made = f"The runs: {starts} starts for {len(jobs)} files of results{tried}; code {code[:16]}, commit {commits}."
     if np.isnan(found.low):
         return f"{made} No test: no deviation, or a run without a value."
     deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
     level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
-    smallest = decide.smallest_effect(deviations, len(seeds), level)
+    smallest = shown(decide.smallest_effect(deviations, len(seeds), level), primary["metric"]) + from_margin(primary)
     return (
         f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; by flips of the "
         f"signs of the differences seed by seed {found.p_signs:.2g}. That the difference is within ±{primary['same']:g}"
         f": p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. With the deviations as measured the smallest "
-        f"effect seen in 80 of 100 such experiments is {shown(smallest, primary['metric'])}. {made}"
+        f"effect seen in 80 of 100 such experiments is {smallest}. {made}"
     )
 
 
@@ -181,10 +187,27 @@ def known(claim):
         assumed = f"The deviations across seeds were {own}; with 0.018, which is assumed for all accuracies,"
     return (
         f"Known before: in the pilot {runs} was {before['effect']:+g} {before['words']}. {assumed} these seeds see "
-        f"{power['smallest_effect']:g} in 80 of 100 experiments; for {primary['same']:g} that takes "
-        f"{power['seeds_for_80_percent']} seeds. Where there is no difference they show that it is within "
+        f"{power['smallest_effect']:g}{from_margin(primary)} in 80 of 100 experiments; for {primary['same']:g} that "
+        f"takes {power['seeds_for_80_percent']} seeds. Where there is no difference they show that it is within "
         f"{primary['same']:g} in {100 * power['equivalent_at_0']:.0f} of 100."
+        + (f" {texts.TOO_LATE}".format(chance_of_equivalent(claim)) if primary["margin"] else "")
     )
+
+
+def from_margin(primary):
+    return f" from the margin of {primary['margin']:g}" if primary["margin"] else ""
+
+
+def chance_of_equivalent(claim):
+    """The chance of that verdict where there is no difference. For a claim with a margin it is not what is registered,
+    which is that of the two one-sided tests: there the claim's own test, which comes first, mostly decides."""
+    primary, registered = claim["primary"], claim["power"]["equivalent_at_0"]
+    if not primary["margin"]:
+        return registered
+    level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
+    deviations = [0.018, 0.018] if primary["metric"] == "accuracy" else claim["pilot"]["deviations"]
+    same, seeds = primary["same"], len(claim["seeds"])
+    return decide.power_of_equivalence(same, deviations, seeds, level, margin=primary["margin"])
 
 
 def section(claim):
@@ -238,10 +261,19 @@ def tuned(algorithm):
     return {run: values(rule, run, rule["seeds"]) for run in runs}
 
 
+def best_of(run):
+    """The runs of the tuning that a run at its best is chosen from; none for others."""
+    entry = registry.load()["runs"][run]
+    return entry["best_of"] if isinstance(entry, dict) else []
+
+
 def results_of(run, seeds):
-    """The accuracy at 20,480 completions of each seed, once all of them count."""
+    """The accuracy at 20,480 completions of each seed, once all of them count and are of one version of the code."""
     effect = {"metric": "accuracy", "over": registry.load()["tuning"]["over"]}
-    return np.array(values(effect, run, seeds)) if all(registry.counts(run, seed) for seed in seeds) else None
+    if not all(registry.counts(run, seed) for seed in seeds):
+        return None
+    one_code = len({registry.read(run, seed)[0]["code"] for seed in seeds}) == 1
+    return np.array(values(effect, run, seeds)) if one_code else None
 
 
 def one_base(algorithms, base, seeds):

@@ -263,11 +263,15 @@ by the shares of their classes.
 - The tests of equivalence are a second family of Holm's: the chance that any of these three firm verdicts is wrong
   is at most 0.05 + 0.05 = 0.10.
 - **Not tested**: what a claim is about did not take place, by a check that is registered with it. **Abandoned**:
-  given up, with the reason. Runs begun after {closing} count for nothing: what is not complete by then is abandoned.
+  given up before it was complete, with the reason. Runs begun after {closing} count for nothing, and what is not
+  complete by then is given up.
 - A run whose loss is not finite counts with an accuracy of 0. In other metrics it has no value, and a claim that
   needs one is inconclusive. Runs of one claim by two versions of the code decide nothing.
 - **The smallest effect that would be seen** is what these seeds see in 80 of 100 experiments at Holm's first
-  step, and **the chance of “equivalent”** is that of the verdict where there is no difference at all. Both assume a
+  step, and **the chance of “equivalent”** is that of the verdict where there is no difference at all. (What is
+  registered as this chance is that of the two one-sided tests. The verdict also needs the claim's own test to say
+  nothing, which makes another chance of it for the two claims with a margin: noticed before a result was read, and
+  computed here.) Both assume a
   deviation across seeds of 0.018 for accuracies: the pilot's is 0.020, pooled over 42 runs (`deviations()` of
   [pilot.py](../lab/pilot.py)), and has more sampling noise, about 0.011 against 0.006. For other metrics it is that
   of the pilot's two runs. A smaller effect may be there and yet be inconclusive, and with a chance of 0.1 or 0.4
@@ -285,6 +289,11 @@ python tools/refresh.py                 # writes this page, and the counts in th
 ```
 
 In the commands below""".split("\n")
+
+TOO_LATE = (
+    "As the claim's own test comes first, and often says “holds” or “does not hold” there, the verdict is “equivalent” "
+    "in {:.2f}."
+)
 
 AT_BEST = """The same six learning rates for each algorithm, on the same two tuning seeds; the best of six by held-out
 accuracy at 20,480 sampled completions is run with ten fresh seeds, and with three on each of two more base models:

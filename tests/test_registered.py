@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -132,12 +133,14 @@ def test_runs_by_two_versions_of_the_code_are_not_compared(lab):
     assert lab.verdicts() == [[d.HOLDS, d.OPEN]] * 2
 
 
-def test_an_abandoned_claim_stays_so_whatever_its_runs_would_show(lab):
+def test_a_claim_that_is_complete_cannot_be_given_up(lab):
     d = decide()
     lab.write("a", HIGH)
-    lab.write("b", LOW)
+    lab.write("b", LOW[:-1])
     lab.amend({"claim": "one", "date": "2026-12-01", "what": "", "why": "", "abandoned": True})
     assert lab.verdicts() == [[d.ABANDONED, d.OPEN]] * 2
+    lab.write("b", LOW)
+    assert lab.verdicts() == [[d.HOLDS, d.OPEN]] * 2
 
 
 def test_what_did_not_take_place_is_not_tested_and_counts_as_if_it_showed_nothing(lab):
@@ -149,6 +152,20 @@ def test_what_did_not_take_place_is_not_tested_and_counts_as_if_it_showed_nothin
         assert lab.verdicts() == [[verdict, d.OPEN]] * 2
     lab.write("c", (0.05, 0.2, 0.1, 0.2, 0.15))  # p = 0.031 and, beside an untested claim, twice that after Holm
     assert lab.verdicts() == [[d.UNTESTED, d.UNSEEN]] * 2
+
+
+def test_a_check_without_a_value_is_inconclusive(lab):
+    d = decide()
+    lab.register(check={"metric": "step", "run": "c", "over": "end", "least": 5})
+    for name in "abc":
+        lab.write(name, LOW if name == "b" else HIGH)
+    assert [one for one, _ in lab.verdicts()] == [d.HOLDS] * 2
+    lab.write("c", HIGH[:1], failed="the loss is not finite")  # no value in metrics other than m
+    assert [one for one, _ in lab.verdicts()] == [d.UNSEEN] * 2
+
+
+def test_a_metric_that_was_not_logged_has_no_value():
+    assert math.isnan(registry.value([{"step": 1, "completions": 256}], "m", "end"))
 
 
 def test_no_deviation_and_a_run_without_a_value_are_inconclusive():
@@ -233,6 +250,9 @@ def test_power_of_equivalence_is_that_of_a_normal_deviation_with_many_seeds():
     d = decide()
     same = (d.stats.norm.isf(0.01) + d.stats.norm.isf(0.1)) * (2 / 200) ** 0.5
     assert d.power_of_equivalence(same, [1.0, 1.0], 200, 0.01, 2000) == pytest.approx(0.8, abs=0.03)
+    chance = d.power_of_equivalence(same, [1.0, 1.0], 200, 0.01, 2000, margin=0.0)
+    assert chance == pytest.approx(0.8 - 0.01, abs=0.03)
+    assert d.power_of_equivalence(same, [1.0, 1.0], 200, 0.01, 2000, margin=3 * same) == 0  # its own test says it first
 
 
 def test_what_the_design_takes_from_the_pilot():

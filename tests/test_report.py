@@ -258,6 +258,22 @@ def test_rows_that_are_not_as_registered_are_named_and_decide_nothing(rows, key,
     assert f"**not decided yet: {said}**" in line_of(FIRST)
 
 
+def test_what_is_reported_beside_is_of_one_version_of_the_code_too(rows):
+    for run_, value in (("gspo-wide_band", 0.7), ("grpo", 0.6), ("gspo-paper_band", 0.5)):
+        rows(run_, value, FIRST["seeds"])
+    for seed in FIRST["seeds"]:
+        header, lines = registry.read("gspo-paper_band", seed)
+        run.write(registry.result("gspo-paper_band", seed), [header | {"code": "another"}, *lines])
+    assert "| GSPO, the paper's band | GRPO | of 2 versions of the code |" in section_of(FIRST)
+
+
+def test_a_claim_with_a_margin_has_its_own_chance_of_equivalence():
+    claims = registry.claims(registry.load())
+    assert report.chance_of_equivalent(FIRST) == FIRST["power"]["equivalent_at_0"]
+    assert report.chance_of_equivalent(claims["hacking"]) == 0  # its own test says "does not hold" there
+    assert "| 0.06 from the margin of 0.3 | 0.00 (within 0.03) |" in line_of(claims["hacking"])
+
+
 def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_old_rule(rows):
     rows("gspo-wide_band", 0.7, FIRST["seeds"])
     rows("grpo", 0.6, FIRST["seeds"])
@@ -366,6 +382,15 @@ def test_names_at_the_ends_of_curves_lie_apart_and_inside():
     plot.label_ends(axis, [[y, 1, name, "black"] for name, y in (("a", 14), ("b", 13.9), ("c", 13.8), ("d", 2))])
     heights = {text.get_text(): text.get_position()[1] for text in axis.texts}
     assert heights == pytest.approx({"d": 2, "c": 12, "b": 13, "a": 14})
+
+
+@pytest.mark.needs("matplotlib")
+def test_a_run_that_ends_before_another_begins_is_drawn_too():
+    import plot
+
+    axis, whole = plot.plt.subplots()[1], [{"step": step, "m": 1.0} for step in (5, 10)]
+    plot.draw(axis, {"a": [whole, [{"step": 2, "m": 1.0}]]}, "m")
+    assert len(axis.lines) == 3 and not axis.texts  # two seeds, a mean without points, no name
 
 
 # --- refresh ---

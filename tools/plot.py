@@ -82,7 +82,8 @@ def draw(axis, runs, metric, x="step", colours=COLOURS):
             places = places[places >= max(min(curve) for curve in curves)]
             mean = np.mean([np.interp(places, list(curve), list(curve.values())) for curve in curves], axis=0)
             axis.plot(places, mean, color=colour, linewidth=2)
-            ends.append([mean[-1], places[-1], name, colour])
+            if places.size:  # else one ended before another began
+                ends.append([mean[-1], places[-1], name, colour])
     label_ends(axis, ends)
 
 
