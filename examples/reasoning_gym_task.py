@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+import yaml
+
 try:
     import reasoning_gym
 except ImportError:
@@ -26,7 +28,7 @@ def score(completions, entry, **columns):
 def main(folder, task, *options):
     """Write test.jsonl, 96 entries, and train.jsonl, at most 1,024; the scorer reads them in the column `entry`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    options = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
+    options = {name: yaml.safe_load(value) for name, _, value in (option.partition("=") for option in options)}
     made = reasoning_gym.create_dataset(task, size=3000, seed=0, **options)
     entries = list({entry["question"]: entry for entry in made}.values())[:1120]  # each question once
     for name, part in (("test.jsonl", entries[:96]), ("train.jsonl", entries[96:])):
