@@ -259,7 +259,8 @@ by the shares of their classes.
 - **holds**: p after Holm is below 0.05, on the claimed side; **does not hold**: on the other side;
   **equivalent**: neither, but two one-sided tests say, after Holm, that the difference is smaller than the claim's
   margin of equivalence (0.03 of accuracy, and so on); **inconclusive**: none of these. The first that applies. The
-  last two are verdicts “so far” as long as other claims have no results.
+  last two are verdicts “so far” where results of other claims, still to come, can make Holm's correction smaller and
+  so change them.
 - The tests of equivalence are a second family of Holm's: the chance that any of these three firm verdicts is wrong
   is at most 0.05 + 0.05 = 0.10.
 - **Not tested**: what a claim is about did not take place, by a check that is registered with it. **Abandoned**:
