@@ -278,6 +278,8 @@ by the shares of their classes.
   of the pilot's two runs. A smaller effect may be there and yet be inconclusive, and with a chance of 0.1 or 0.4
   “inconclusive” says little.
 - The pilot's own effects were known: what repeats a known effect is called a replication.
+- After the first 39 runs `length`, `hacking` and `clip_0.4` came before the rest of the queue, since they are short; that
+  was chosen before a result was read, and the order decides nothing. `starts.jsonl` has each start with its time.
 - Intervals are of 95 % and of one effect alone, not corrected. What a table shows without bold decides nothing.
 - **One small base model, one task.** A claim that does not hold here may well hold for large models. Two more
   base models show only signs, [below](#each-algorithm-best-of-six); the problems are new, the kind of task is
