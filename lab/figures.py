@@ -14,7 +14,8 @@ from claims import ALL, CLAIMS
 sys.path.append(str(registry.ROOT / "tools"))
 import plot
 
-SAID_ONCE = "a dot or a thin line is a seed, what is thick is their mean"
+SAID_ONCE = "a dot or a thin line is one seed, thick lines are means"
+SAID = SAID_ONCE + "; grey is what would be equivalent to the run that is compared with"
 COLOURS = {title: plot.COLOURS[name] for name, title in texts.ALGORITHMS.items()}
 TITLES = plot.TITLES | texts.METRICS
 
@@ -82,9 +83,11 @@ def write_claim(claim):
     runs = complete(claim, dict.fromkeys(run for pair in pairs for run in pair))
     rows = {title: [registry.rows(run, seed) for seed in claim["seeds"]] for title, run in runs.items()}
     metrics = [metric for metric in texts.CURVES[name] if metric in logged(rows)]
-    figure, places = new(1 + len(metrics))
+    figure, places = new(1 + len(metrics), said=SAID)
     ends = {title: report.values(primary, run, claim["seeds"]) for title, run in runs.items()}
     dots(places[0], ends, "\n".join(report.metric_at(primary).rsplit(", ", 1)))
+    against = np.mean(ends[report.name(primary["against"], name)])
+    places[0].axvspan(against - primary["same"], against + primary["same"], color="#eeeeee", zorder=0)
     x = "completions" if name in texts.OVER_COMPLETIONS else "step"
     for place, metric in zip(places[1:], metrics, strict=True):
         curves(place, rows, metric, x)

@@ -147,6 +147,7 @@ def line(claim):
     effect = p = figure = ""
     if decided(claim):
         effect, p = interval(decision.measured, primary["metric"]), f"{decision.p:.2g}"
+        p = f"{decision.p_same:.2g} (of equivalence)" if decision.verdict == SAME else p
         figure = f"[figure](figures/claims/{figure_of(claim)}.png)"
     paper = f"{re.split('[,:;]', claim['paper'])[0]}; {claim['kind']}"
     unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
@@ -174,12 +175,14 @@ def numbers(claim):
         return f"{made} No test: no deviation, or a run without a value."
     deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
     level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
+    ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
+    wide = " to ".join(shown(end, primary["metric"], "+") for end in ends)
     smallest = shown(decide.smallest_effect(deviations, len(seeds), level), primary["metric"]) + from_margin(primary)
     return (
-        f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; by flips of the "
-        f"signs of the differences seed by seed {found.p_signs:.2g}. That the difference is within ±{primary['same']:g}"
-        f": p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. With the deviations as measured the smallest "
-        f"effect seen in 80 of 100 such experiments is {smallest}. {made}"
+        f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
+        f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - level:.1%} is {wide}. "
+        f"That the difference is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
+        f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. {made}"
     )
 
 
@@ -191,10 +194,10 @@ def known(claim):
     if primary["metric"] == "accuracy":
         assumed = f"The deviations across seeds were {own}; with 0.018, which is assumed for all accuracies,"
     return (
-        f"Known before: in the pilot {runs} was {before['effect']:+g} {before['words']}. {assumed} these seeds see "
-        f"{power['smallest_effect']:g}{from_margin(primary)} in 80 of 100 experiments; for {primary['same']:g} that "
-        f"takes {power['seeds_for_80_percent']} seeds. Where there is no difference they show that it is within "
-        f"{primary['same']:g} in {100 * power['equivalent_at_0']:.0f} of 100."
+        f"Known before: in the pilot {runs} was {before['effect']:+g} {before['words']}. {assumed} "
+        f"{len(claim['seeds'])} seeds would see {power['smallest_effect']:g}{from_margin(primary)} in 80 of 100 "
+        f"repetitions; {primary['same']:g} takes {power['seeds_for_80_percent']} seeds. If there were no difference, "
+        f"the tests of equivalence would say so in {100 * power['equivalent_at_0']:.0f} of 100."
         + (f" {texts.TOO_LATE}".format(chance_of_equivalent(claim)) if primary["margin"] else "")
     )
 

@@ -15,6 +15,7 @@ import pilot
 import registry
 import run
 import tasks
+import texts
 from common.tiny_hard import build
 from testbed import ROOT
 
@@ -523,3 +524,12 @@ def test_held_out_problems_are_the_registered_ones_and_none_of_the_lists(monkeyp
     assert len(held_out) == len(rows) and not held_out & tasks.questions(folder)
     assert {name: sum(row["difficulty"] == name for row in rows) for name in tasks.HELD_OUT} == tasks.HELD_OUT
     assert registry.SHARES == {name: difficulty.share for name, difficulty in build.CLASSES.items()}
+
+
+def test_what_was_looked_at_afterwards_is_in_the_rows():
+    d, effect = decide(), {"metric": "completion/length_incorrect", "over": "late"}
+    runs = ("gspo-wide_band", "grpo")
+    wide, grpo = ([registry.outcome(name, seed, effect) for seed in range(40, 53)] for name in runs)
+    found = d.measure(wide, grpo, 0.0, 1.0)
+    said = f"{-found.effect:.2f} tokens shorter than GRPO's ({-found.low:.2f} to {-found.high:.2f})"
+    assert said in texts.LIMITS["sequence_ratio"]

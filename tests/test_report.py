@@ -234,7 +234,7 @@ def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
     assert "| **holds** | +0.100 (+0.099 to +0.101) |" in line_of(FIRST)
     assert "[figure](figures/claims/sequence_ratio.png)" in line_of(FIRST)
     section = section_of(FIRST)
-    assert "**GSPO, ten times that band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
+    assert "**GSPO, ten times the paper's band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
     assert "| GSPO, the paper's band | GRPO | 13 of 26 runs |" in section
     assert "smallest effect seen in 80 of 100" in section and "after Holm" in section
     assert "not decided yet: 0 of" in line_of(registry.load()["claims"][2])
@@ -373,7 +373,7 @@ def test_only_what_is_decided_is_drawn(rows, tmp_path, monkeypatch):
     figures.write()
     assert list(drawn) == ["sequence_ratio", "gspo_entropy"]
     axis = drawn["sequence_ratio"].axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["GSPO, ten times\nthat band", "GRPO"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["GSPO, ten times\nthe paper's band", "GRPO"]
 
 
 @pytest.mark.needs("matplotlib")
