@@ -181,7 +181,7 @@ def numbers(claim):
     return (
         f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
         f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - level:.1%} is {wide}. "
-        f"That the difference is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
+        f"That it is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
         f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. {made}"
     )
 
