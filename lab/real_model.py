@@ -26,7 +26,8 @@ What is compared, and how, was written here before the first of these runs:
 Changed after the first tuning runs, and before any other run on the mix: the share was eval/reward, which in dr_grpo.py
 counts truncated answers as 0; dapo.py evaluated at its paper's top-p 0.7, and dpo.py made steps of 8 pairs, of which a
 round has ten, so both were tuned again (with steps of 4 pairs, four times over); dapo.py has 8 steps in place of 16,
-which are more than 1,024 completions; the three findings were added.
+which are more than 1,024 completions; the three findings were added. `grpo-long`, 2,560 completions, was added when
+seed 0 of grpo.py, dapo.py and ppo.py had ended where they began.
 """
 
 import argparse
@@ -66,6 +67,7 @@ COMPARED = {
     "dpo": f"dpo.py {DPO} --rounds {{rounds}}",
 }
 ONCE = {
+    "grpo-long": f"grpo.py {MIX} --max_steps 40 --eval_every 20",
     "gspo": f"gspo.py {MIX} --max_steps {{steps}}",
     "gspo-wide_band": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
     "dcpo": f"dcpo.py {MIX} --max_steps {{steps}}",
@@ -73,7 +75,7 @@ ONCE = {
     "ppo-reward_model": f"ppo.py {MIX} --critic shared --max_steps {{steps}} --kl_coef 0.05 --reward accuracy "
     f"--reward_model_path {LEARNED}/reward_model/model",
 }
-RATE_OF = {"gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
+RATE_OF = {"grpo-long": "grpo", "gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
 # ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
 BEFORE = {
     f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 512 --max_steps 0",
