@@ -267,7 +267,7 @@ def test_what_is_reported_beside_is_of_one_version_of_the_code_too(rows):
     assert "| GSPO, the paper's band | GRPO | of 2 versions of the code |" in section_of(FIRST)
 
 
-def test_a_claim_with_a_margin_has_its_own_chance_of_equivalence():
+def test_a_claim_with_a_margin_has_its_own_chance_of_equivalence(rows):
     claims = registry.claims(registry.load())
     assert report.chance_of_equivalent(FIRST) == FIRST["power"]["equivalent_at_0"]
     assert report.chance_of_equivalent(claims["hacking"]) == 0  # its own test says "does not hold" there
