@@ -249,7 +249,8 @@ Of the registered claims:
 - The registered order of the runs was left after these 39 (15:41): next came `length`, whose baseline they are,
   `hacking`, whose runs are short, and `clip_alone`. At these changes the first runs of `dapo-all_groups` and of `dcpo`
   and the reward model of seed 40 had just begun and were stopped, to begin again; a PPO run that found no reward model
-  ended at once. None of them had rows. Between the first runs the machine was needed for a measurement of time (33 minutes) and other work.
+  ended at once. None of them had rows. Between the first runs
+  the machine was needed for a measurement of time (33 minutes) and other work.
 - The times in starts.jsonl and in git are this machine's own: a digest proves an order of commits, not a date."""
 
 INTRO = """What papers and rules of thumb claim, measured with the scripts of this repository on a small task. Each
