@@ -25,9 +25,9 @@ What is compared, and how, was written here before the first of these runs:
 
 Changed after the first tuning runs, and before any other run on the mix: the share was eval/reward, which in dr_grpo.py
 counts truncated answers as 0; dapo.py evaluated at its paper's top-p 0.7, and dpo.py made steps of 8 pairs, of which a
-round has ten, so both were tuned again (with steps of 4 pairs, four times over); dapo.py has 8 steps in place of 16,
-which are more than 1,024 completions; the three findings were added. `grpo-long`, 2,560 completions, was added when
-seed 0 of grpo.py, dapo.py and ppo.py had ended where they began.
+round has ten, so both were tuned again (with steps of 4 pairs, four times over; the old rows are in replaced-*);
+dapo.py has 8 steps in place of 16, which are more than 1,024 completions; the three findings were added. `grpo-long`,
+2,560 completions, was added when seed 0 of grpo.py, dapo.py and ppo.py had ended where they began.
 """
 
 import argparse
@@ -69,13 +69,13 @@ COMPARED = {
 ONCE = {
     "grpo-long": f"grpo.py {MIX} --max_steps 40 --eval_every 20",
     "gspo": f"gspo.py {MIX} --max_steps {{steps}}",
-    "gspo-wide_band": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
+    "gspo-band_0.03": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
     "dcpo": f"dcpo.py {MIX} --max_steps {{steps}}",
     "lora": f"grpo.py {MIX} --max_steps {{steps}} --lora_rank 16 --lora_merge",
     "ppo-reward_model": f"ppo.py {MIX} --critic shared --max_steps {{steps}} --kl_coef 0.05 --reward accuracy "
     f"--reward_model_path {LEARNED}/reward_model/model",
 }
-RATE_OF = {"grpo-long": "grpo", "gspo": "grpo", "gspo-wide_band": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
+RATE_OF = {"grpo-long": "grpo", "gspo": "grpo", "gspo-band_0.03": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
 # ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
 BEFORE = {
     f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 512 --max_steps 0",
@@ -100,6 +100,8 @@ def command(name):
     """The command of a run, without its seed; None where its learning rate is not tuned yet."""
     if name == "sums":
         return "grpo.py --config configs/smollm2.yaml --save_model_every 8"
+    if name == "bare-mix":
+        return f"grpo.py {MIX.replace(START, 'runs/smollm2/model')} --max_steps 0"
     if name.startswith("greedy-"):
         return f"{GREEDY} --max_steps 0 --max_new_tokens {name.removeprefix('greedy-')}"
     if name.startswith("tune-"):
@@ -109,7 +111,7 @@ def command(name):
     return rate and with_rate((COMPARED | ONCE)[name], rate, COMPLETIONS // 64)
 
 
-JOBS = [("sums", 0), ("greedy-24", 0), ("greedy-64", 0)]
+JOBS = [("sums", 0), ("greedy-24", 0), ("greedy-64", 0), ("bare-mix", 0)]
 JOBS += [(f"tune-{name}-{rate}", TUNING_SEED) for name in COMPARED for rate in RATES]
 JOBS += [("sums", seed) for seed in SEEDS[1:]]
 JOBS += [(name, seed) for seed in SEEDS for name in COMPARED if name != "dr_grpo"]
@@ -375,7 +377,7 @@ def carried_table():
     """What the laboratory's pilot found on a toy, in these runs: a row for each, where there are runs."""
     found = [
         ("tokens of a wrong answer, last 4 steps", ("grpo", "dr_grpo"), late_wrong_tokens),
-        ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-wide_band", "grpo"), clipped),
+        ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-band_0.03", "grpo"), clipped),
         ("groups kept", ("dapo",), kept),
         ("completions a step", ("dapo", "grpo"), completions_a_step),
     ]

@@ -174,7 +174,7 @@ def numbers(claim):
     if np.isnan(found.low):
         return f"{made} No test: no deviation, or a run without a value."
     deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
-    level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
+    level = first_level()
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
     wide = " to ".join(shown(end, primary["metric"], "+") for end in ends)
     smallest = shown(decide.smallest_effect(deviations, len(seeds), level), primary["metric"]) + from_margin(primary)
@@ -212,10 +212,14 @@ def chance_of_equivalent(claim):
     primary, registered = claim["primary"], claim["power"]["equivalent_at_0"]
     if not primary["margin"]:
         return registered
-    level = registry.load()["statistics"]["level"] / len(registry.load()["claims"])
     deviations = [0.018, 0.018] if primary["metric"] == "accuracy" else claim["pilot"]["deviations"]
     same, seeds = primary["same"], len(claim["seeds"])
-    return decide.power_of_equivalence(same, deviations, seeds, level, margin=primary["margin"])
+    return decide.power_of_equivalence(same, deviations, seeds, first_level(), margin=primary["margin"])
+
+
+def first_level():
+    """The level at Holm's first step."""
+    return registry.load()["statistics"]["level"] / len(registry.load()["claims"])
 
 
 def section(claim):
@@ -232,6 +236,8 @@ def section(claim):
         lines.append(f"- {name(run, claim['name'])}: {how}")
     lines += ["", known(claim)]
     lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
+    if decided(claim) and claim["name"] in texts.BESIDE:
+        lines += [f"{texts.BESIDE[claim['name']]} [The history of the rules](#the-history-of-the-rules) has it.", ""]
     for amendment in registry.amendments(claim["name"]):
         date, what, why = (amendment[key] for key in ("date", "what", "why"))
         lines += [f"Changed on {date}, after the registration: {what} {why}"]
@@ -446,7 +452,7 @@ def build():
     lines = ["# Claims", "", *texts.INTRO, ""]
     lines += [*table(header, map(line, registered["claims"])), ""]
     if any(map(decided, registered["claims"])):
-        lines += ["In the figures each dot and each thin line is a seed, and what is thick is their mean.", ""]
+        lines += ["In the figures a dot or a thin line is one seed, thick lines are means.", ""]
     said = {"digest": registry.digest(), "closing": registered["closing"], "claims": len(registered["claims"])}
     said |= {"seeds": " and ".join(map(str, registered["tuning"]["seeds"]))}
     lines += [text.format(**said) for text in texts.RULES] + [""]

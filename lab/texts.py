@@ -132,6 +132,17 @@ BEST = (
     "below have two others. 20,480 completions are 80 steps: nothing here is about where the curves end."
 )
 
+# What happened after the first run of a claim, printed beside its verdict.
+BESIDE = {
+    "sequence_ratio": "While these runs were made the program that decides was mended, and with the verdict the rule "
+    "that prints “so far” was changed: without it this verdict would have had these words.",
+    "hacking": "This claim was run out of the registered order. Two starts of its first reward model were stopped, and "
+    "a PPO run that found none ended at once.",
+    "length": "This claim was run out of the registered order.",
+    "clip_alone": "This claim was run out of the registered order.",
+}
+BESIDE["gspo_entropy"] = BESIDE["sequence_ratio"]
+
 # Each claim of the pilot: the registered claims that take its place, or the word for what became of it; and why.
 PILOT = {
     "critic": (

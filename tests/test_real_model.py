@@ -34,6 +34,16 @@ def test_the_page_says_what_greedy_answers_are_worth():
     assert f"after training it is right for {trained} (seed 2)" in page
 
 
+def test_the_page_says_what_the_bare_model_gets_of_the_mix():
+    kinds = [f"{real_model.final('bare-mix', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
+    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    assert (
+        f"{share['sum']:.2f} of the sums, {share['difference']:.2f} of the differences and no sum of three terms"
+        in page
+    )
+    assert share["three"] == 0
+
+
 def test_the_weights_of_the_kinds_are_those_of_the_test_problems(tmp_path):
     spec = importlib.util.spec_from_file_location("smollm2", ROOT / "examples" / "smollm2.py")
     smollm2 = importlib.util.module_from_spec(spec)

@@ -239,6 +239,7 @@ def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
     assert "smallest effect seen in 80 of 100" in section and "after Holm" in section
     assert "not decided yet: 0 of" in line_of(registry.load()["claims"][2])
     assert "0 starts for 26 files of results; code c0de, commit 0123456." in section
+    assert texts.BESIDE["sequence_ratio"] in section
 
 
 @pytest.mark.parametrize(
