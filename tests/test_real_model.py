@@ -37,11 +37,8 @@ def test_the_page_says_what_greedy_answers_are_worth():
 def test_the_page_says_what_the_bare_model_gets_of_the_mix():
     kinds = [f"{real_model.final('bare-mix', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
     page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
-    assert (
-        f"{share['sum']:.2f} of the sums, {share['difference']:.2f} of the differences and no sum of three terms"
-        in page
-    )
-    assert share["three"] == 0
+    assert "{} of the sums, {} of the differences and no sum of three terms".format(*kinds) in page
+    assert kinds[2] == "0.00"
 
 
 def test_the_weights_of_the_kinds_are_those_of_the_test_problems(tmp_path):
@@ -79,3 +76,29 @@ def test_a_run_has_the_rate_of_its_tuning(monkeypatch):
     assert (real_model.tuned("grpo"), real_model.tuned("gspo"), real_model.tuned("ppo")) == ("1e-5", "1e-5", "5e-6")
     assert real_model.tuned("dpo") is None and real_model.command("dpo") is None
     assert real_model.command("grpo").endswith("--max_steps 16 --learning_rate 1e-5")
+
+
+def test_runs_from_another_start_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(real_model, "ROOT", tmp_path)
+    monkeypatch.setattr(real_model, "RESULTS", tmp_path)
+    (tmp_path / real_model.START).mkdir(parents=True)
+    (tmp_path / real_model.START / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(real_model, "command", lambda name: real_model.START)
+    digest = real_model.make_start("grpo")
+    (tmp_path / "grpo-seed0.jsonl").write_text(json.dumps({"start": digest}) + "\n", encoding="utf-8")
+    assert real_model.make_start("grpo") == digest
+    (tmp_path / real_model.START / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(SystemExit, match=f"and {digest[:12]} in .*runs from different models do not compare"):
+        real_model.make_start("grpo")
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(real_model, "ROOT", tmp_path)
+    monkeypatch.setattr(real_model, "RESULTS", tmp_path)
+    monkeypatch.setattr(real_model, "JOBS", [("sums", 1), ("sums", 2)])
+    monkeypatch.setattr(real_model, "execute", lambda command, folder: (1, f"{folder} fails", 0.0))
+    monkeypatch.setattr("sys.argv", ["real_model.py"])
+    real_model.main()
+    said = capsys.readouterr().out
+    assert "sums seed 1: FAILED" in said and "sums seed 2: FAILED" in said and "sums-seed2 fails" in said
+    assert not list(tmp_path.glob("*.jsonl"))
