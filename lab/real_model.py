@@ -8,26 +8,28 @@ A run that was cut off is begun again. `taskset -c 0 nice python lab/real_model.
 two cores share the work (Linux or macOS). Models (538 MB each) are deleted once their metrics are read, but the one
 that the others start from.
 
-What is compared, and how, was written here before the first of these runs:
+What is compared, and how, was written here before the first of these runs (`sums` apart, which was there):
 
-- `sums`: grpo.py as configs/smollm2.yaml has it, from the bare model.
-- All others train on the mix, from one model, that of `sums` with seed 0 after 8 steps, so that every algorithm starts
-  where some answers are right. 1,024 completions each: 16 steps of 64; dpo.py 4 rounds of 256; dapo.py, which samples
-  more for a step, is read at 1,024 between its evaluations.
+- The task is `sums`, from the bare model, and 1,536 completions: configs/smollm2.yaml under each script. grpo.py is
+  `sums` itself.
+- dpo.py makes pairs of answers that end, and hardly one of the bare model's does within its tokens (`dpo-bare` counts
+  them). So it starts from the model of `sums`, seed 0, after 8 steps, and samples the other 1,024, 256 in a round;
+  so does ppo.py with a reward model, which learns from pairs of that model. Both are compared with `sums` as a whole.
+- dapo.py samples more for a step, and is read at 1,536 on a straight line between its evaluations.
 - Two learning rates for each of the five that have three seeds, on seed 1000 and half the completions, which is not
-  used again; the better one by the share of right answers in its last evaluation, at a tie the first. gspo.py, dcpo.py
-  and LoRA run once, the first two at the rate of grpo.py, and ppo.py once more with a reward model: no comparison.
-- The number of a run is the share of right answers on 96 held-out problems, four samples each, at top-p 1.
+  used again; the better one by the share of right answers in its last evaluation, at a tie the first. The rate of
+  `sums` was there before: if the other one is better by this rule, three runs with it are added. gspo.py, dcpo.py and
+  LoRA run once, the first two at the rate of grpo.py, and ppo.py once more with a reward model: no comparison.
+- The number of a run is the share of right answers on 96 held-out problems, two samples each, at top-p 1. A difference
+  is called one where Welch's 95 % interval over three seeds excludes 0; there are four, so one may do so by chance.
 - Three findings of the laboratory's pilot are looked for in the same runs, by their sign alone: wrong answers are
   longer under GRPO than under Dr. GRPO (`wrong_tokens`, the mean of the last four steps, over the seeds); the band of
   GSPO's paper clips more rows than a wide one; dynamic sampling keeps less than all groups, so a step takes more
   completions.
 
-Changed after the first tuning runs, and before any other run on the mix: the share was eval/reward, which in dr_grpo.py
-counts truncated answers as 0; dapo.py evaluated at its paper's top-p 0.7, and dpo.py made steps of 8 pairs, of which a
-round has ten, so both were tuned again (with steps of 4 pairs, four times over; the old rows are in replaced-*);
-dapo.py has 8 steps in place of 16, which are more than 1,024 completions; the three findings were added. `grpo-long`,
-2,560 completions, was added when seed 0 of grpo.py, dapo.py and ppo.py had ended where they began.
+A mix of sums, differences and three terms came first, 1,024 completions from that model after 8 steps; its runs moved
+no further than the noise. They are kept as mix-*, with their commands (mix-replaced-* are tuning runs that were not
+comparable, and were made again), and decide nothing.
 """
 
 import argparse
@@ -49,43 +51,43 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "real_model"
 FOLDER = "runs/real_model"
 START, LEARNED = f"{FOLDER}/sums-seed0/model-step-8", f"{FOLDER}/learned"
-RATES, COMPLETIONS, TUNING_SEED, SEEDS = ("5e-6", "1e-5"), 1024, 1000, (0, 1, 2)
-EVALUATION = "--eval_samples 4 --eval_k 4 --eval_top_p 1"
-PROBLEMS = {"sum": 34, "difference": 26, "three": 36}  # of each kind in mix/test.jsonl
-MIX = f"--config configs/smollm2.yaml --model_name_or_path {START} --dataset runs/smollm2/mix {EVALUATION}"
-DPO = MIX.replace("smollm2.yaml", "smollm2-dpo.yaml")
+STEPS, COMPLETIONS, TUNING_SEED, SEEDS = 24, 1536, 1000, (0, 1, 2)
+RATES = ("5e-6", "1e-5")
+PROBLEMS = {"sum": 34, "difference": 26, "three": 36}  # of each kind in mix/test.jsonl; sums/ has one kind
+SUMS, PAIRS = "--config configs/smollm2.yaml", "--config configs/smollm2-dpo.yaml"
+LATER = f"--model_name_or_path {START}"
 
 # the most likely answers to the sums
-GREEDY = "grpo.py --config configs/smollm2.yaml --eval_temperature 0 --eval_samples 1 --eval_k 1"
+GREEDY = f"grpo.py {SUMS} --eval_temperature 0 --eval_samples 1 --eval_k 1"
 
-# {name: command}; {steps} are of 64 completions, {half} as many are enough where a step samples at least twice
+# {name: command}; of 64 completions are {steps}, {fewer} are enough where a step samples more, {left} from START
 COMPARED = {
-    "grpo": f"grpo.py {MIX} --max_steps {{steps}}",
-    "dr_grpo": f"dr_grpo.py {MIX} --max_steps {{steps}}",
-    "dapo": f"dapo.py {MIX} --filter_by reward --overlong_cache 8 --max_steps {{half}} --eval_every 2",
-    "ppo": f"ppo.py {MIX} --critic shared --max_steps {{steps}}",
-    "dpo": f"dpo.py {DPO} --rounds {{rounds}}",
+    "sums": f"grpo.py {SUMS} --max_steps {{steps}}",
+    "dr_grpo": f"dr_grpo.py {SUMS} --max_steps {{steps}}",
+    "dapo": f"dapo.py {SUMS} --filter_by reward --overlong_cache 8 --eval_top_p 1 --eval_every 2 --max_steps {{fewer}}",
+    "ppo": f"ppo.py {SUMS} --critic shared --max_steps {{steps}}",
+    "dpo": f"dpo.py {PAIRS} {LATER} --rounds {{rounds}}",
 }
 ONCE = {
-    "grpo-long": f"grpo.py {MIX} --max_steps 40 --eval_every 20",
-    "gspo": f"gspo.py {MIX} --max_steps {{steps}}",
-    "gspo-band_0.03": f"gspo.py {MIX} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
-    "dcpo": f"dcpo.py {MIX} --max_steps {{steps}}",
-    "lora": f"grpo.py {MIX} --max_steps {{steps}} --lora_rank 16 --lora_merge",
-    "ppo-reward_model": f"ppo.py {MIX} --critic shared --max_steps {{steps}} --kl_coef 0.05 --reward accuracy "
+    "gspo": f"gspo.py {SUMS} --max_steps {{steps}}",
+    "gspo-band_0.03": f"gspo.py {SUMS} --max_steps {{steps}} --clip_low 0.03 --clip_high 0.04",
+    "dcpo": f"dcpo.py {SUMS} --max_steps {{steps}}",
+    "lora": f"grpo.py {SUMS} --max_steps {{steps}} --lora_rank 16 --lora_merge",
+    "ppo-reward_model": f"ppo.py {SUMS} {LATER} --critic shared --max_steps {{left}} --kl_coef 0.05 --reward accuracy "
     f"--reward_model_path {LEARNED}/reward_model/model",
 }
-RATE_OF = {"grpo-long": "grpo", "gspo": "grpo", "gspo-band_0.03": "grpo", "dcpo": "grpo", "ppo-reward_model": "ppo"}
+RATE_OF = {"gspo": "sums", "gspo-band_0.03": "sums", "dcpo": "sums", "ppo-reward_model": "ppo"}
 # ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
 BEFORE = {
-    f"{LEARNED}/pairs": f"dpo.py {DPO} --rounds 1 --pair_prompts 512 --max_steps 0",
+    f"{LEARNED}/pairs": f"dpo.py {PAIRS} {LATER} --rounds 1 --pair_prompts 512 --max_steps 0",
     f"{LEARNED}/reward_model": f"reward_model.py --model_name_or_path {START} --num_epochs 2 --learning_rate 2e-5 "
     f"--pairs_per_step 8 --dataset {LEARNED}/pairs/pairs-round-1.jsonl",
 }
 
 
 def with_rate(command, rate, steps):
-    return f"{command.format(steps=steps, half=steps // 2, rounds=steps // 4)} --learning_rate {rate}"
+    sizes = dict(steps=steps, fewer=steps * 5 // 12, left=steps * 2 // 3, rounds=steps // 6)
+    return f"{command.format(**sizes)} --learning_rate {rate}"
 
 
 def tuned(name):
@@ -99,22 +101,22 @@ def tuned(name):
 def command(name):
     """The command of a run, without its seed; None where its learning rate is not tuned yet."""
     if name == "sums":
-        return "grpo.py --config configs/smollm2.yaml --save_model_every 8"
-    if name == "bare-mix":
-        return f"grpo.py {MIX.replace(START, 'runs/smollm2/model')} --max_steps 0"
+        return f"grpo.py {SUMS} --save_model_every 8"
+    if name == "dpo-bare":
+        return f"dpo.py {PAIRS} --rounds 1"
     if name.startswith("greedy-"):
         return f"{GREEDY} --max_steps 0 --max_new_tokens {name.removeprefix('greedy-')}"
     if name.startswith("tune-"):
         _, algorithm, rate = name.split("-", 2)
-        return with_rate(COMPARED[algorithm], rate, COMPLETIONS // 128)
+        return with_rate(COMPARED[algorithm], rate, STEPS // 2)
     rate = tuned(name)
-    return rate and with_rate((COMPARED | ONCE)[name], rate, COMPLETIONS // 64)
+    return rate and with_rate((COMPARED | ONCE)[name], rate, STEPS)
 
 
-JOBS = [("sums", 0), ("greedy-24", 0), ("greedy-64", 0), ("bare-mix", 0)]
+JOBS = [("sums", 0), ("greedy-24", 0), ("greedy-64", 0), ("dpo-bare", 0)]
 JOBS += [(f"tune-{name}-{rate}", TUNING_SEED) for name in COMPARED for rate in RATES]
 JOBS += [("sums", seed) for seed in SEEDS[1:]]
-JOBS += [(name, seed) for seed in SEEDS for name in COMPARED if name != "dr_grpo"]
+JOBS += [(name, seed) for seed in SEEDS for name in ("dapo", "ppo", "dpo")]
 JOBS += [("dr_grpo", seed) for seed in SEEDS]
 JOBS += [(name, 0) for name in ONCE]
 
@@ -145,12 +147,12 @@ def curve(name, seed, metric):
     return points
 
 
-def final(name, seed, kinds=tuple(PROBLEMS)):
+def final(name, seed, kinds=tuple(PROBLEMS), completions=COMPLETIONS):
     """The share of right answers of these kinds in the last evaluation, None where there is none; of dapo.py, which
     samples as much as it needs, between its evaluations at the completions that the others have."""
     curves = [curve(name, seed, f"eval/logged/{kind}") for kind in kinds]
     found = [(PROBLEMS[kind], points) for kind, points in zip(kinds, curves, strict=True) if points]
-    most = COMPLETIONS // 2 if name.startswith("tune-") else COMPLETIONS
+    most = completions // 2 if "tune-" in name else completions
     shares = [(problems, value_at(points, most) if "dapo" in name else points[-1][1]) for problems, points in found]
     return sum(n * share for n, share in shares) / sum(n for n, _ in shares) if shares else None
 
@@ -219,8 +221,8 @@ def run(name, seed):
         greedy = evaluate(f"{GREEDY} --model_name_or_path {folder}/model", f"{FOLDER}/greedy")
         header["greedy"] = greedy["eval/logged/sum"]
     if learned:
-        rows[0] |= evaluate(f"grpo.py {MIX}", f"{LEARNED}/before")
-        rows[-1] |= evaluate(f"grpo.py {MIX.replace(START, f'{folder}/model')}", f"{LEARNED}/after")
+        rows[0] |= evaluate(f"grpo.py {SUMS} {LATER}", f"{LEARNED}/before")
+        rows[-1] |= evaluate(f"grpo.py {SUMS} --model_name_or_path {folder}/model", f"{LEARNED}/after")
     write(result(name, seed), [header, *rows])
     for model in (ROOT / folder).glob("model*"):
         if f"{folder}/{model.name}" != START:
@@ -251,7 +253,7 @@ def draw():
         "completion/length": "tokens of a completion",
     }
     metrics |= {"policy/entropy": "entropy (nats per token)"}
-    for picture, names in (("sums", {"grpo": "sums"}), ("mix", {name: name for name in COMPARED})):
+    for picture, names in (("sums", {"grpo": "sums"}), ("all", {title(name): name for name in COMPARED})):
         runs = {title: [with_completions(name, seed) for seed in seeds_of(name)] for title, name in names.items()}
         if not any(runs.values()):
             continue
@@ -261,7 +263,8 @@ def draw():
 
 
 def with_completions(name, seed):
-    rows, completions = rows_of(name, seed), 0
+    """The rows of a run, with what was sampled up to each, the steps before the model that it starts from included."""
+    rows, completions = rows_of(name, seed), 64 * 8 if START in command(name) else 0
     for row in rows:
         completions += sampled(row)
         row["completions"] = completions
@@ -311,19 +314,32 @@ def sums_table():
     return [[*header, "minutes of one core"], *table]
 
 
+def title(name):
+    return COMPARED[name].split(".py")[0]
+
+
 def compared_table():
-    """The algorithms on the mix: the rate that was taken, and the share of right answers at the end for each seed."""
-    table = []
+    """The scripts on the sums: the rate that was taken, the share of right answers at the end for each seed, and the
+    difference to grpo.py with Welch's interval, where both have all seeds."""
+    table, grpo = [], [final("sums", seed) for seed in seeds_of("sums")]
     for name in COMPARED:
         if seeds := seeds_of(name):
             ends = [final(name, seed) for seed in seeds]
-            kinds = [[final(name, seed, (kind,)) for seed in seeds] for kind in KINDS]
-            starts = [start(name, seed) for seed in seeds]
-            cells = [f"`{name}.py`", tuned(name), share(statistics.mean(starts)), ", ".join(map(share, ends))]
-            cells += [share(statistics.mean(ends)), *(share(statistics.mean(values)) for values in kinds)]
-            table.append([*cells, ", ".join(minutes(name, seed) for seed in seeds)])
-    header = ["script", "learning rate", "right before", "after, by seed", "mean"]
-    return [[*header, *(f"of {title}" for title in KINDS.values()), "minutes of one core"], *table]
+            cells = [f"`{title(name)}.py`", tuned(name), share(statistics.mean(start(name, seed) for seed in seeds))]
+            cells += [", ".join(map(share, ends)), share(statistics.mean(ends))]
+            differs = name != "sums" and len(seeds) == len(grpo) == len(SEEDS)
+            table.append(
+                [*cells, difference(ends, grpo) if differs else "", ", ".join(minutes(name, s) for s in seeds)]
+            )
+    header = ["script", "learning rate", "right before", "after, by seed", "mean", "less `grpo.py` (95 %)"]
+    return [[*header, "minutes of one core"], *table]
+
+
+def difference(ends, others):
+    from decide import measure  # scipy is an extra
+
+    found = measure(ends, others, 0, 0)
+    return f"{found.effect:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
 def tuning_table():
@@ -331,23 +347,35 @@ def tuning_table():
     for name in COMPARED:
         scores = [final(f"tune-{name}-{rate}", TUNING_SEED) for rate in RATES]
         if None not in scores:
-            table.append([f"`{name}.py`", *map(share, scores), tuned(name)])
+            table.append([f"`{title(name)}.py`", *map(share, scores), tuned(name)])
     return [["script", *(f"right at {rate}" for rate in RATES), "taken"], *table]
 
 
 def once_table():
     """What ran once, beside seed 0 of grpo.py; the share of rows or tokens that the clip held back, of all steps."""
     table = []
-    for name in ("grpo", *ONCE):
+    for name in ("sums", *ONCE):
         if rows_of(name, 0):
-            cells = [name, tuned(name), share(start(name, 0)), share(final(name, 0))]
-            table.append([*cells, f"{clipped(name, 0):.4f}", minutes(name, 0)])
+            cells = [title(name) if name in COMPARED else name, tuned(name), share(start(name, 0))]
+            table.append([*cells, share(final(name, 0)), f"{clipped(name, 0):.4f}", minutes(name, 0)])
     return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
+
+
+def mix_table():
+    """What was tried first: the mix, from the model after 8 steps on sums; of each kind, the share at the end."""
+    table = []
+    for name in ("grpo", "dapo", "ppo", "dpo", "grpo-long"):
+        run, command = f"mix-{name}", read_rows(result(f"mix-{name}", 0))[0]["command"]
+        kinds = [share(final(run, 0, (kind,), completions=1024)) for kind in KINDS]
+        cells = [name, command.split("--learning_rate ")[1].split()[0], share(start(run, 0))]
+        table.append([*cells, share(final(run, 0, completions=1024)), *kinds, minutes(run, 0)])
+    header = ["run", "learning rate", "right before", "after", *(f"of {plural}" for plural in KINDS.values())]
+    return [[*header, "minutes of one core"], *table]
 
 
 def by_seed(name, value):
     """The mean over the seeds of a run, and the values; None where there is no run."""
-    values = [value(name, seed) for seed in seeds_of(name)]
+    values = [found for seed in seeds_of(name) if (found := value(name, seed)) is not None]
     shown = ", ".join(f"{value:.4g}" for value in values)
     return f"{statistics.mean(values):.4g} ({shown})" if values else None
 
@@ -376,12 +404,16 @@ def completions_a_step(name, seed):
 def carried_table():
     """What the laboratory's pilot found on a toy, in these runs: a row for each, where there are runs."""
     found = [
-        ("tokens of a wrong answer, last 4 steps", ("grpo", "dr_grpo"), late_wrong_tokens),
-        ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-band_0.03", "grpo"), clipped),
+        ("tokens of a wrong answer, last 4 steps", ("sums", "dr_grpo"), late_wrong_tokens),
+        ("rows (GSPO) or tokens that were clipped", ("gspo", "gspo-band_0.03", "sums"), clipped),
         ("groups kept", ("dapo",), kept),
-        ("completions a step", ("dapo", "grpo"), completions_a_step),
+        ("completions a step", ("dapo", "sums"), completions_a_step),
     ]
-    rows = [(title, name, by_seed(name, value)) for title, names, value in found for name in names]
+    rows = [
+        (what, title(name) if name in COMPARED else name, by_seed(name, value))
+        for what, names, value in found
+        for name in names
+    ]
     return [["what", "run", "mean (by seed)"], *(list(row) for row in rows if row[2])]
 
 
@@ -416,7 +448,7 @@ def left_table():
 
 PAGE = "docs/real_model.md"
 TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
-TABLES |= dict(carried=carried_table, cost=cost_table, left=left_table)
+TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, left=left_table)
 
 
 def refresh(tree):

@@ -35,7 +35,7 @@ def test_the_page_says_what_greedy_answers_are_worth():
 
 
 def test_the_page_says_what_the_bare_model_gets_of_the_mix():
-    kinds = [f"{real_model.final('bare-mix', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
+    kinds = [f"{real_model.final('mix-bare', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
     page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
     assert "{} of the sums, {} of the differences and no sum of three terms".format(*kinds) in page
     assert kinds[2] == "0.00"
@@ -71,11 +71,11 @@ def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
 
 
 def test_a_run_has_the_rate_of_its_tuning(monkeypatch):
-    scores = {"tune-grpo-5e-6": 0.2, "tune-grpo-1e-5": 0.3, "tune-ppo-5e-6": 0.2, "tune-ppo-1e-5": 0.2}
+    scores = {"tune-sums-5e-6": 0.2, "tune-sums-1e-5": 0.3, "tune-ppo-5e-6": 0.2, "tune-ppo-1e-5": 0.2}
     monkeypatch.setattr(real_model, "final", lambda name, seed: scores.get(name))
-    assert (real_model.tuned("grpo"), real_model.tuned("gspo"), real_model.tuned("ppo")) == ("1e-5", "1e-5", "5e-6")
+    assert (real_model.tuned("sums"), real_model.tuned("gspo"), real_model.tuned("ppo")) == ("1e-5", "1e-5", "5e-6")
     assert real_model.tuned("dpo") is None and real_model.command("dpo") is None
-    assert real_model.command("grpo").endswith("--max_steps 16 --learning_rate 1e-5")
+    assert real_model.command("gspo").endswith("--max_steps 24 --learning_rate 1e-5")
 
 
 def test_runs_from_another_start_are_refused(tmp_path, monkeypatch):
