@@ -102,3 +102,41 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys)
     said = capsys.readouterr().out
     assert "sums seed 1: FAILED" in said and "sums seed 2: FAILED" in said and "sums-seed2 fails" in said
     assert not list(tmp_path.glob("*.jsonl"))
+
+
+def write_runs(tmp_path, monkeypatch, shares):
+    """Files of results {name: [share at the end, of each seed]}, of two steps each."""
+    monkeypatch.setattr(real_model, "RESULTS", tmp_path)
+    for name, ends in shares.items():
+        for seed, end in enumerate(ends):
+            header = {"command": "python ...", "said": "...", "cpu_seconds": 90.0 + seed}
+            rows = [{"step": 0, "eval/logged/sum": 0.02}, {"step": 1, "completion/length": 9.0}]
+            rows.append({"step": 2, "completion/length": 7.0, "eval/logged/sum": end})
+            real_model.write(real_model.result(name, seed), [header, *rows])
+
+
+def test_scripts_are_compared_where_both_have_all_seeds(tmp_path, monkeypatch):
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(real_model, "tuned", lambda name: "1e-5")
+    write_runs(tmp_path, monkeypatch, {"sums": [0.3, 0.4, 0.5], "ppo": [0.5, 0.6, 0.7], "dr_grpo": [0.5, 0.6]})
+    _, *rows = real_model.compared_table()
+    assert [row[0] for row in rows] == ["`grpo.py`", "`dr_grpo.py`", "`ppo.py`"]
+    # by hand: deviations 0.1 of three seeds each, so a half width of 2.776 sqrt(2 x 0.01 / 3)
+    assert [row[5] for row in rows] == ["", "", "+0.20 (-0.03 to +0.43)"]
+    assert rows[1][1:5] == ["1e-5", "0.020", "0.500, 0.600", "0.550"]
+    assert rows[0][-1] == "2, 2, 2"  # minutes: 90, 91 and 92 seconds
+
+
+def test_the_steps_before_the_start_count_as_completions(tmp_path, monkeypatch):
+    write_runs(tmp_path, monkeypatch, {"sums": [0.5], "dpo": [0.5]})
+    monkeypatch.setattr(real_model, "tuned", lambda name: "1e-5")
+    found = [[row["completions"] for row in real_model.with_completions(name, 0)] for name in ("sums", "dpo")]
+    assert found == [[0, 64, 128], [512, 576, 640]]
+    assert real_model.START in real_model.command("dpo") and real_model.START.endswith("-8")
+
+
+def test_a_step_samples_its_rounds_and_a_round_of_pairs_its_prompts():
+    assert real_model.sampled({"completion/length": 9.0}) == 64
+    assert real_model.sampled({"completion/length": 9.0, "sampling/rounds": 3.0}) == 192
+    assert real_model.sampled({"pairs/made": 12.0, "pairs/yield": 0.375}) == 256
+    assert real_model.sampled({"eval/reward": 0.5}) == 0
