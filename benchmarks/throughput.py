@@ -448,7 +448,7 @@ def compete(name, workload, against, options):
             first = {"ours": turn(pipes["ours"])}
             for who in against:
                 first[who] = turn(pipes[who], first["ours"]["completions"])
-            check = compare(first, folder, 1e-5 if workload.dtype == "float32" else 5e-2)
+            check = compare(first, folder, tolerance(workload))
             results = {who: [] for who in pipes}
             for repetition in range(-1, options.repetitions):
                 for who, pipe in pipes.items():
@@ -463,6 +463,13 @@ def compete(name, workload, against, options):
             for process in processes:
                 process.kill()
     return {"check": check, **results}
+
+
+def tolerance(workload):
+    """How far two gradients may differ, of their norm. Rounding to float32 alone moves that of SmolLM2 by 5e-6."""
+    if workload.dtype != "float32":
+        return 5e-2
+    return 1e-4 if workload.folder else 1e-5
 
 
 def turn(pipe, given=None):

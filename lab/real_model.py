@@ -439,6 +439,24 @@ def cost_table():
     return [[*header, "`grpo.py`, GB", "TRL, GB"], *table]
 
 
+WAITS = {  # what else ran: {how the threads wait: files of benchmarks/throughput.py}
+    "nothing": {"spinning": ("active", "active_again"), "passive": ("passive", "passive_again")},
+    "a busy loop on one of the two cores": {"spinning": ("active-busy",), "passive": ("passive-busy",)},
+}
+
+
+def waits_table():
+    """Seconds of a step on two threads by how they wait for each other, turn by turn."""
+    table = []
+    for beside, kinds in WAITS.items():
+        for kind, files in kinds.items():
+            paths = [RESULTS / f"throughput-{file}.json" for file in files]
+            found = [json.loads(path.read_text(encoding="utf-8"))["smollm2"]["ours"] for path in paths]
+            seconds = [turn["step_s"] for turns in found for turn in turns]
+            table.append([beside, kind, f"{statistics.median(seconds):.1f}", ", ".join(f"{s:.1f}" for s in seconds)])
+    return [["what else ran", "the threads wait", "s a step", "turn by turn"], *table]
+
+
 def left_table():
     """What was not run yet, and its command."""
     left = [(name, seed) for name, seed in JOBS if not rows_of(name, seed)]
@@ -448,7 +466,7 @@ def left_table():
 
 PAGE = "docs/real_model.md"
 TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
-TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, left=left_table)
+TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, waits=waits_table, left=left_table)
 
 
 def refresh(tree):

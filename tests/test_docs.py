@@ -127,3 +127,34 @@ def test_no_text_is_read_in_the_encoding_of_the_machine():
     for folder in ("benchmarks", "common", "docs", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert ".read_text" + "()" not in path.read_text(encoding="utf-8"), path
+
+
+def cells_of_speed(ours, stock, trl):
+    """The row of docs/performance.md that these turns make, without its title; the ratios are taken turn by turn."""
+
+    def seconds(turns):
+        return f"{statistics.median(turn['step_s'] for turn in turns):.2f}"
+
+    def ratio(others, phase):
+        pairs = list(zip(ours, others, strict=True))
+        if phase == "step":
+            values = [their["step_s"] / our["step_s"] for our, their in pairs]
+        else:
+            speeds = [[turn["tokens"] / turn[f"{phase}_s"] for turn in pair] for pair in pairs]
+            values = [our / their for our, their in speeds]
+        return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+    ratios = [ratio(others, phase) for others in (stock, trl) for phase in ("rollout", "update", "step")]
+    memory = [f"{max(t['peak_gb'] for t in others) / max(t['peak_gb'] for t in ours):.2f}" for others in (stock, trl)]
+    return [" / ".join(map(seconds, (ours, stock, trl))), *ratios, " / ".join(memory)]
+
+
+def test_the_page_has_the_measured_speed():
+    found = {}
+    for file in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        for workload, turns in json.loads(file.read_text(encoding="utf-8")).items():
+            found[workload, turns["threads"]] = cells_of_speed(turns["ours"], turns["stock"], turns["trl"])
+    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    table = text.split("| workload |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table.splitlines()[2:]]
+    assert len(found) == 6 and sorted(rows) == sorted(found.values())
