@@ -3,6 +3,7 @@
 import json
 import pathlib
 import queue
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,20 @@ def test_the_readme_has_the_results_of_the_bare_commands():
         ends = [f"{statistics.median(x):.3f} ({min(x):.3f}, {max(x):.3f})" for x in (last, hard)]
         row = f"| `{name}.py` | {statistics.median(first):.3f} | {' | '.join(ends)} |"
         assert len(runs) == 5 and row in text.splitlines(), row
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readme_shows_two_completions_of_a_run(page):
+    file = ROOT / "lab/results/pages/grpo-seed0.samples"  # of `python grpo.py --seed 0`
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for step in (0, 50):
+        (shown,) = re.findall(rf"8\+9\+3\+1\+3\?   \w+ \(step {step}\) +(\S.*?)  +reward (\d)", text)
+        found = [
+            (row["completion"].replace("\n", "\\n"), f"{row['reward']:.0f}") for row in rows if row["step"] == step
+        ]
+        assert shown in found
+        assert sum(float(reward) for _, reward in found) == {0: 3, 50: 8}[step] and len(found) == 8
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
