@@ -114,7 +114,7 @@ LIMITS = {
         "+0.063 by a paired t), the bounds of each token nothing that could be seen."
     ),
     "hacking": (
-        "One reward model for each seed, of one size, on sums of two numbers; which coefficient is best; whether "
+        "One reward model for each seed, of one size, on sums of four to six terms; which coefficient is best; whether "
         "fewer steps would do as well as a KL. The pilot saw an effect of 0.91, so this repeats it rather than "
         "finding it."
     ),

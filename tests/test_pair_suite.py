@@ -324,3 +324,5 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
     documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
     assert documented[1] <= logged <= documented[0] | documented[1]
+    of_all = {key for key in logged & documented[0] if not key.startswith("eval/")}
+    assert of_all <= set(re.findall(r"`(\S+)`", section.split("\n|")[0]))  # which of them it logs, the section says
