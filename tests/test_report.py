@@ -447,3 +447,17 @@ def test_links_to_the_claims_are_to_their_headings():
             links = re.findall(r"\(#([^)]+)\)", page.read_text(encoding="utf-8"))
         broken += [f"{page.name}: {link}" for link in links if link not in anchors]
     assert not broken
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readmes_say_what_was_found(page):
+    pytest.importorskip("scipy")
+    decided = report.decide.as_amended(registry.load())
+    steps, completions = (decided[f"dynamic_sampling-{at}"] for at in ("steps", "completions"))
+    assert (steps.verdict, completions.verdict) == (registry.HOLDS, registry.FAILS)
+    assert decided["overlong"].verdict == decided["sequence_ratio"].verdict == registry.SAME
+    gained, lost = f"{steps.measured.effect:.2f}", f"{-completions.measured.effect:.2f}"
+    text = (report.ROOT / page).read_text(encoding="utf-8")
+    assert re.search(
+        rf"(gains|高) {gained} .*(loses|低) {lost}" if page == "README.md" else rf"高 {gained}，.*低 {lost}；", text
+    )
