@@ -15,7 +15,7 @@ sys.path.append(str(registry.ROOT / "tools"))
 import plot
 
 SAID_ONCE = "a dot or a thin line is one seed, thick lines are means"
-SAID = SAID_ONCE + "; grey is what would be equivalent to the run that is compared with"
+SAID = SAID_ONCE + "; grey: within the margin of equivalence of the mean compared with; the test is in the text"
 COLOURS = {title: plot.COLOURS[name] for name, title in texts.ALGORITHMS.items()}
 TITLES = plot.TITLES | texts.METRICS
 
@@ -59,6 +59,7 @@ def curves(axis, runs, metric, x="step"):
     """The curves {name: rows of the seeds} of a metric."""
     plot.draw(axis, runs, metric, x, colours_of(runs))
     axis.set(title=TITLES.get(metric, metric), xlabel={"step": "step", "completions": "sampled completions"}[x])
+    axis.locator_params(axis="x", nbins=4)
 
 
 def complete(claim, runs):
@@ -91,6 +92,8 @@ def write_claim(claim):
     x = "completions" if name in texts.OVER_COMPLETIONS else "step"
     for place, metric in zip(places[1:], metrics, strict=True):
         curves(place, rows, metric, x)
+        if x == "completions":
+            place.axvline(primary["over"], color="#aaaaaa", linewidth=1, zorder=0)  # where it is decided
     save(figure, name)
 
 

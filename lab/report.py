@@ -182,8 +182,21 @@ def numbers(claim):
         f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
         f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - level:.1%} is {wide}. "
         f"That it is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
+        f"{interval_of_equivalence(claim, mine, others)}"
         f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. {made}"
     )
+
+
+def interval_of_equivalence(claim, mine, others):
+    """The interval that lies within the margin where a claim is equivalent: at its step of Holm's, one-sided."""
+    if decisions()[claim["name"]][0].verdict != SAME:
+        return ""
+    ps = [decision.measured.p_same if decision.measured else 1.0 for decision, _ in decisions().values()]
+    before = sum(p < decisions()[claim["name"]][0].measured.p_same for p in ps)
+    level = 2 * registry.load()["statistics"]["level"] / (len(ps) - before)
+    ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
+    low, high = (shown(end, claim["primary"]["metric"], "+") for end in ends)
+    return f"With that goes the interval of {1 - level:.1%}, {low} to {high}. "
 
 
 def known(claim):

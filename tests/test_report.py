@@ -458,6 +458,17 @@ def test_the_readmes_say_what_was_found(page):
     assert decided["overlong"].verdict == decided["sequence_ratio"].verdict == registry.SAME
     gained, lost = f"{steps.measured.effect:.2f}", f"{-completions.measured.effect:.2f}"
     text = (report.ROOT / page).read_text(encoding="utf-8")
-    assert re.search(
-        rf"(gains|高) {gained} .*(loses|低) {lost}" if page == "README.md" else rf"高 {gained}，.*低 {lost}；", text
-    )
+    english, chinese = rf"gains {gained} of accuracy .* loses {lost} ", rf"高 {gained}（.*低 {lost}（"
+    assert re.search(english if page == "README.md" else chinese, text)
+
+
+def test_where_a_claim_is_equivalent_its_interval_at_holms_step_lies_within_the_margin():
+    pytest.importorskip("scipy")
+    for claim in registry.load()["claims"]:
+        primary = claim["primary"]
+        if report.decisions()[claim["name"]][0].verdict != registry.SAME:
+            continue
+        mine, others = (report.values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
+        said = report.interval_of_equivalence(claim, mine, others)
+        low, high = map(float, re.findall(r"[+-]\d\.\d+", said))
+        assert -primary["same"] < low < high < primary["same"], said
