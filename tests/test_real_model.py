@@ -140,3 +140,9 @@ def test_a_step_samples_its_rounds_and_a_round_of_pairs_its_prompts():
     assert real_model.sampled({"completion/length": 9.0, "sampling/rounds": 3.0}) == 192
     assert real_model.sampled({"pairs/made": 12.0, "pairs/yield": 0.375}) == 256
     assert real_model.sampled({"eval/reward": 0.5}) == 0
+
+
+def test_the_page_says_how_many_pairs_the_bare_model_makes():
+    first = real_model.rows_of("dpo-bare", 0)[0]
+    page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
+    assert f"({real_model.sampled(first)} completions gave {first['pairs/made']:.0f} pair)" in page
