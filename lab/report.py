@@ -189,11 +189,12 @@ def numbers(claim):
 
 def interval_of_equivalence(claim, mine, others):
     """The interval that lies within the margin where a claim is equivalent: at its step of Holm's, one-sided."""
-    if decisions()[claim["name"]][0].verdict != SAME:
+    decision = decisions()[claim["name"]][0]
+    if decision.verdict != SAME:
         return ""
-    ps = [decision.measured.p_same if decision.measured else 1.0 for decision, _ in decisions().values()]
-    before = sum(p < decisions()[claim["name"]][0].measured.p_same for p in ps)
-    level = 2 * registry.load()["statistics"]["level"] / (len(ps) - before)
+    others_same = [other.measured.p_same for other, _ in decisions().values() if other.verdict == SAME]
+    before = sum(p < decision.measured.p_same for p in others_same)
+    level = 2 * registry.load()["statistics"]["level"] / (len(decisions()) - before)
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
     low, high = (shown(end, claim["primary"]["metric"], "+") for end in ends)
     return f"With that goes the interval of {1 - level:.1%}, {low} to {high}. "
