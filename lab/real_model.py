@@ -253,7 +253,10 @@ def draw():
         "completion/length": "tokens of a completion",
     }
     metrics |= {"policy/entropy": "entropy (nats per token)"}
-    for picture, names in (("sums", {"grpo": "sums"}), ("all", {title(name): name for name in COMPARED})):
+    for picture, names in (
+        ("sums", {"grpo": "sums"}),
+        ("all", {title(name): name for name in COMPARED if name != "dpo"}),
+    ):
         runs = {title: [with_completions(name, seed) for seed in seeds_of(name)] for title, name in names.items()}
         if not any(runs.values()):
             continue
@@ -263,8 +266,8 @@ def draw():
 
 
 def with_completions(name, seed):
-    """The rows of a run, with what was sampled up to each, the steps before the model that it starts from included."""
-    rows, completions = rows_of(name, seed), 64 * 8 if START in command(name) else 0
+    """The rows of a run, with what was sampled up to each."""
+    rows, completions = rows_of(name, seed), 0
     for row in rows:
         completions += sampled(row)
         row["completions"] = completions

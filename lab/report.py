@@ -197,7 +197,9 @@ def interval_of_equivalence(claim, mine, others):
     level = 2 * registry.load()["statistics"]["level"] / (len(decisions()) - before)
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
     low, high = (shown(end, claim["primary"]["metric"], "+") for end in ends)
-    return f"With that goes the interval of {1 - level:.1%}, {low} to {high}. "
+    return (
+        f"The interval that belongs to this test, at its step of Holm's, is that of {1 - level:.1%}: {low} to {high}. "
+    )
 
 
 def known(claim):

@@ -293,7 +293,8 @@ Of the registered claims:
 - `dynamic_sampling` and `overlong`, registered second, came after these, among themselves in the registered order,
   with 40 minutes between two runs for another measurement. After the first four runs of `critic` and `batch_shape`,
   of two and a half minutes each, came `clip_0.4`, its two runs in turns.
-- What these three claims do not show was written again after a referee's report on their verdicts.
+- What the claims of `dynamic_sampling` and `overlong` do not show was written again after a referee's report on their
+  verdicts.
 - The times in starts.jsonl and in git are this machine's own: a digest proves an order of commits, not a date."""
 
 INTRO = """What papers and rules of thumb claim, measured with the scripts of this repository on a small task. Each

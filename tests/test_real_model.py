@@ -127,14 +127,6 @@ def test_scripts_are_compared_where_both_have_all_seeds(tmp_path, monkeypatch):
     assert rows[0][-1] == "2, 2, 2"  # minutes: 90, 91 and 92 seconds
 
 
-def test_the_steps_before_the_start_count_as_completions(tmp_path, monkeypatch):
-    write_runs(tmp_path, monkeypatch, {"sums": [0.5], "dpo": [0.5]})
-    monkeypatch.setattr(real_model, "tuned", lambda name: "1e-5")
-    found = [[row["completions"] for row in real_model.with_completions(name, 0)] for name in ("sums", "dpo")]
-    assert found == [[0, 64, 128], [512, 576, 640]]
-    assert real_model.START in real_model.command("dpo") and real_model.START.endswith("-8")
-
-
 def test_a_step_samples_its_rounds_and_a_round_of_pairs_its_prompts():
     assert real_model.sampled({"completion/length": 9.0}) == 64
     assert real_model.sampled({"completion/length": 9.0, "sampling/rounds": 3.0}) == 192

@@ -472,6 +472,6 @@ def test_where_a_claim_is_equivalent_its_interval_at_holms_step_lies_within_the_
         primary = claim["primary"]
         mine, others = (report.values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
         said = report.interval_of_equivalence(claim, mine, others)
-        assert f"interval of {1 - 2 * 0.05 / (len(found) - i):.1%}, " in said  # two one-sided tests at Holm's level
+        assert f"that of {1 - 2 * 0.05 / (len(found) - i):.1%}: " in said  # two one-sided tests at Holm's level
         low, high = map(float, re.findall(r"[+-]\d\.\d+", said))
         assert -primary["same"] < low < high < primary["same"]
