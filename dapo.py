@@ -9,8 +9,8 @@ o_1..o_G and maximize, with the token ratio r_it = pi(o_it) / pi_old(o_it),
     R_i = (1 if o_i is correct, else -1) + R_length(|o_i|)                                                 Eq. 7, Eq. 13
 
 Against grpo.py: eps_high 0.28 is larger than eps_low 0.2, so that unlikely tokens can become likely and entropy lasts
-(clip-higher). `dynamic_batch` drops groups that are all right or all wrong, whose gradient is 0, and samples until the
-batch is full. `token_weights` gives every token of the batch one weight, so that a completion counts by its length.
+(clip-higher). `dynamic_batch` drops groups that are all right or all wrong (their gradient is 0 or of length alone) and
+samples until the batch is full. `token_weights` gives every token one weight, so a completion counts by its length.
 `overlong_penalty` lowers the reward of completions close to the limit; `--overlong filter` takes the truncated ones out
 of the loss instead. Accuracy is +1 or -1, there is no KL, and evaluation samples with top-p 0.7. A rollout has several
 updates: with one, the ratio is 1 and nothing is clipped.
@@ -23,9 +23,9 @@ warm-up (paper: 20 steps) is off.
 Left out: rewriting the answers of the data into integers (section 3.5).
 
     accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
-    accelerate launch dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 \\
-        --generate_batch_size 256 --eval_prompts 200
+    accelerate launch --mixed_precision bf16 dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --overlong_cache 128 \\
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             17 GiB of a GPU, by --dry_run
 
 docs/dapo.md has usage, results, and the details of the implementation one by one.
 """
@@ -244,7 +244,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
+    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()

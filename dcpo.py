@@ -13,8 +13,8 @@ of all its i G rewards so far (Eq. 29-30). Each completion takes the smaller of 
 
 Against grpo.py: `clip_bounds` limits |r - 1| r q (Eq. 3-4), so a rare token may move far and a likely one nearly as
 far as in GRPO; `smoothed_advantages` learns from groups of equal rewards once their prompt has had others; `History`
-keeps the statistics in the checkpoint; `token_weights` is G times GRPO's; `compute_rewards` gives -1 where no answer is
-found, 0 to a wrong one (Eq. 15).
+keeps the statistics in the checkpoint; `token_weights` is G times GRPO's; `compute_rewards` gives -1 to a wrong format,
+that is where no answer is found, and 0 to a wrong answer (Eq. 15).
 
 Deviations from the paper: the mean over prompts is ours, the paper gives none; equal rewards have A_new (and, over all
 visits, A_tot) exactly 0, by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
@@ -22,8 +22,9 @@ counts as one visit, of which the last group is kept; log-ratios are clamped to 
 Left out: the official script's settings, which switch SAS off. docs/dcpo.md has the nearest options, results, details.
 
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
-    accelerate launch dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
+    accelerate launch --mixed_precision bf16 dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             17 GiB of a GPU, by --dry_run
 """
 
 import time

@@ -20,8 +20,9 @@ out: the r1 template's rule that an answer without its tags scores 0 (give such 
 file.py:function).
 
     accelerate launch dr_grpo.py                           a small embedded model learns to think; nothing is downloaded
-    accelerate launch dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
+    accelerate launch --mixed_precision bf16 dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             17 GiB of a GPU, by --dry_run
 
 docs/dr_grpo.md has usage, results, and the details of the implementation one by one.
 """
@@ -146,7 +147,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
+    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()

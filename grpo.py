@@ -19,8 +19,9 @@ equal rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and
 Left out: process supervision, and the retraining of a reward model (iterative GRPO).
 
     accelerate launch grpo.py                              a small embedded model learns to think; nothing is downloaded
-    accelerate launch grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
+    accelerate launch --mixed_precision bf16 grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             19 GiB of a GPU, by --dry_run
 
 docs/grpo.md has usage, results, and the details of the implementation one by one.
 """
@@ -140,7 +141,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
+    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()

@@ -1,7 +1,8 @@
 """GSPO: Group Sequence Policy Optimization (arXiv 2507.18071, Eq. 5-7; GSPO-token, Eq. 13-14).
 
 GRPO with one ratio for a whole completion. The reward judges completions, so they are clipped and weighted as a whole;
-the ratio of a single token is noise, as it comes from one sample of its distribution. With GRPO's advantages
+of a single token's ratio the paper says that it is noise, as one sample is all that its distribution has given. With
+GRPO's advantages
 
     s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|) = exp( 1/|o_i| sum_t log r_it )           the length-normalized ratio, Eq. 7
     J = E[ 1/G sum_i min(s_i A_i, clip(s_i, 1-eps_low, 1+eps_high) A_i) ]                                          Eq. 5
@@ -19,8 +20,9 @@ a group of equal rewards has advantage exactly 0; standard deviation as in grpo.
 in the paper: they are presets for the small model. Left out: routing replay (the paper needs none for GSPO).
 
     accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
-    accelerate launch gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \\
-        --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 --generate_batch_size 256 --eval_prompts 200
+    accelerate launch --mixed_precision bf16 gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+        --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             17 GiB of a GPU, by --dry_run
 
 docs/gspo.md has usage, results, and the details of the implementation one by one.
 """
@@ -145,7 +147,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     Each token carries the loss of its row. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The mean over rows is then 0, but for the KL, since a group's advantages sum to 0.
+    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
     """
     if args.ratio_level == "sequence" and advantages.shape[1] != 1:
         raise ValueError("advantages of single tokens need --ratio_level token: s would give each token their mean")

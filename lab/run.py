@@ -1,6 +1,7 @@
 """Runs what docs/claims.md reports, and keeps the deciding metrics in lab/results.
 
 python lab/run.py --registered            what registered.json lists, in its order, in lab/results/registered
+python lab/run.py --registered --jobs 2   two runs at a time; start it again for those that say they wait for a tuning
 python lab/run.py --registered --list     what is left of it
 
 It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each
@@ -21,6 +22,7 @@ import concurrent.futures
 import datetime
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -30,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 
 import registry
 from claims import ALL, CLAIMS, RUNS
@@ -37,6 +40,7 @@ from claims import ALL, CLAIMS, RUNS
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
 VERSIONS = ("torch", "transformers")
+PREPARING = threading.RLock()  # what several runs read is made once
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
     "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
@@ -152,7 +156,8 @@ def run_registered(registered, name, seed):
     command = registry.command(registered, name)
     if command is None:
         return f"waits for {registered['runs'][name]['best_of'][0]} and the others of its tuning"
-    prepare(registered, command, seed)
+    with PREPARING:
+        prepare(registered, command, seed)
     folder = f"runs/lab/{name}-seed{seed}"
     header = {"command": f"python {command} --seed {seed}", "registered": registry.digest()} | origin(command)
     write_start({"run": name, "seed": seed} | header)
@@ -208,16 +213,32 @@ def prepare(registered, command, seed):
         run_registered(registered, "reward_model", seed)  # results do not hold models
 
 
-def run_all_registered(only_list):
+def run_all_registered(only_list, workers=1):
     registered = registry.load()
     jobs = registry.jobs(registered)
     if not only_list and not origin("")["clean"]:
         raise SystemExit("the code is in no commit, so that its results would not count: commit it, or stash it")
-    for i, (name, seed) in enumerate(jobs):
-        if registry.result(name, seed).exists():
-            continue
-        said = registry.command(registered, name) if only_list else run_registered(registered, name, seed)
-        print(f"{i + 1}/{len(jobs)} {name} seed {seed}: {said}", flush=True)
+
+    stopped = threading.Event()
+
+    def run_chunk(chunk):
+        try:
+            for i, (name, seed) in chunk:
+                if stopped.is_set() or registry.result(name, seed).exists():
+                    continue
+                said = registry.command(registered, name) if only_list else run_registered(registered, name, seed)
+                print(f"{i}/{len(jobs)} {name} seed {seed}: {said}", flush=True)
+        except BaseException:
+            stopped.set()  # nothing else begins
+            raise
+
+    # The runs of a seed one after the other: one of them may read what another has made.
+    chunks = [list(chunk) for _, chunk in itertools.groupby(enumerate(jobs, 1), key=lambda numbered: numbered[1][1])]
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(run_chunk, chunks))
+        finally:
+            stopped.set()  # by Ctrl-C, which ends what is running
 
 
 def main():
@@ -225,19 +246,20 @@ def main():
     names = ["all", *CLAIMS]  # all: the figure of all algorithms
     parser.add_argument("claims", nargs="*", choices=[[], *names], metavar="NAME", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, help="default: 1 of the registered runs, one a core of the pilot's")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--registered", action="store_true")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.registered:
-        return run_all_registered(args.list)
+        return run_all_registered(args.list, args.jobs or 1)
+    workers = args.jobs or os.cpu_count()
     models, others = without_models(missing(args.claims or names, args.seeds, args.again))
     jobs = [*models, *others]
     left = sum(seconds_of(name) for name, _ in jobs)
     print(f"{len(jobs)} runs, about {left / 3600:.1f} hours of one core", flush=True)
     count = 0
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for part in (models, others):
             futures = {pool.submit(run, *job): job for job in part}
             for future in concurrent.futures.as_completed(futures):
@@ -245,7 +267,7 @@ def main():
                 took = future.result()
                 count, left = count + 1, left - seconds_of(name)
                 bar = "#" * (20 * count // len(jobs))
-                rest = f"about {max(0, left) / 60 / args.jobs:.0f} min left"
+                rest = f"about {max(0, left) / 60 / workers:.0f} min left"
                 print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
 
 

@@ -1,6 +1,8 @@
 """--dry_run and the formula behind it: common/harness/memory.py and dry_run.py, tools/memory.py."""
 
+import functools
 import json
+import math
 import os
 
 import pytest
@@ -161,6 +163,23 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
     for value, option in tips:  # each is what a dry run with that option prints
         _, other = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32, *option.split())
         assert max(terms["all"] for terms in other.values()) == pytest.approx(float(value), abs=0.06)
+
+
+def test_bfloat16_is_a_tip_for_the_launch_and_of_weights_for_adapters_alone():
+    """Weights in bfloat16 lose small updates; the frozen base of adapters has none."""
+    sizes = memory.meta_sizes(memory.MODELS["0.5B"])
+    compute = functools.partial(dry_run.estimate, sizes=sizes)
+
+    def tips(bf16=False, **options):
+        small = dict(eval_prompts=1, generate_batch_size=8, micro_batch_size=2, kl_coef=0)
+        args, job = grpo.Args(**small, max_new_tokens=512, **options), Job(bf16=bf16)
+        return dict(dry_run.less_memory(args, job, compute, dry_run.peak(compute(args, job))[1]))
+
+    mixed = "accelerate launch --mixed_precision bf16"
+    full, adapters = tips(), tips(lora_rank=8)
+    assert mixed in full and "--dtype bfloat16" not in full
+    assert "--dtype bfloat16" in adapters and adapters["--dtype bfloat16"] < adapters.get(mixed, math.inf)
+    assert mixed not in tips(bf16=True)
 
 
 @pytest.mark.parametrize("gpu", [False, True])

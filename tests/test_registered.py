@@ -313,9 +313,26 @@ def test_the_queue_runs_what_has_no_results_in_the_registered_order(lab, monkeyp
     run.write(registry.result("b", 10), [{}])
     run.run_all_registered(False)
     assert ran == [("a", 10), ("a", 11), ("b", 11), ("c", 11)]
+    run.run_all_registered(False, workers=2)  # each once, and those of a seed one after the other
+    assert sorted(ran[4:]) == sorted(ran[:4]) and [job for job in ran[4:] if job[1] == 11] == ran[1:4]
     monkeypatch.setattr(run, "origin", lambda command: {"clean": False})
     with pytest.raises(SystemExit, match="in no commit"):
         run.run_all_registered(False)
+
+
+def test_what_stops_one_run_lets_no_other_begin(lab, monkeypatch):
+    monkeypatch.setattr(registry, "load", lambda: {"order": [{"runs": ["a", "b"], "seeds": [10, 11, 12]}]})
+    monkeypatch.setattr(run, "origin", lambda command: {"clean": True})
+    began = []
+
+    def stopped(registered, name, seed):
+        began.append((name, seed))
+        raise SystemExit("not the registered file")
+
+    monkeypatch.setattr(run, "run_registered", stopped)
+    with pytest.raises(SystemExit, match="not the registered file"):
+        run.run_all_registered(False)
+    assert began == [("a", 10)]
 
 
 def test_a_registered_run_has_the_digest_of_the_rules_and_one_that_fails_has_no_results(lab, monkeypatch):

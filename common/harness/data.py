@@ -276,9 +276,9 @@ class PromptSampler:
 
     def load_state_dict(self, state: dict) -> None:
         """Raises InputError if the state is of other data or another seed: the order would be another."""
-        for name, value in (("n", self.n), ("seed", self.seed)):
+        for name, value, what in (("n", self.n, "rows of data"), ("seed", self.seed, "as --seed")):
             if state[name] != value:
-                raise InputError(f"the checkpoint's prompt order has {name} {state[name]}, this run {value}")
+                raise InputError(f"the checkpoint is of a run with {state[name]} {what}, this one has {value}")
         if state["digest"] != self.digest:
             raise InputError(
                 f"the checkpoint is of other data, with as many rows ({self.n}): an exact resume is impossible"

@@ -170,8 +170,10 @@ def report(args, job, sizes, compute):
 
 
 def less_memory(args, job, compute, most):
-    """The three options that lower the peak most, each alone: (text, the peak with it)."""
-    options = {"gradient_checkpointing": True, "dtype": "bfloat16", "kl_coef": 0, "lora_rank": 16}
+    """The three options, or ways to launch, that lower the peak most, each alone: (text, the peak with it)."""
+    options = {"gradient_checkpointing": True, "kl_coef": 0, "lora_rank": 16}
+    if args.lora_rank:  # only the base is bfloat16 then; weights that train would lose small updates
+        options["dtype"] = "bfloat16"
     name = "micro_batch_tokens" if getattr(args, "micro_batch_tokens", 0) else "micro_batch_size"
     options[name] = max(2, getattr(args, name) // 4)
     if isinstance(args, RolloutArgs):
@@ -182,6 +184,8 @@ def less_memory(args, job, compute, most):
         if name in vars(args):
             text = f"--{name}" if value is True else f"--{name} {value}"
             found[text] = peak(compute(dataclasses.replace(args, **{name: value}), job))[1]
+    if args.dtype == "float32" and not job.bf16:
+        found["accelerate launch --mixed_precision bf16"] = peak(compute(args, job._replace(bf16=True)))[1]
     if job.strategy == "DDP":
         found["configs/fsdp2.yaml"] = peak(compute(args, job._replace(strategy="FSDP2")))[1]
     return sorted([each for each in found.items() if each[1] < 0.99 * most], key=lambda each: each[1])[:3]
