@@ -737,7 +737,9 @@ def test_resume_continues_where_it_stopped(before):
     assert second.draw(40 - before) == whole[before:]
 
 
-@pytest.mark.parametrize(("n", "seed", "says"), [(8, 1, "n 7, this run 8"), (7, 2, "seed 1, this run 2")])
+@pytest.mark.parametrize(
+    ("n", "seed", "says"), [(8, 1, "7 rows of data, this one has 8"), (7, 2, "1 as --seed, this one has 2")]
+)
 def test_another_order_is_refused_on_resume(n, seed, says):
     with pytest.raises(InputError, match=says):
         PromptSampler(range(n), seed).load_state_dict(PromptSampler(range(7), 1).state_dict())
