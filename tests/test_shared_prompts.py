@@ -38,7 +38,7 @@ def test_layers_that_use_the_keys_of_another_one_share_no_prompts():
     options = dict(num_key_value_heads=2, head_dim=8, global_head_dim=8, vocab_size_per_layer_input=40)
     options |= dict(num_kv_shared_layers=1, layer_types=["full_attention"] * 2, hidden_size_per_layer_input=4)
     policy = random_policy("gemma4_text", **options)
-    assert layer_types(policy.lm) == {"DynamicLayer", "DummyLayer"}
+    assert layer_types(policy.lm) <= {"DynamicLayer", "DummyLayer"}  # the second since a version after 5.17
     assert policy.head_is_last and policy.plain_cache and not policy.shares_prompts
 
 

@@ -226,7 +226,9 @@ def enable_checkpointing(lm):
     """Let a model recompute its activations in the backward pass; an InputError if its class cannot."""
     if not lm.supports_gradient_checkpointing:
         raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
-    lm.activation_checkpointing_enable({"use_reentrant": False})
+    renamed = hasattr(lm, "activation_checkpointing_enable")  # not yet in transformers 5.17
+    enable = lm.activation_checkpointing_enable if renamed else lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
