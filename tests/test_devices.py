@@ -9,12 +9,13 @@ import types
 
 import pytest
 import torch
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import conftest
 import grpo
 from common.errors import InputError
 from common.generation import seeded
-from common.harness.distributed import choose_device, launch
+from common.harness.distributed import choose_device, launch, set_up_attention
 from common.harness.metrics import Metrics, peak_memory_gb
 from devices import VARIABLES, asks_for_gpu
 
@@ -57,6 +58,20 @@ def test_on_a_gpu_there_are_no_workers(monkeypatch):
     assert conftest.pytest_xdist_auto_num_workers(None) is None  # as many as xdist says
     monkeypatch.setattr(conftest, "ON_GPU", True)
     assert conftest.pytest_xdist_auto_num_workers(None) == 0
+
+
+# --- what runs set for a GPU ---
+
+
+def test_on_a_gpu_masks_are_not_looked_at_and_cudnn_has_no_attention(monkeypatch):
+    registered, cudnn = {}, []
+    monkeypatch.setattr(AttentionMaskInterface, "register", registered.__setitem__)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
+    set_up_attention()
+    assert cudnn == [False]  # its gradient can be NaN
+    rows = dict(batch_size=2, q_length=1, kv_length=4, attention_mask=torch.ones(2, 4, dtype=torch.bool), device="cpu")
+    assert sdpa_mask(**rows) is None  # it looked, and would wait for the GPU
+    assert registered["sdpa"](**rows) is not None
 
 
 # --- the choice ---

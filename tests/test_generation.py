@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+import common.generation
 import grpo
 from common.batches import left_pad
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
@@ -184,6 +185,29 @@ def test_rollout_with_gradient_checkpointing_is_not_garbage():
     batch = grpo.rollout(checkpointed, prompts, 4, 1.0, 1.0, 0, args)
     assert torch.equal(batch["completions"], expected["completions"])
     assert checkpointed.training
+
+
+def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
+    """bfloat16 in place of float32: half the memory, and the same bits, since attention casts what it gets."""
+    _, args, _, policy = embedded(max_new_tokens=20)
+    layers, plain = [], common.generation.RoomyLayer
+
+    def kept(layer, dtype):
+        layers.append(plain(layer, dtype))
+        return layers[-1]
+
+    def sampled():
+        with torch.autocast("cpu", torch.bfloat16):
+            batch = grpo.rollout(policy, rows_of([5, 6, 7, 8], [9, 10]), 4, 1.0, 1.0, 0, args)
+        return batch["completions"], batch["rollout_logprobs"]
+
+    monkeypatch.setattr(common.generation, "RoomyLayer", kept)
+    narrow, dtypes = sampled(), {x.dtype for layer in layers for x in (layer.keys, layer.values)}
+    assert dtypes == {torch.bfloat16}
+    monkeypatch.setattr(common.generation, "RoomyLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
+    wide = sampled()
+    assert layers[-1].keys.dtype == torch.float32
+    assert all(map(torch.equal, narrow, wide))
 
 
 def test_rollout_leaves_the_training_streams_untouched():

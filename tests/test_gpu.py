@@ -239,6 +239,23 @@ def test_the_first_ratio_is_one(name, monkeypatch):
     assert len(apart) >= 7 and max(apart) < 1e-5
 
 
+# --- attention ---
+
+
+@pytest.mark.parametrize("tokens", [64, 192, 256])
+def test_attention_with_large_negative_logits_has_a_finite_gradient(tokens):
+    """That of cuDNN has not (pytorch issue 196678), and some GPUs prefer it: `launch` switches it off."""
+    device, generator = launch(grpo.Args()).device, torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 1, tokens, 64, generator=generator) for _ in range(3))
+    query[..., 0], key[..., 0] = 8.0, -120.0  # 120 below 0, after the division by the root of the width
+    query, key, value = (x.to(device, torch.bfloat16).requires_grad_() for x in (query, key, value))
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device).tril()
+    torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask
+    ).float().square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in (query, key, value))
+
+
 # --- sampling ---
 
 

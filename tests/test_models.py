@@ -7,6 +7,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import models as docs_models
 import worker
@@ -191,6 +192,21 @@ def test_weights_that_are_not_finite_are_refused(value, tmp_path):
     lm.model.layers[1].mlp.up_proj.weight.data[3, 4] = value
     lm.save_pretrained(tmp_path)
     assert "log-probs that are not finite: its weights hold NaN or infinite numbers" in refused(policy_of, tmp_path)
+
+
+def test_a_model_whose_padded_rows_are_nan_is_refused(tmp_path, monkeypatch):
+    # As attention gives them that has no answer for the rows of padding, whose mask is false everywhere.
+    docs_models.build("llama", tmp_path)
+    attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def without_answer(module, query, key, value, mask, **options):
+        output, weights = attention(module, query, key, value, mask, **options)  # (R, T, heads, width)
+        if mask is not None:
+            output = output.masked_fill(~mask.any(dim=-1)[:, 0, :, None, None], float("nan"))
+        return output, weights
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_answer)
+    assert "gives other log-probs when a row is padded on the left (one differs by nan)" in refused(policy_of, tmp_path)
 
 
 def test_a_model_that_cannot_be_checkpointed_is_one_line():

@@ -81,14 +81,19 @@ def launch(args):
     if missing:
         raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
     if accelerator.device.type != "cpu":
-        never_look_at_masks()
+        set_up_attention()
     set_seed(args.seed)
     return accelerator
 
 
-def never_look_at_masks():
-    """Let transformers build each padding mask for sdpa without looking whether it is all true and can be left out:
-    that waits for the GPU at each decoded token, and the batches here have padding."""
+def set_up_attention():
+    """What sdpa needs on a GPU.
+
+    transformers builds each padding mask without looking whether it is all true and can be left out: that waits for the
+    GPU at each decoded token, and the batches here have padding. And cuDNN's attention is off, which torch 2.11 to 2.13
+    prefer on an H100: with a mask its gradient can be NaN in rows of 64, 192, 320, ... tokens (pytorch issue 196678),
+    and it makes a plan for each new length, so for each decoded token.
+    """
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):
@@ -96,6 +101,7 @@ def never_look_at_masks():
         return sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=skip, **options)
 
     AttentionMaskInterface.register("sdpa", without_look)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def set_threads(weights):

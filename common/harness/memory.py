@@ -122,15 +122,18 @@ class Terms:
         layer = 3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size)
         scores = (0 if size == 4 else 2) + (4 if args.temperature != 1 else 0)
         logits = sizes.vocabulary * (4 + scores + 4 + (8 if self.job.gpu else 4))
-        first = {"key-value cache": self.cache(prompts, prompt, 1), "work": prompts * prompt * layer}
-        last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens), "work": rows * logits}
+        cached = (
+            self.stream if args.rollout == "hf" else size
+        )  # under autocast the pass over the prompts leaves float32
+        first = {"key-value cache": self.cache(prompts, prompt, 1, self.stream), "work": prompts * prompt * layer}
+        last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens, cached), "work": rows * logits}
         return {"copies of weights": self.copies("rollout")} | max(first, last, key=lambda terms: sum(terms.values()))
 
-    def cache(self, rows, prompt, completion):
-        """Bytes of keys and values of all rows in all layers, with the spare room of a layer, and of the layer that is
-        copied as it grows. Under autocast rotary keys are float32 and values bfloat16."""
+    def cache(self, rows, prompt, completion, size):
+        """Bytes of keys and values of `size` of all rows in all layers, with the spare room of a layer, and of the
+        layer that is copied as it grows."""
         tokens = prompt + math.ceil((completion - 1) / RoomyLayer.ROOM) * RoomyLayer.ROOM
-        return rows * tokens * self.sizes.key * (self.size + self.stream) * (self.sizes.layers + 1)
+        return rows * tokens * self.sizes.key * 2 * size * (self.sizes.layers + 1)
 
     def activations(self, rows, queries, keys):
         """Bytes that one pass over (rows, queries) tokens which attend to `keys` tokens keeps for the backward pass."""

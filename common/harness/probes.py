@@ -91,9 +91,14 @@ def sampling_problem(policy):
         return "gives log-probs that are not finite: its weights hold NaN or infinite numbers"
     error = torch.maximum((sampled - alone).abs().max(), (padded - alone).abs().max())
     effect = (longer - alone).abs().max()
-    rounding = 1e-4 if policy.lm.dtype == torch.float32 else 0.5  # near 32, numbers of bfloat16 are 0.25 apart
-    if error > rounding and error > effect / 10:  # without a fault the error is rounding, the effect far larger
+    # Without a fault the error is rounding, and the effect far larger. NaN is neither.
+    if not (error <= rounding(policy.lm) or error <= effect / 10):
         return f"gives other log-probs when a row is padded on the left (one differs by {float(error):.2g})"
+
+
+def rounding(lm):
+    """How far log-probs of this model may differ by rounding; near 32, numbers of bfloat16 are 0.25 apart."""
+    return 1e-4 if lm.dtype == torch.float32 else 0.5
 
 
 def find_shortcuts(lm, may_share=True):
@@ -175,4 +180,4 @@ def sharing_is_exact(lm):
     }
     shared = batch | {"prompt_index": (counts // 3)[:, None]}
     (plain, _), (other, _) = policy(batch, with_entropy=False), policy(shared, with_entropy=False)
-    return torch.allclose(plain, other, atol=1e-4 if lm.dtype == torch.float32 else 0.1)
+    return torch.allclose(plain, other, atol=rounding(lm))

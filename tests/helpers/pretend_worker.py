@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 import family
 from common.batches import left_pad
 from common.generation import decode, sampling_config
-from common.harness.distributed import never_look_at_masks
+from common.harness.distributed import set_up_attention
 from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import Run
 from pretend_gpu import GPU, Counted, pretended
@@ -132,7 +132,7 @@ def tokens(name, first, last, **options):
     result = {"same": same, "ours": token(policy, False, first, last)}
     AttentionMaskInterface.register("sdpa", sdpa_mask)  # as transformers has it
     result["stock"] = token(policy, True, first, last)
-    never_look_at_masks()
+    set_up_attention()
     return result
 
 
