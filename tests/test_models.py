@@ -33,6 +33,13 @@ def test_the_page_has_a_row_for_each_model():
     assert list(page()) == list(docs_models.MODELS)
 
 
+def other_version():
+    """Whether the page is of another version of transformers than the one that is installed."""
+    version = ".".join(transformers.__version__.split(".")[:2])
+    return f"transformers {version}" not in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(other_version(), reason="the page is of another version of transformers")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mamba2", "mllama", "rwkv"])
 def test_a_row_of_the_page_is_what_the_command_gives(name):
     # mllama: a layer whose cache stays empty while others lose rows.
