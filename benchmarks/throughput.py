@@ -416,6 +416,7 @@ def contestant(name, task, pipe):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(task.threads)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as `launch` does, so for TRL too
     turns = Turns(name, task, pipe)
     if name == "trl":
         run_trl(turns, task)
