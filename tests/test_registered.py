@@ -543,6 +543,9 @@ def test_held_out_problems_are_the_registered_ones_and_none_of_the_lists(monkeyp
     assert registry.SHARES == {name: difficulty.share for name, difficulty in build.CLASSES.items()}
 
 
+PPO_RUNS = ("ppo", "ppo-critic_still", "ppo-32x8")
+
+
 def test_what_was_looked_at_afterwards_is_in_the_rows():
     d, effect = decide(), {"metric": "completion/length_incorrect", "over": "late"}
     runs = ("gspo-wide_band", "grpo")
@@ -550,3 +553,24 @@ def test_what_was_looked_at_afterwards_is_in_the_rows():
     found = d.measure(wide, grpo, 0.0, 1.0)
     said = f"{-found.effect:.2f} tokens shorter than GRPO's ({-found.low:.2f} to {-found.high:.2f})"
     assert said in texts.LIMITS["sequence_ratio"]
+
+    def explained(over):
+        """The share of the variance of a held-out reward between the classes, a mean over the seeds of PPO."""
+        shares = np.array(list(registry.SHARES.values()))
+        found = []
+        for seed in range(40, 53):
+            classes = [registry.outcome("ppo", seed, {"metric": f"eval/logged/{name}", "over": over})
+                       for name in registry.SHARES]  # fmt: skip
+            mean = shares @ classes
+            found.append(shares @ (np.array(classes) - mean) ** 2 / (mean * (1 - mean)))
+        return np.mean(found)
+
+    hard = {"metric": "eval/logged/hard", "over": "end"}
+    learning, still = ([registry.outcome(name, seed, hard) for seed in range(40, 53)] for name in PPO_RUNS[:2])
+    found = d.measure(learning, still, 0.0, 1.0)
+    assert f"hard sums, {found.effect:+.3f} ({found.low:.3f} to {found.high:.3f})" in texts.LIMITS["critic"]
+    assert f"explains {explained('start'):.2f} of the variance" in texts.LIMITS["critic"]
+    assert f"and {explained('end'):.2f} at PPO's end" in texts.LIMITS["critic"]
+    once, eight = (np.mean([registry.read(name, seed)[0]["cpu_seconds"] for seed in range(40, 53)])
+                   for name in (PPO_RUNS[0], PPO_RUNS[2]))  # fmt: skip
+    assert f"256 x 1 took {once:.0f} seconds of a core, one of 32 x 8 {eight:.0f}," in texts.LIMITS["batch_shape"]

@@ -457,8 +457,11 @@ def test_the_readmes_say_what_was_found(page):
     assert (steps.verdict, completions.verdict) == (registry.HOLDS, registry.FAILS)
     assert decided["overlong"].verdict == decided["sequence_ratio"].verdict == registry.SAME
     gained, lost = f"{steps.measured.effect:.2f}", f"{-completions.measured.effect:.2f}"
+    critic, shape = (f"{decided[name].measured.effect:.2f}" for name in ("critic", "batch_shape"))
+    assert decided["critic"].verdict == decided["batch_shape"].verdict == registry.HOLDS
     text = (report.ROOT / page).read_text(encoding="utf-8")
-    english, chinese = rf"gains {gained} of accuracy .* loses {lost} ", rf"高 {gained}（.*低 {lost}（"
+    english = rf"gains PPO {critic} of accuracy .* each, {shape} more .* gains {gained} of accuracy .* loses {lost} "
+    chinese = rf"高 {critic}（.*八次高 {shape}；.*高 {gained}（.*低 {lost}（"
     assert re.search(english if page == "README.md" else chinese, text)
 
 
