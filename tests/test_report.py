@@ -460,6 +460,8 @@ def test_the_readmes_say_what_was_found(page):
     critic, shape = (f"{decided[name].measured.effect:.2f}" for name in ("critic", "batch_shape"))
     assert decided["critic"].verdict == decided["batch_shape"].verdict == registry.HOLDS
     text = (report.ROOT / page).read_text(encoding="utf-8")
+    dcpo = f"{decided['dcpo'].measured.effect:+.3f}"
+    assert decided["dcpo"].verdict == registry.SAME and dcpo in text
     english = rf"gains PPO {critic} of accuracy .* each, {shape} more .* gains {gained} of accuracy .* loses {lost} "
     chinese = rf"高 {critic}（.*八次高 {shape}；.*高 {gained}（.*低 {lost}（"
     assert re.search(english if page == "README.md" else chinese, text)
