@@ -565,6 +565,16 @@ def test_what_was_looked_at_afterwards_is_in_the_rows():
             found.append(shares @ (np.array(classes) - mean) ** 2 / (mean * (1 - mean)))
         return np.mean(found)
 
+    end = {"metric": "accuracy", "over": "end"}
+    dcpo, grpo = ({seed: registry.outcome(name, seed, end) for seed in range(40, 50)}
+                  for name in ("dcpo-8_visits", "grpo-8_visits"))  # fmt: skip
+    others = [value for seed, value in dcpo.items() if seed != 48]
+    below = f"ended at {dcpo[48]:.3f}, {min(others) - dcpo[48]:.3f} below the next"
+    test = d.stats.ttest_ind(others, list(grpo.values()), equal_var=False)
+    ends = " to ".join(f"{value:+.3f}" for value in test.confidence_interval())
+    without = f"effect is {np.mean(others) - np.mean(list(grpo.values())):+.3f} ({ends})"
+    assert below in texts.LIMITS["dcpo"] and without in texts.LIMITS["dcpo"] and test.pvalue < 0.05 / 17
+
     hard = {"metric": "eval/logged/hard", "over": "end"}
     learning, still = ([registry.outcome(name, seed, hard) for seed in range(40, 53)] for name in PPO_RUNS[:2])
     found = d.measure(learning, still, 0.0, 1.0)
