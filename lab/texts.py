@@ -317,7 +317,7 @@ Of the registered claims:
 - The other 35 runs of `critic` and `batch_shape`, registered third, came last of these, 45 minutes later; the rows of
   the first four were in commits by then. While the last five were made, those of `dcpo` had begun on another core, from
   seed 45 on.
-- When `dcpo` was complete the queue was stopped, one second into its first tuning run, and goes on with a later commit:
+- When `dcpo` was complete the queue was stopped, one second into its first tuning run, and goes on with later commits:
   docstrings, what `--dry_run` says and what concerns GPUs and bfloat16 had changed. Short runs of all eight scripts,
   with a resume, came out the same before and after, bit by bit.
 - What the claims of `dynamic_sampling`, `overlong`, `critic` and `batch_shape` do not show was written again after a

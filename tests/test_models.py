@@ -1,6 +1,7 @@
 """Models of all kinds: tools/models.py and its page; weights that texts do not use; models that would be wrong."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -214,6 +215,14 @@ def test_a_model_whose_padded_rows_are_nan_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_answer)
     assert "gives other log-probs when a row is padded on the left (one differs by nan)" in refused(policy_of, tmp_path)
+
+
+def test_checkpointing_is_switched_on_by_either_of_its_names():
+    # transformers 5.17 has the second one alone, and the run ended with an AttributeError.
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        asked = []
+        enable_checkpointing(types.SimpleNamespace(supports_gradient_checkpointing=True, **{name: asked.append}))
+        assert asked == [{"use_reentrant": False}]
 
 
 def test_a_model_that_cannot_be_checkpointed_is_one_line():

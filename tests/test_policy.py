@@ -73,6 +73,13 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch):
     assert find_shortcuts(policy.lm) == dict(head_is_last=True, plain_cache=False, shares_prompts=False)
 
 
+def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
+    # Numbers of bfloat16 between 16 and 32 are 0.125 apart; a bound of 0.1 refused SmolLM2.
+    _, _, _, policy = embedded()
+    policy.lm.get_output_embeddings().weight.data.mul_(3)
+    assert find_shortcuts(policy.lm.bfloat16().eval())["shares_prompts"]
+
+
 def test_a_policy_takes_its_shortcuts_as_they_are_given():
     lm, ran = random_policy("qwen2").lm, []
     lm.model.register_forward_hook(lambda *inputs: ran.append(inputs))

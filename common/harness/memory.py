@@ -122,9 +122,7 @@ class Terms:
         layer = 3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size)
         scores = (0 if size == 4 else 2) + (4 if args.temperature != 1 else 0)
         logits = sizes.vocabulary * (4 + scores + 4 + (8 if self.job.gpu else 4))
-        cached = (
-            self.stream if args.rollout == "hf" else size
-        )  # under autocast the pass over the prompts leaves float32
+        cached = self.stream if args.rollout == "hf" else size  # `decode` casts to what attention computes in
         first = {"key-value cache": self.cache(prompts, prompt, 1, self.stream), "work": prompts * prompt * layer}
         last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens, cached), "work": rows * logits}
         return {"copies of weights": self.copies("rollout")} | max(first, last, key=lambda terms: sum(terms.values()))
