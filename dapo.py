@@ -244,7 +244,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     """The loss of each token (R, T), -J of DeepSeekMath Eq. 3 before averaging, and diagnostics {name: (R, T)}.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
+    that of -A log pi. A token's loss is then -A plus the KL; a group's advantages sum to 0, so the mean is near 0.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()

@@ -147,7 +147,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     Each token carries the loss of its row. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
-    that of -A log pi. The loss of a token is -A then, plus the KL. A group's A sum to 0, so the mean is near 0.
+    that of -A log pi. A token's loss is then -A plus the KL; a group's advantages sum to 0, so the mean is near 0.
     """
     if args.ratio_level == "sequence" and advantages.shape[1] != 1:
         raise ValueError("advantages of single tokens need --ratio_level token: s would give each token their mean")

@@ -374,7 +374,7 @@ SENTENCES = {
             "The bounds of each token by its old probability q, from |r - 1| r q = eps (Eq. 4, 27), because a fixed "
             "band keeps an unlikely token at nearly its old probability."
         ),
-        "policy_loss 508d30": (
+        "policy_loss 703e0b": (
             "The clip and its metrics follow the bounds of each token, and one cap holds the ratio for both signs, "
             "because no bound stops one that grows under a negative advantage."
         ),
@@ -426,7 +426,7 @@ SENTENCES = {
             "the critic is trained on."
         ),
         "gae": "The sum, from the last token to the first. Nothing follows the last one: there an episode ends.",
-        "policy_loss 9df6f2": (
+        "policy_loss 5f225c": (
             "Eq. 7 is GRPO's clipped objective; Eq. 8 has a penalty on KL(old, new) in its place. The coefficients are "
             "arguments, since controllers move them."
         ),
