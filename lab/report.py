@@ -25,6 +25,7 @@ except ImportError:  # without scipy nothing is decided; what the page is made f
 
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
+SECONDS = registry.HERE / "results" / "seconds.jsonl"
 NEEDED = "scipy is needed to write it (pip install scipy)"
 ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, UNTESTED, ABANDONED, OPEN)}
 CHINESE = {HOLDS: "成立", FAILS: "不成立", SAME: "等效", UNSEEN: "没有定论", UNTESTED: "未受检验", ABANDONED: "已放弃",
@@ -312,12 +313,26 @@ def one_base(algorithms, base, seeds):
     return len({registry.read(*job)[0].get("base") for job in jobs}) == 1
 
 
+def at_equal_seconds(seeds):
+    """The seconds of the shortest of the runs at their best, and {algorithm: mean over the seeds of the accuracy that
+    its completions had after as many}; only of algorithms of which all seeds are there."""
+    lines = map(json.loads, SECONDS.read_text(encoding="utf-8").splitlines()) if SECONDS.exists() else ()
+    curves = {(line["run"], line["seed"]): line for line in lines}
+    found = {name: [curves.get((f"best-{name}", seed)) for seed in seeds] for name in texts.ALGORITHMS}
+    found = {name: lines for name, lines in found.items() if all(lines)}
+    shortest = min((line["seconds"][-1] for lines in found.values() for line in lines), default=0)
+    after = {name: [np.interp(shortest, line["seconds"], line["accuracy"]) for line in lines]
+             for name, lines in found.items()}  # fmt: skip
+    return shortest, {name: np.mean(accuracies) for name, accuracies in after.items()}
+
+
 def best_section():
     registered = registry.load()
     seeds = registry.claims(registered)["best-dapo"]["seeds"]
     bases = {base: [seed for run, seed in registry.jobs(registered) if run == f"best-grpo-{base}"]
              for base in ("hard-1", "hard-2")}  # fmt: skip
     tuning, ends = [], []
+    shortest, after = at_equal_seconds(seeds)
     for algorithm, title in texts.ALGORITHMS.items():
         found, words = tuned(algorithm), settings(algorithm)
         chosen = registry.best(registered, list(words)) if found else None
@@ -328,6 +343,7 @@ def best_section():
         if end is not None:
             seconds = [registry.read(f"best-{algorithm}", seed)[0]["cpu_seconds"] for seed in seeds]
             row = [title, words[chosen], f"{end.mean():.3f} ± {end.std(ddof=1):.3f}", f"{np.mean(seconds):.0f}"]
+            row.append(f"{after[algorithm]:.3f}" if algorithm in after else "")
             for base, base_seeds in bases.items():
                 mine = results_of(f"best-{algorithm}-{base}", base_seeds)
                 others = results_of(f"best-grpo-{base}", base_seeds)
@@ -344,6 +360,7 @@ def best_section():
         lines += ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", ""]
     if ends:
         header = ["", "learning rate", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
+        header += [f"accuracy in training after {shortest:.0f} seconds"]
         header += [f"less GRPO's on {base}, 3 seeds" for base in bases]
         lines += [*table(header, ends), "", "![all algorithms, best of six](figures/claims/best.png)", ""]
     return lines

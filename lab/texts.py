@@ -389,7 +389,10 @@ accuracy at 20,480 sampled completions is run with ten fresh seeds, and with thr
 the hard task built with two more seeds. All claims of this kind share GRPO's ten runs, so they are not independent.
 Nothing but the learning rate is tuned: GSPO has ten times the paper's band, DAPO a cap of 96 and answers of more than
 77 tokens punished, and it samples in whole rounds of 32 prompts. Rows appear once all of their runs are there.
-The seconds are those of one core, of a whole run; accuracy at equal seconds is not measured.""".split("\n")
+The seconds are those of one core, of a whole run. At equal seconds the runs can only be compared in training, as they
+are evaluated at their ends: by the accuracy of the completions that each samples when the shortest of all these runs
+ends. The clock (`python lab/clock.py`) stands still in evaluations; it is the wall's, with two runs at a time on two
+cores. That column was added after the registration, while the tunings ran and before the first run at its best.""".split("\n")
 
 RULES_OF_THUMB = """## Rules of thumb
 
@@ -433,7 +436,7 @@ NOT_DONE = """- Rule of thumb: group sizes at equal completions (`grpo.py --grou
 - Rule of thumb: the scale of the reward under `ppo.py`.
 - Rule of thumb: a KL coefficient of 0.1 in place of 0.05, 0.2 or 0.3; the pilot only had it against none.
 - Dynamic sampling in rounds as small as what is still needed.
-- Accuracy at equal seconds: runs are evaluated at their ends, and the rows have no clock.
+- Held-out accuracy at equal seconds: runs are evaluated at their ends.
 - Findings repeated on a pretrained language model.
 - One KL estimator logged for all of `kl_estimator`, with a run without a penalty; `sharpening` on a task
   without a ceiling.""".split("\n")

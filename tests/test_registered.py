@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import by_class
+import clock
 import pilot
 import registry
+import report
 import run
 import tasks
 import texts
@@ -302,6 +304,27 @@ def test_the_best_of_a_tuning_is_known_once_all_of_it_is_there(lab, commands):
     assert registry.command(registered, "elsewhere") == "grpo.py THERE --y"
     lab.write("t", [0.2, 0.8])
     assert registry.command(registered, "best") == "grpo.py HERE --x"  # a tie: the first
+
+
+def test_the_clock_of_a_run_stands_still_in_evaluations_and_its_accuracies_are_means_of_five_steps():
+    rows = [{"step": 0, "eval/pass@1": 0.5}]
+    rows += [{"time/rollout_s": 1, "time/update_s": 2, "time/eval_s": 9, "reward/accuracy": i / 10} for i in range(7)]
+    # Sampled after 1, 4, 7, 10 and 13 seconds; the last two of seven steps make no five.
+    assert clock.curve(rows) == {"seconds": [7], "accuracy": [0.2]}
+    rounds = [{"time/pairs_s": 4, "time/update_s": 2, "pairs/accuracy": 0.5}, {"time/update_s": 2}]
+    assert clock.curve(2 * rounds) == {"seconds": [4, 12], "accuracy": [0.5, 0.5]}
+
+
+def test_accuracies_at_equal_seconds_are_those_at_the_end_of_the_shortest_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "SECONDS", tmp_path / "seconds.jsonl")
+    assert report.at_equal_seconds([10, 11]) == (0, {})
+    lines = [{"run": "best-grpo", "seed": seed, "seconds": [10, 30], "accuracy": [0.2, 0.6]} for seed in (10, 11)]
+    lines += [{"run": "best-ppo", "seed": seed, "seconds": [5, 5 * seed], "accuracy": [0, 1]} for seed in (4, 5)]
+    lines += [{"run": "best-dapo", "seed": 10, "seconds": [5], "accuracy": [0.9]}]  # the other seed is not there
+    run.write(report.SECONDS, lines)
+    assert report.at_equal_seconds([10, 11]) == (30, {"grpo": pytest.approx(0.6)})
+    run.write(report.SECONDS, [line | {"seed": 10 + line["seed"] % 2} for line in lines])
+    assert report.at_equal_seconds([10, 11]) == (20, {"grpo": pytest.approx(0.4), "ppo": pytest.approx((1 + 0.75) / 2)})
 
 
 def test_the_queue_runs_what_has_no_results_in_the_registered_order(lab, monkeypatch, capsys):
