@@ -2,9 +2,9 @@
 
 The results of registered runs have no clock, but their metrics.jsonl has: the seconds of each step's rollout and update
 (of dpo.py's pairs and updates), without the start, evaluations and checkpoints. Run it where the runs were made, before
-runs/lab is deleted. It writes lab/results/seconds.jsonl, one line for each run: the seconds until completions were
-sampled, and the accuracy of these, as means of five steps (of dpo.py's rounds). report.py compares them at equal
-seconds. Nothing is decided by them: the clock is the wall's, on cores that other work may have shared.
+runs/lab is deleted. It adds to lab/results/seconds.jsonl, one line for each run that did not fail: the seconds until
+completions were sampled, and the accuracy of these, as means of five steps (of dpo.py's rounds). report.py compares
+them at equal seconds. Nothing is decided by them: the clock is the wall's, on cores that other work may have shared.
 """
 
 import json
@@ -32,13 +32,15 @@ def curve(rows):
 
 
 def main():
-    lines = []
+    lines = map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines()) if RESULTS.exists() else ()
+    found = {(line["run"], line["seed"]): line for line in lines}
     for run, seed in registry.jobs(registry.load()):
         path = ROOT / "runs" / "lab" / f"{run}-seed{seed}" / "metrics.jsonl"
         if run.startswith("best-") and "hard" not in run and registry.counts(run, seed) and path.exists():
-            rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
-            lines.append({"run": run, "seed": seed} | curve(rows))
-    write(RESULTS, lines)
+            if "failed" not in registry.read(run, seed)[0]:
+                rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
+                found[run, seed] = {"run": run, "seed": seed} | curve(rows)
+    write(RESULTS, [found[job] for job in sorted(found)])
 
 
 if __name__ == "__main__":

@@ -78,8 +78,10 @@ def difference(claim, effect):
         why = f"{made} of {wanted} runs" if made < wanted else f"of {codes} versions of the code"
         return [metric_at(effect), name(run, claim["name"]), name(against, claim["name"]), why]
     mine, others = (values(effect, side, claim["seeds"]) for side in (run, against))
-    sides = [f"{name(side, claim['name'])}: {shown(np.mean(found), metric)} ± {shown(np.std(found, ddof=1), metric)}"
-             for side, found in ((run, mine), (against, others))]  # fmt: skip
+    sides = []
+    for side, found in ((run, mine), (against, others)):
+        mean, deviation = shown(np.mean(found), metric), shown(np.std(found, ddof=1), metric)
+        sides.append(f"{name(side, claim['name'])}: {mean} ± {deviation}{failed(side, claim['seeds'])}")
     if run == against:
         return [metric_at(effect), sides[0], "", ""]
     found = decide.measure(mine, others, 0.0, 1.0)
@@ -94,6 +96,12 @@ def interval(measured, metric):
         return shown(measured.effect, metric, "+")
     low, high = shown(measured.low, metric, "+"), shown(measured.high, metric, "+")
     return f"{shown(measured.effect, metric, '+')} ({low} to {high})"
+
+
+def failed(run, seeds):
+    """How many of a run's seeds ended in a loss that was not finite, where there are any."""
+    count = sum("failed" in registry.read(run, seed)[0] for seed in seeds)
+    return f" ({count} of {len(seeds)} failed)" if count else ""
 
 
 # --- claims ---
@@ -248,8 +256,7 @@ def section(claim):
     effects = (primary, *claim["reported"])
     for run in dict.fromkeys(effect[side] for effect in effects for side in ("run", "against")):
         entry = registered["runs"][run]
-        best = "the best of [six learning rates](#each-algorithm-best-of-six)"
-        how = f"`{entry}`" if isinstance(entry, str) else best
+        how = f"`{entry}`" if isinstance(entry, str) else at_best(run)
         lines.append(f"- {name(run, claim['name'])}: {how}")
     lines += ["", known(claim)]
     lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
@@ -268,7 +275,7 @@ def section(claim):
         header = ["compared", "one", "the other", "difference (95 %)"]
         lines += [*table(header, [[f"**{cell}**" for cell in first], *rest]), ""]
         lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
-    limits = texts.LIMITS.get(claim["name"]) or texts.BEST
+    limits = texts.LIMITS[claim["name"]] + (f" {texts.BEST}" if claim["name"].startswith("best-") else "")
     return [*lines, f"**What it does not show.** {limits}", ""]
 
 
@@ -281,6 +288,23 @@ def settings(algorithm):
     for run in registry.load()["runs"][f"best-{algorithm}"]["best_of"]:
         found[run] = run.removeprefix(f"tune-{algorithm}-lr_")
     return found
+
+
+def at_best(run):
+    """The command of a run at its best, and the learning rate that the tuning chose once it is there."""
+    algorithm = run.removeprefix("best-")
+    first, rate = next(iter(settings(algorithm).items()))
+    command = registry.load()["runs"][first].replace(f"--learning_rate {rate}", "--learning_rate RATE")
+    found = f": {chosen_rate(algorithm)}" if tuned(algorithm) else ""
+    return f"`{command}`, RATE the best of [six](#each-algorithm-best-of-six){found}"
+
+
+def chosen_rate(algorithm):
+    """The best of the six learning rates, and whether it is the first or the last of them."""
+    rates = settings(algorithm)
+    rate = rates[registry.best(registry.load(), list(rates))]
+    first, *_, last = rates.values()
+    return rate + (", at the edge of the six: a better one may lie beyond" if rate in (first, last) else "")
 
 
 def tuned(algorithm):
@@ -336,20 +360,22 @@ def best_section():
     for algorithm, title in texts.ALGORITHMS.items():
         found, words = tuned(algorithm), settings(algorithm)
         chosen = registry.best(registered, list(words)) if found else None
-        cells = [f"{words[run]}: {np.mean(both):.3f}" for run, both in found.items()]
+        cells = [f"{words[run]}: {np.mean(both):.3f}{failed(run, registered['tuning']['seeds'])}"
+                 for run, both in found.items()]  # fmt: skip
         cells = [f"**{cell}**" if run == chosen else cell for run, cell in zip(found, cells, strict=True)]
         tuning.append([title, *(cells or [""] * len(words))])
         end = results_of(f"best-{algorithm}", seeds) if chosen else None
         if end is not None:
             seconds = [registry.read(f"best-{algorithm}", seed)[0]["cpu_seconds"] for seed in seeds]
-            row = [title, words[chosen], f"{end.mean():.3f} ± {end.std(ddof=1):.3f}", f"{np.mean(seconds):.0f}"]
+            accuracy = f"{end.mean():.3f} ± {end.std(ddof=1):.3f}{failed(f'best-{algorithm}', seeds)}"
+            row = [title, chosen_rate(algorithm), accuracy, f"{np.mean(seconds):.0f}"]
             row.append(f"{after[algorithm]:.3f}" if algorithm in after else "")
             for base, base_seeds in bases.items():
                 mine = results_of(f"best-{algorithm}-{base}", base_seeds)
                 others = results_of(f"best-grpo-{base}", base_seeds)
                 both = mine is not None and others is not None and algorithm != "grpo"
                 both = both and one_base((algorithm, "grpo"), base, base_seeds)
-                row.append(f"{(mine - others).mean():+.3f}" if both else "")
+                row.append(interval(decide.measure(mine, others, 0.0, 1.0), "accuracy") if both else "")
             ends.append(row)
     lines = ["## Each algorithm, best of six", "", *texts.AT_BEST, ""]
     done = [row for row in tuning if row[1]]
@@ -360,8 +386,8 @@ def best_section():
         lines += ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", ""]
     if ends:
         header = ["", "learning rate", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
-        header += [f"accuracy in training after {shortest:.0f} seconds"]
-        header += [f"less GRPO's on {base}, 3 seeds" for base in bases]
+        header += ["accuracy in training at equal seconds" + (f", {shortest:.0f}" if after else "")]
+        header += [f"less GRPO's on {base}, 3 seeds (95 %)" for base in bases]
         lines += [*table(header, ends), "", "![all algorithms, best of six](figures/claims/best.png)", ""]
     return lines
 
@@ -457,7 +483,7 @@ def anchor(title):
 
 def fingerprint():
     """A digest of all that the page is made from: rows, rules, and the programs of this folder."""
-    files = [*registry.HERE.glob("results/*/*.jsonl"), *registry.HERE.glob("results/*.json"),
+    files = [*registry.HERE.glob("results/*/*.jsonl"), *registry.HERE.glob("results/*.json*"),
              *registry.HERE.glob("*.json"), *registry.HERE.glob("*.py")]  # fmt: skip
     parts = [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in sorted(files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

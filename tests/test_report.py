@@ -323,13 +323,31 @@ def test_each_algorithm_at_its_best_appears_once_its_tuning_is_there(rows):
     assert "| GRPO | 3e-5" not in report.build() and "figures/claims/best.png" not in report.build()
     rows("best-gspo", 0.6, range(70, 80))
     report.build.cache_clear()
-    assert "| GSPO | 1e-3 | 0.602 ± 0.001 | 101 |  |  |" in report.build()
+    edge = "1e-3, at the edge of the six: a better one may lie beyond"
+    assert f"| GSPO | {edge} | 0.602 ± 0.001 | 101 |  |  |  |" in report.build()
+    command = "gspo.py {hard} {steps} --learning_rate RATE --clip_low 3e-3 --clip_high 4e-3"
+    assert f"- GSPO, best of six: `{command}`, RATE the best of [six](#each-algorithm-best-of-six): {edge}" in (
+        report.build()
+    )
+    assert "--learning_rate RATE`, RATE the best of [six](#each-algorithm-best-of-six)\n" in report.build()  # GRPO's
     for i, name in enumerate(report.settings("grpo")):
         rows(name, 0.4 + i / 100, (1100, 1101))
     for name, level in (("grpo", 0.5), ("gspo", 0.6)):
         rows(f"best-{name}-hard-2", level, (60, 61, 62))
     report.build.cache_clear()
-    assert "| 101 |  | +0.100 |" in report.build()
+    assert "| 101 |  |  | +0.100 (+0.095 to +0.105) |" in report.build()
+
+
+def test_runs_that_failed_are_counted_where_they_are_shown(rows):
+    rows("gspo-wide_band", 0.7, FIRST["seeds"])
+    rows("grpo", 0.6, FIRST["seeds"])
+    for i, name in enumerate(report.settings("gspo")):
+        rows(name, 0.5 - i / 100, (1100, 1101))
+    for name, seed in (("grpo", FIRST["seeds"][0]), ("tune-gspo-lr_2e-4", 1101)):
+        header, rest = registry.read(name, seed)
+        run.write(registry.result(name, seed), [header | {"failed": "loss nan: not finite"}, *rest])
+    assert f"GRPO: 0.556 ± 0.167 (1 of {len(FIRST['seeds'])} failed)" in section_of(FIRST)
+    assert "| 2e-4: 0.240 (1 of 2 failed) |" in report.build()
 
 
 def test_nothing_that_the_pilot_decided_is_gone(rows):
@@ -350,7 +368,7 @@ def test_the_texts_are_of_what_is_registered_and_of_the_pilot():
         assert name == "deviation" or {*CLAIMS[name].runs} <= texts.PILOT_RUNS.keys()
     for claim in registered["claims"]:
         best = claim["name"].startswith("best-")
-        assert (claim["name"] in texts.LIMITS) == (claim["name"] in texts.CURVES) == (not best), claim["name"]
+        assert claim["name"] in texts.LIMITS and (claim["name"] in texts.CURVES) == (not best), claim["name"]
         for effect in (claim["primary"], *claim["reported"]):
             names = [report.name(effect[side], claim["name"]) for side in ("run", "against")]
             assert len(set(names)) == len({effect["run"], effect["against"]}) and report.metric_at(effect)
