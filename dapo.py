@@ -168,7 +168,7 @@ def overlong_penalty(lengths, args):
 def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     """Sample until `prompts_per_step` groups have 0 < correct < G (Algorithm 1: sample, score, filter, until full).
 
-    `sample` is `sample_round` with its first three arguments bound. Returns this process's part of the kept groups, to
+    `sample` is `sample_round` with its first four arguments bound. Returns this process's part of the kept groups, to
     be joined by `unpack_groups`, or none if there are too few for an update; the number of completion tokens that this
     process sampled; and completions of the last round to show.
 
@@ -202,7 +202,7 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     return kept[:used][rank::processes], tokens, shown
 
 
-def sample_round(model, tokenizer, reward_functions, prompts, seed, args, metrics):
+def sample_round(accelerator, model, tokenizer, reward_functions, prompts, seed, args, metrics):
     """Sample and score a group of G completions of each prompt.
 
     Returns their rows as a batch with `rewards` (R,), the punishment included; which groups are informative (R / G,);
@@ -210,7 +210,8 @@ def sample_round(model, tokenizer, reward_functions, prompts, seed, args, metric
     decides, whatever the rewards are. With `--filter_by reward` the rewards before the punishment decide: a group in
     which only the punishments differ would train on length alone.
     """
-    batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)
+    with accelerator.autocast():
+        batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
     right = torch.full_like(rewards, torch.nan) if correct is None else correct
@@ -221,7 +222,7 @@ def sample_round(model, tokenizer, reward_functions, prompts, seed, args, metric
     penalty = overlong_penalty(batch["completion_mask"].sum(dim=1).cpu(), args)
     rewards = rewards + penalty
     batch["rewards"] = rewards.to(batch["completions"].device)
-    metrics.add_rollout(batch, None, correct, parts, args.group_size)
+    metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
     metrics.add("sampling/keep_rate", informative)
     metrics.add("sampling/dropped_right", ~informative & (right == args.group_size), ~right.isnan())
     metrics.add("sampling/dropped_wrong", ~informative & (right == 0), ~right.isnan())
@@ -383,8 +384,8 @@ def main(argv=None):
     while run.step < args.max_steps and not run.interrupted:
         # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
-        with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
-            sample = partial(sample_round, policy, tokenizer, reward_functions)
+        with unsharded(accelerator, model):  # sharded weights are whole while it samples
+            sample = partial(sample_round, accelerator, policy, tokenizer, reward_functions)
             groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)
         rollout_end = time.perf_counter()
         if groups:

@@ -52,6 +52,7 @@ from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
+from common.harness.rows import TEMPLATE_COLUMNS
 from common.harness.run import Run
 from common.masked import completion_mask, nearly_equal, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
@@ -171,7 +172,8 @@ class Round:
     """
 
     def __init__(self, args):
-        self.args, self.number, self.pairs, self.eval_pairs, self.sampler = args, 0, [], [], None
+        self.args, self.number, self.pairs, self.eval_pairs = args, 0, [], []
+        self.sampler = PromptSampler(self.pairs, args.seed)
 
     def begin(self, pairs, eval_pairs):
         self.number, self.pairs, self.eval_pairs = self.number + 1, pairs, eval_pairs
@@ -220,16 +222,18 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
         metrics.add("pairs/accuracy", right, ~right.isnan())
         if differ:
             pair = Pair(prompt.ids, texts[best].ids, texts[worst].ids)
-            found.append((i, pair, preference_row(prompt.prompt, str(texts[best]), str(texts[worst]))))
+            found.append((i, pair, preference_row(prompt, str(texts[best]), str(texts[worst]))))
     found = sorted(gather_object(found), key=lambda item: item[0])
     return [pair for _, pair, _ in found], [row for _, _, row in found]
 
 
 def preference_row(prompt, chosen, rejected):
-    """A row of a preference dataset in TRL's format: plain text, or messages where the prompt is."""
-    if isinstance(prompt, list):
+    """A row of a preference dataset in TRL's format: plain text, or messages where the prompt is; with the columns that
+    a chat template reads."""
+    if isinstance(prompt.prompt, list):
         chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    columns = {name: prompt.columns[name] for name in TEMPLATE_COLUMNS if name in prompt.columns}
+    return {"prompt": prompt.prompt, "chosen": chosen, "rejected": rejected} | columns
 
 
 @torch.no_grad()
@@ -423,12 +427,13 @@ def main(argv=None):
                     write_rows(run.folder / f"pairs-round-{number}.jsonl", rows)
                 metrics.add("pairs/made", len(pairs))
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
-            current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)
+            pairs = with_reference(accelerator, model, pairs, args)
             metrics.add("time/pairs_s", time.perf_counter() - start)
             round_metrics = metrics.reduce(accelerator, reward_functions)
             if train_prompts:
                 round_metrics["reward/skipped"] = float(round_metrics["pairs/unscored"] == 1)
-            run.check_scored(round_metrics)
+            run.check_scored(round_metrics)  # a run that ends here makes the pairs of this round anew
+            current.begin(pairs, eval_pairs)
             run.print(f"round {number}: {len(pairs)} pairs, {current.steps_left()} steps")
             if round_metrics.get("reward/skipped"):
                 run.log(round_metrics)
@@ -449,7 +454,7 @@ def main(argv=None):
             run.log(round_metrics | result)
             round_metrics = {}
         # Update the model, and log the metrics.
-        while current.steps_left() > 0 and run.step != args.max_steps and not run.interrupted:
+        while current.steps_left() > 0 and not run.interrupted and not 0 <= args.max_steps <= run.step:
             step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             for group in optimizer.param_groups:
@@ -471,7 +476,7 @@ def main(argv=None):
             if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
                 run.save()
             run.save_step_model(model, policy, tokenizer)
-        if run.step == args.max_steps or run.interrupted:
+        if run.interrupted or 0 <= args.max_steps <= run.step:
             break
 
     run.finish(model, policy, tokenizer)

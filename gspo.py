@@ -305,6 +305,7 @@ def main(argv=None):
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
+        metrics.add_rewards(rewards, args.group_size)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
         run.progress(result)

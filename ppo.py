@@ -595,6 +595,7 @@ def main(argv=None):
         update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
+        metrics.add_rewards(rewards, args.group_size)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator, reward_functions) | rates
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}

@@ -282,6 +282,10 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN."""
-    values = torch.stack([reward.weight * parts[reward.name] for reward in reward_functions])  # (functions, R)
+    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN.
+
+    A part of weight 0 only watches: it gives no row a reward that would have none without it.
+    """
+    weighing = [reward for reward in reward_functions if reward.weight] or reward_functions
+    values = torch.stack([reward.weight * parts[reward.name] for reward in weighing])  # (functions, R)
     return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

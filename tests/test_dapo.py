@@ -1,5 +1,6 @@
 """The functions of dapo.py: dynamic sampling on any number of processes, overlong rules, the worked examples."""
 
+import contextlib
 import math
 import pickle
 import threading
@@ -80,6 +81,7 @@ class Processes:
 
 class FakeAccelerator:
     device = torch.device("cpu")
+    autocast = contextlib.nullcontext
 
     def __init__(self, processes, rank):
         self.processes, self.process_index, self.num_processes = processes, rank, processes.number
@@ -149,7 +151,7 @@ def sample(monkeypatch, right, processes=1, steps=1, answer="1", functions=None,
 
     def run(accelerator):
         sampler, rows = InOrder(prompts), []
-        draw = partial(dapo.sample_round, Policy(), None, functions)
+        draw = partial(dapo.sample_round, accelerator, Policy(), None, functions)
         for step in range(1, steps + 1):
             metrics = Metrics()
             groups, tokens, _ = dapo.dynamic_batch(accelerator, draw, sampler, step, args, metrics)
@@ -575,8 +577,8 @@ def informative_groups(monkeypatch, number):
     """Let the first number(step, round) groups of a round be the informative ones, where that is not None."""
     original = dapo.sample_round
 
-    def sample_round(model, tokenizer, functions, prompts, seed, args, metrics):
-        batch, informative, shown = original(model, tokenizer, functions, prompts, seed, args, metrics)
+    def sample_round(accelerator, model, tokenizer, functions, prompts, seed, args, metrics):
+        batch, informative, shown = original(accelerator, model, tokenizer, functions, prompts, seed, args, metrics)
         most = number(*seed[2:])
         return batch, informative if most is None else torch.arange(len(informative)) < most, shown
 

@@ -271,7 +271,7 @@ def test_rows_with_the_same_prompt_and_answer_merge(tmp_path):
         write(tmp_path / "a.jsonl", rows), eval_dataset=str(write(tmp_path / "b.jsonl", [{"prompt": "x"}]))
     )
     assert [p.columns["id"] for p in train] == [0, 2, 3]
-    assert "1 repeated rows merged" in description
+    assert "1 repeated rows merged (1 of them with other values in other columns)" in description
 
 
 def test_long_prompts_are_dropped_and_counted(tmp_path):

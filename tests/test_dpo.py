@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 import dpo
 from common.errors import InputError
-from common.harness.data import load_prompts
+from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs, pair_batch
 from common.rewards import Reward, accuracy_reward
@@ -291,9 +291,11 @@ def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, 
 
 
 def test_conversational_prompts_give_conversational_pairs():
-    prompt = [{"role": "user", "content": "7+5?"}]
+    turns, tools = [{"role": "user", "content": "7+5?"}], [{"type": "function"}]
+    prompt = Prompt([1], turns, "12", {"answer": "#### 12", "tools": tools})
     row = dpo.preference_row(prompt, "#### 12", "#### 11")
-    assert row["prompt"] is prompt and row["chosen"] == [{"role": "assistant", "content": "#### 12"}]
+    assert row["prompt"] is turns and row["tools"] is tools and "answer" not in row
+    assert row["chosen"] == [{"role": "assistant", "content": "#### 12"}]
     assert row["rejected"] == [{"role": "assistant", "content": "#### 11"}]
 
 
@@ -305,6 +307,13 @@ def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
     samples = rows_of(tmp_path / "samples.jsonl")  # of four prompts
     assert len(samples) == 16 and all(sample["evaluation"] for sample in samples)
     assert not (tmp_path / "pairs-round-2.jsonl").exists() and not (tmp_path / "model").exists()
+
+
+def test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_ends(tmp_path):
+    """It went on to the end of the pairs."""
+    run(tmp_path, "--max_steps", 2, "--save_every", 1)
+    run(tmp_path, "--max_steps", 1, "--save_every", 1, "--resume")
+    assert metric_rows(tmp_path)[-1]["step"] == 2 and (tmp_path / "model").exists()
 
 
 def test_the_temperature_is_that_of_sampling_alone(few_pairs, tmp_path):

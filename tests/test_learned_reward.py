@@ -49,6 +49,18 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
+    tokenizer = gemma_tokenizer()
+    tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
+    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
+    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
+    asked = learned(folder)
+    tools = [[{"type": "function", "function": {"name": "add"}}], None]
+    with_tool, without = asked.function(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
+    (plain,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
+    assert without == pytest.approx(plain, abs=1e-6) and abs(with_tool - plain) > 1e-4
+
+
 def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
     scores = learned(folder).function(

@@ -122,6 +122,16 @@ def test_none_is_nan_and_counts_as_nothing(user_file):
     assert alone[0] == 2.0 and alone[1:].isnan().all()  # a row that no function scores has no reward
 
 
+def test_what_only_watches_gives_no_row_a_reward(user_file):
+    """A function of weight 0 that counts something made 0 of the rows that the other one leaves out."""
+    path = user_file("def some(prompts, **_):\n    return [1.0, None]\ndef count(prompts, **_):\n    return [3, 4]\n")
+    functions = chosen(f"{path}:some", f"{path}:count", weights=[1.0, 0.0])
+    parts = {reward.name: score(reward, [row(), row()], ["", ""], [False] * 2) for reward in functions}
+    first, second = weighted_sum(functions, parts)
+    assert first == 1.0 and second.isnan() and parts["count"].tolist() == [3.0, 4.0]
+    assert weighted_sum(functions[1:], parts).tolist() == [0.0, 0.0]  # nothing else is there
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.errors import InputError, Process
 from common.harness.display import DEAD, scores
+from common.harness.files import append_rows, write_rows
 from common.harness.run import Run
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows
@@ -47,6 +48,20 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
     with filelock.FileLock(folder / "lock"):  # what a run in another process does
         assert refusal(folder, resume=resume) == f"--output_dir {folder}: another run is using it"
     start(folder, resume=resume)
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    """YAML and --output_dir=~/x, which no shell expands, made a folder with that name."""
+    [monkeypatch.setenv(name, str(tmp_path)) for name in ("HOME", "USERPROFILE")]
+    start("~/x")
+    assert (tmp_path / "x" / "args.json").exists()
+
+
+def test_what_json_cannot_hold_is_written_as_text(tmp_path):
+    """A date in a message ended the run after its first evaluation."""
+    for write in (append_rows, write_rows):
+        write(tmp_path / "rows", [{"role": "user", "at": datetime.date(2026, 1, 2)}])
+        assert (tmp_path / "rows").read_text(encoding="utf-8") == '{"role": "user", "at": "2026-01-02"}\n'
 
 
 def test_a_run_that_ended_between_the_look_and_the_lock_is_not_overwritten(tmp_path, monkeypatch):

@@ -42,7 +42,9 @@ NAMES = {
     "test_the_optimizer_has_the_options": ALL,
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
     "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
+    "test_a_first_round_without_any_reward_is_made_anew_by_a_resume": ["dpo"],
     "test_a_round_without_any_reward_is_left_out": ["dpo"],
+    "test_mixed_precision_is_not_for_the_functions_of_the_reward": ["grpo", "dapo", "dpo"],
 }
 
 
@@ -101,7 +103,7 @@ def mine(prompts, completions, trainer_state, **_):
 """
 
 
-def run_with_none(name, folder, condition):
+def run_with_none(name, folder, condition, *more):
     """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
     (folder / "mine.py").write_text(NONE.format(condition=condition), encoding="utf-8")
     sizes = {"dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4 --num_epochs 1 --rounds 3"}
@@ -109,7 +111,7 @@ def run_with_none(name, folder, condition):
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
     options = [*options.split(), "--keep_checkpoints", "9", "--reward", f"{folder}/mine.py:mine"]
     options += "--kl_coef 0.05 --kl_target 0.01 --objective penalty".split() if name == "ppo" else []
-    script(name).main([*options, "--output_dir", str(folder / "run")])
+    script(name).main([*options, "--output_dir", str(folder / "run"), *more])
 
 
 def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
@@ -137,6 +139,27 @@ def test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint(name, t
     step = 0 if name == "dpo" else 1  # a round comes before its steps
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{step}"]
     assert [row["reward/skipped"] for row in metric_rows(tmp_path / "run") if "reward/skipped" in row] == [1]
+
+
+def test_a_first_round_without_any_reward_is_made_anew_by_a_resume(name, tmp_path):
+    """The checkpoint said that it had been made, and the resumed run ended without a step."""
+    with pytest.raises(InputError, match="every reward function returned None"):
+        run_with_none(name, tmp_path, "True", "--pair_prompts", "32")
+    run_with_none(name, tmp_path, "False", "--pair_prompts", "32", "--resume", "--reward_changed")
+    first, *steps = metric_rows(tmp_path / "run")
+    assert first["pairs/made"] == 0 and steps[0]["pairs/made"] > 0 and "optim/loss" in steps[-1]
+
+
+def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, monkeypatch):
+    """Around all of dapo.py's rounds it was: a user's judge scored in bfloat16 in training, in float32 elsewhere."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    judge = "import torch\ndef judge(prompts, **_):\n    assert not torch.is_autocast_enabled('cpu')\n"
+    judge += "    return [float(i % 2) for i in range(len(prompts))]\n"
+    (tmp_path / "mine.py").write_text(judge, encoding="utf-8")
+    sizes = {"dpo": "--rounds 1 --pair_prompts 8 --pairs_per_step 4", "dapo": "--prompts_per_step 8 --filter_by reward"}
+    options = f"{sizes.get(name, '--prompts_per_step 8')} --max_steps 1 --max_new_tokens 24 --eval_every 0"
+    options += f" --eval_prompts 4 --eval_samples 4 --reward {tmp_path}/mine.py:judge --output_dir {tmp_path}/run"
+    script(name).main(options.split())
 
 
 def test_a_round_without_any_reward_is_left_out(name, tmp_path, capsys):

@@ -313,7 +313,7 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main d8d4b8": (
+        "main 358568": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
@@ -495,7 +495,7 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main ce1c67": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "main 76b2cb": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
         "imports fa895d": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
@@ -541,11 +541,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 4f0681": (
+        "main 3e968d": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports b0aabc": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports a2c707": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

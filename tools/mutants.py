@@ -1116,14 +1116,12 @@ MUTANTS = [
         "",
         "test_ppo.py::test_the_first_values_are_zero_and_so_the_critic_starts_neutral"),
     mutant("reward-model scoring ignores --system_prompt", "common",
-        'rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)',
-        "own = type(args)(prompt_template=args.prompt_template)\n"
-        '        rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], own, tokenizer)',
+        "        rows = tokenize(rows, args, tokenizer)\n",
+        "        rows = tokenize(rows, type(args)(prompt_template=args.prompt_template), tokenizer)\n",
         "test_whole_updates.py::test_ppo_with_a_reward_model"),
     mutant("reward-model scoring ignores --prompt_template", "common",
-        'rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)',
-        "own = type(args)(system_prompt=args.system_prompt)\n"
-        '        rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], own, tokenizer)',
+        "        rows = tokenize(rows, args, tokenizer)\n",
+        "        rows = tokenize(rows, type(args)(system_prompt=args.system_prompt), tokenizer)\n",
         "test_whole_updates.py::test_ppo_with_a_reward_model"),
     # --- dpo ---
     mutant("dpo: the reference is missing", "dpo",
@@ -1195,17 +1193,45 @@ MUTANTS = [
         "seed = (args.seed, rank, 1, 1)",
         WHOLE_PAIRS),
     mutant("dpo: the optimizer is cleared each round", "dpo",
-        "            current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)\n",
-        "            current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)\n"
-        "            optimizer.state.clear()\n",
+        "            current.begin(pairs, eval_pairs)\n",
+        "            current.begin(pairs, eval_pairs)\n            optimizer.state.clear()\n",
         WHOLE_PAIRS),
     mutant("dpo: the reference is that of the first round", "dpo",
-        "            current.begin(with_reference(accelerator, model, pairs, args), eval_pairs)\n",
+        "            pairs = with_reference(accelerator, model, pairs, args)\n",
         "            if number == 1:\n"
         "                import copy\n\n"
         "                first = copy.deepcopy(policy)\n"
-        "            current.begin(with_reference(accelerator, first, pairs, args), eval_pairs)\n",
+        "            pairs = with_reference(accelerator, first, pairs, args)\n",
         "test_dpo.py::test_the_first_loss_of_each_round_is_ln_2"),
+    mutant("dpo: a resume below the step of its checkpoint trains on", "dpo",
+        "not run.interrupted and not 0 <= args.max_steps <= run.step:",
+        "not run.interrupted and args.max_steps != run.step:",
+        "test_dpo.py::test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_ends"),
+    mutant("dpo: a round without a reward counts as made", "dpo",
+        "            run.check_scored(round_metrics)  # a run that ends here makes the pairs of this round anew\n"
+        "            current.begin(pairs, eval_pairs)\n",
+        "            current.begin(pairs, eval_pairs)\n            run.check_scored(round_metrics)\n",
+        "test_suite.py::test_a_first_round_without_any_reward_is_made_anew_by_a_resume[dpo]"),
+    mutant("dpo: written pairs lose the columns of the template", "dpo",
+        '"rejected": rejected} | columns',
+        '"rejected": rejected}',
+        "test_dpo.py::test_conversational_prompts_give_conversational_pairs"),
+    mutant("dapo: rewards are computed in mixed precision", "dapo",
+        "        batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)\n"
+        "    texts = completion_texts(tokenizer, batch)\n"
+        "    rewards, correct, parts = compute_rewards(",
+        "        batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)\n"
+        "        texts = completion_texts(tokenizer, batch)\n"
+        "        rewards, correct, parts = compute_rewards(",
+        "test_suite.py::test_mixed_precision_is_not_for_the_functions_of_the_reward[dapo]"),
+    mutant("a function of weight 0 gives rows a reward", "common",
+        "weighing = [reward for reward in reward_functions if reward.weight] or reward_functions",
+        "weighing = reward_functions",
+        "test_rewards.py::test_what_only_watches_gives_no_row_a_reward"),
+    mutant("reward-model scoring ignores the columns of the template", "common",
+        "used = [name for name in TEMPLATE_COLUMNS if name in columns]",
+        "used = []",
+        "test_learned_reward.py::test_a_reward_model_reads_the_columns_that_its_chat_template_does"),
     # --- reward_model ---
     mutant("reward_model: chosen and rejected are swapped", "reward_model",
         "-logsigmoid(chosen_scores - rejected_scores)",
@@ -2031,8 +2057,8 @@ MUTANTS = [
         "history = torch.cat([i, mean, variance, low, high], dim=1)",
         "test_dcpo.py::test_a_group_without_any_reward_is_no_visit"),
     mutant("dpo: a run that was stopped samples the pairs of another round", "dpo",
-        "if run.step == args.max_steps or run.interrupted:",
-        "if run.step == args.max_steps:",
+        "if run.interrupted or 0 <= args.max_steps <= run.step:",
+        "if 0 <= args.max_steps <= run.step:",
         "test_errors.py::test_the_first_signal_finishes_the_step_and_saves[dpo]"),
     mutant("a signal in the first step after a resume ends at once", "common",
         'self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]',

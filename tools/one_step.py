@@ -106,7 +106,8 @@ def own_batch(step, module, args):
     if module is dapo:  # its sampling decides which groups are trained on; here it draws these two
         sampler = types.SimpleNamespace(rows=step.prompts, draw=lambda count: [0, 1])
         with mock.patch.object(dapo, "rollout", lambda *arguments: dict(step.batch)):
-            sample = functools.partial(dapo.sample_round, step.reference, load_tokenizer(args), functions)
+            bound = step.accelerator, step.reference, load_tokenizer(args), functions
+            sample = functools.partial(dapo.sample_round, *bound)
             groups, *_ = dapo.dynamic_batch(step.accelerator, sample, sampler, 1, args, Metrics())
         batch = dapo.unpack_groups(groups, step.reference)
     else:

@@ -164,7 +164,7 @@ def find_eval_source(args, splits: dict[str, Source]) -> Source | None:
 
 def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], str]:
     """The prompts of a source that fit `--max_prompt_tokens`, and a note on what was merged and dropped."""
-    rows, merged = merge_rows(source, args, needs_answers)
+    rows, merged, other = merge_rows(source, args, needs_answers)
     encoded = tokenize(rows, args, tokenizer, args.max_prompt_tokens)
     prompts = [
         Prompt(ids, row.prompt, row.answer, row.columns)
@@ -181,6 +181,8 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
         note += f", {begun} begin the assistant's answer"
     if merged:
         note += f", {merged} repeated rows merged"
+    if other:
+        note += f" ({other} of them with other values in other columns)"
     if len(prompts) < len(rows):
         note += f", {len(rows) - len(prompts)} longer than {args.max_prompt_tokens} tokens dropped"
     if unknown := sum(tokenizer.unk_token_id in prompt.ids for prompt in prompts):
@@ -188,8 +190,9 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
     return prompts, note
 
 
-def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], int]:
-    """The first row of each prompt and answer, and the number of rows that only repeat one.
+def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], int, int]:
+    """The first row of each prompt and answer, the number of rows that repeat one, and of those of them that have other
+    values in other columns, which no reward function will see.
 
     This comes before tokenization, as one in a hundred of DAPO-Math-17k's 1.8 million rows is left. A last turn of the
     assistant is cut off from the column `messages`: it is the gold answer unless there is an answer column.
@@ -201,7 +204,7 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
     prompt_column, answer_column = find_columns(source.name, list(first[1]), args, needs_answers)
     gold = cache(lambda text: extract_answer(text) or text)
     kept: dict[Any, Row] = {}
-    repeated = 0
+    repeated = other = 0
     for where, row in chain([first], rows):
         row |= {name: join_parts(row[name], where) for name in ("chosen", "rejected", prompt_column) if name in row}
         prompt = row.get(prompt_column) if prompt_column else shared_prompt(row.get("chosen"), row.get("rejected"))
@@ -215,11 +218,13 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
             raise InputError(f"{where}: no answer (text or number) in {place}, and the reward needs one")
         answer = None if text is None else gold(text)
         key = prompt_key(prompt), answer, repr([row.get(name) for name in TEMPLATE_COLUMNS])
+        columns = {k: v for k, v in row.items() if k != prompt_column}
         if key in kept:
             repeated += 1
+            other += repr(columns) != repr(kept[key].columns)
         else:
-            kept[key] = Row(where, prompt, answer, {k: v for k, v in row.items() if k != prompt_column})
-    return list(kept.values()), repeated
+            kept[key] = Row(where, prompt, answer, columns)
+    return list(kept.values()), repeated, other
 
 
 def answer_text(value: Any, where: str) -> str | None:

@@ -68,11 +68,11 @@ def writing(what):
 
 
 def append_rows(path, rows):
-    """Add rows at the end of a JSONL file."""
+    """Add rows at the end of a JSONL file; what JSON cannot hold, such as a date in a prompt's message, as text."""
     with writing(path), open(path, "a", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
 def write_rows(path, rows):
     """Replace a JSONL file by one of these rows."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row, default=str) + "\n" for row in rows))

@@ -5,6 +5,7 @@ import torch
 from common.batches import micro_batches
 from common.errors import refuse
 from common.harness.loading import check_length, load_classifier, read_tokenizer
+from common.harness.rows import TEMPLATE_COLUMNS
 from common.harness.tokens import Row, encode_completions, end_token, tokenize
 from common.rewards import Reward
 
@@ -27,7 +28,7 @@ def learned_reward(args, prompts, device):
     if tokenizer.pad_token_id in (None, end):
         token = tokenizer.convert_ids_to_tokens(end)
         refuse(args, option, f"its tokenizer needs a pad token other than {token}, where the score is read")
-    ids = tokenize([Row("a prompt", prompt.prompt, None, {}) for prompt in prompts], args, tokenizer)
+    ids = tokenize([Row("a prompt", prompt.prompt, None, prompt.columns) for prompt in prompts], args, tokenizer)
     if any(unknown & set(row) for row in ids):
         refuse(args, option, "its tokenizer does not know characters of the prompts")
     model = load_classifier(args, option, tokenizer, device)
@@ -38,7 +39,10 @@ def learned_reward(args, prompts, device):
 
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-        rows = tokenize([Row("a prompt", prompt, None, {}) for prompt in prompts], args, tokenizer)
+        used = [name for name in TEMPLATE_COLUMNS if name in columns]
+        rows = [Row("a prompt", prompt, None, {name: columns[name][i] for name in used})
+                for i, prompt in enumerate(prompts)]  # fmt: skip
+        rows = tokenize(rows, args, tokenizer)
         for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
         longest = max(map(len, rows))

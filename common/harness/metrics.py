@@ -62,15 +62,13 @@ class Metrics:
         self.add_ratio(name, values.square().sum(), len(values), kind="square")
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
-        """Count a rollout: reward_part/, completion/, reward/accuracy; with `rewards` also those of `add_rewards`."""
-        if rewards is not None:
-            self.add_rewards(rewards, group_size)
+        """Count a rollout: reward_part/, completion/, reward/accuracy, and the share of rows without a reward."""
         lengths = batch["completion_mask"].sum(dim=1).cpu()
         right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
         self.add("reward/accuracy", right, ~right.isnan())
         for name, part in parts.items():
             self.add(f"reward_part/{name}", part, ~part.isnan())
-        self.add("reward/unscored", torch.stack(list(parts.values())).isnan().all(dim=0))
+        self.add("reward/unscored", rewards.isnan())
         self.add("completion/length", lengths)
         self.add("completion/length_correct", lengths, right == 1)
         self.add("completion/length_incorrect", lengths, right == 0)

@@ -66,7 +66,7 @@ class Run:
         """The path of the run's folder, made if it is new, and locked; an InputError if another run uses it, or if it
         holds what this run would overwrite."""
         if self.args.output_dir:
-            folder = pathlib.Path(self.args.output_dir)
+            folder = pathlib.Path(self.args.output_dir).expanduser()
             self.check_folder(folder)
             self.made_folder = None if folder.exists() else folder
             folder.mkdir(parents=True, exist_ok=True)
