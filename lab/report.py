@@ -131,15 +131,8 @@ def verdict(claim):
 
 
 def in_words(claim, decision):
-    """A verdict as the page has it: that of an equivalence with its margin, and what can still change as such.
-
-    Results still to come can lower a p after Holm at most to what it is before.
-    """
-    said = decision.verdict + (f": smaller than {claim['primary']['same']:g}" if decision.verdict == SAME else "")
-    level, found = registry.load()["statistics"]["level"], decision.measured
-    can_change = {SAME: [found.p], UNSEEN: [found.p, found.p_same]}.get(decision.verdict, []) if found else []
-    some_open = any(old.verdict == OPEN for old, _ in decisions().values())
-    return said + (" so far" if some_open and any(p < level for p in can_change) else "")
+    """A verdict as the page has it: that of an equivalence with its margin."""
+    return decision.verdict + (f": smaller than {claim['primary']['same']:g}" if decision.verdict == SAME else "")
 
 
 def decided(claim):

@@ -198,8 +198,7 @@ BEST = (
 
 # What happened after the first run of a claim, printed beside its verdict.
 BESIDE = {
-    "sequence_ratio": "While these runs were made the program that decides was mended, and with the verdict the rule "
-    "that prints “so far” was changed: without it this verdict would have had these words.",
+    "sequence_ratio": "While these runs were made the program that decides was mended.",
     "hacking": "This claim was run out of the registered order. Two starts of its first reward model were stopped, and "
     "a PPO run that found none ended at once.",
     "length": "This claim was run out of the registered order.",
@@ -333,8 +332,9 @@ Of the registered claims:
   KL, where the pilot had -0.127 for that very run, and the rule of thumb ranks 0.05, 0.1, 0.2 and 0.3.
 - decide.py and registry.py were mended after an audit (9446c06) when 17 of the first 39 runs had begun; no row was in
   a commit, and that none was read is our word. It changes neither of the two verdicts of these runs.
-- The commit that brought these rows (c38f6b0) also changed when “so far” is printed: before it, both verdicts
-  would have had it. Their p before Holm is above 0.05, so that no result to come can change them.
+- Until all claims were decided, a verdict that results to come might have changed had the words “so far”. The commit
+  that brought these rows (c38f6b0) changed when they were printed; and `dcpo` and `clip_0.4` had them though by then no
+  result could have changed these two any more, as a referee found.
 - The registered order of the runs was left after these 39 (15:41): next came `length`, whose baseline they are,
   `hacking`, whose runs are short, and `clip_alone`. At these changes the first runs of `dapo-all_groups` and of `dcpo`
   and the reward model of seed 40 had just begun and were stopped, to begin again; a PPO run that found no reward model
@@ -379,8 +379,7 @@ by the shares of their classes.
 - The verdict is the first of these that applies. **Holds**: p after Holm is below 0.05, on the claimed side. **Does not
   hold**: on the other side. **Equivalent**: two one-sided tests say, after Holm, that the difference is smaller than
   the claim's margin of equivalence; for a claim of “better” it means that an advantage as large as that is ruled out,
-  so the claim is not supported. **Inconclusive**: none of these. “So far” is added where results still to come could
-  change the verdict, by making Holm's correction smaller.
+  so the claim is not supported. **Inconclusive**: none of these.
 - The margin of equivalence for accuracies, 0.03, is a tenth of what GRPO gains in its 80 steps; others stand with
   their claims. A smaller difference may be there.
 - The tests of equivalence are a second family of Holm's: the chance that any of these three firm verdicts is wrong

@@ -290,15 +290,6 @@ def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_o
     assert report.counts(*report.READMES["README.md"]) == "**holds: 1, does not hold: 1, not decided yet: 15**"
 
 
-def test_a_verdict_that_can_still_change_is_one_so_far(rows):
-    rows("grpo", 0.6, FIRST["seeds"])
-    for level, said in ((0.6015, " so far"), (0.6, "")):  # p = 0.014 and, after Holm, 0.24; p = 1
-        rows("gspo-wide_band", level, FIRST["seeds"])
-        report.decisions.cache_clear()
-        report.build.cache_clear()
-        assert f"| **equivalent: smaller than 0.03{said}** |" in line_of(FIRST)
-
-
 def test_what_did_not_take_place_and_what_was_given_up_is_said(rows):
     claims = registry.claims(registry.load())
     rows("dapo-all_groups", 0.01, FIRST["seeds"])
@@ -478,6 +469,18 @@ def test_the_readmes_say_what_was_found(page):
     critic, shape = (f"{decided[name].measured.effect:.2f}" for name in ("critic", "batch_shape"))
     assert decided["critic"].verdict == decided["batch_shape"].verdict == registry.HOLDS
     text = (report.ROOT / page).read_text(encoding="utf-8")
+    ppo, dapo = (decided[f"best-{name}"] for name in ("ppo", "dapo"))
+    assert (ppo.verdict, dapo.verdict) == (registry.FAILS, registry.FAILS)
+    behind, low, high = (f"{-number:.2f}" for number in (ppo.measured.effect, ppo.measured.high, ppo.measured.low))
+    best = (
+        f"GRPO ends {behind} of accuracy behind PPO ({low} to {high})",
+        f"all of DAPO, {-dapo.measured.effect:.2f} at",
+    )
+    if page != "README.md":
+        best = f"比 PPO 低 {behind}（{low} 至 {high}）", f"各用最好的学习率时低 {-dapo.measured.effect:.2f}）"
+    assert all(words in text for words in best)
+    for name in ("dr_grpo", "gspo", "dcpo"):
+        assert decided[f"best-{name}"].verdict == registry.UNSEEN
     dcpo = f"{decided['dcpo'].measured.effect:+.3f}"
     assert decided["dcpo"].verdict == registry.SAME and dcpo in text
     english = rf"gains PPO {critic} of accuracy .* each, {shape} more .* gains {gained} of accuracy .* loses {lost} "
