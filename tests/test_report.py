@@ -183,6 +183,7 @@ def rows(tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.setattr(registry, "RESULTS", tmp_path / "registered")
     monkeypatch.setattr(registry, "AMENDMENTS", tmp_path / "amendments.json")
+    monkeypatch.setattr(report, "SECONDS", tmp_path / "seconds.jsonl")
     report.decisions.cache_clear()
     report.build.cache_clear()
 
