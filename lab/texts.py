@@ -340,7 +340,7 @@ Of the registered claims:
 - decide.py and registry.py were mended after an audit (9446c06) when 17 of the first 39 runs had begun; no row was in
   a commit, and that none was read is our word. It changes neither of the two verdicts of these runs.
 - Until all claims were decided, a verdict that results to come might have changed had the words “so far”. The commit
-  that brought these rows (c38f6b0) changed when they were printed; and `dcpo` and `clip_0.4` had them though by then no
+  that brought the rows of these 39 (c38f6b0) changed when they were printed; and `dcpo` and `clip_0.4` had them though by then no
   result could have changed these two any more, as a referee found.
 - The registered order of the runs was left after these 39 (15:41): next came `length`, whose baseline they are,
   `hacking`, whose runs are short, and `clip_alone`. At these changes the first runs of `dapo-all_groups` and of `dcpo`
@@ -359,9 +359,9 @@ Of the registered claims:
 - What the claims of `dynamic_sampling`, `overlong`, `critic` and `batch_shape` do not show was written again after a
   referee's reports on their verdicts; that of `dcpo` too, later. The limits of the five claims “at the best of six”
   were written before the first of their runs and after another such report; the tunings were running.
-- The other 83 tunings, the 70 runs at their best and those on two more base models came in the registered order, two at
-  a time, all of commit 3fc1798, while other work took part of the two cores. What the limits of these five claims say
-  of single runs and classes was added after their verdicts.
+- The other 83 tunings, the 70 runs at their best and those on two more base models came in the registered order, two
+  and at the end three at a time, all of commit 3fc1798, while other work took part of the two cores. What the limits of
+  these five claims say of single runs and classes was added after their verdicts.
 - The first tuning run is of earlier code than the others (docstrings, and what `--dry_run` says); another one was begun
   with it, stopped after a second and made again.
 - The times in starts.jsonl and in git are this machine's own: a digest proves an order of commits, not a date."""
@@ -434,7 +434,8 @@ DPO makes pairs in ten rounds of 256 prompts. Rows appear once all of their runs
 
 The tuning table is no result: the highest of six means of two seeds is too high by the choice; the next table has fresh
 seeds. A best rate that is the lowest or the highest of the six is not known to be the best, and is marked. On the two
-other base models three seeds show no difference below some 0.04, and the rates were chosen on the first.
+other base models three seeds seldom show a difference below some 0.04, and the rates were chosen on the first; PPO,
+DAPO and DPO differ from GRPO with the same sign on all three, the others do not.
 
 The seconds are those of one core, of a whole run, with two evaluations (DAPO's five, DPO's eleven) of some four seconds
 each. At equal seconds the runs can only be compared in training: by the accuracy of the completions that each samples

@@ -645,6 +645,14 @@ def test_what_was_looked_at_afterwards_is_in_the_rows():
     ends = [report.results_of(f"best-{name}", range(70, 80)).std(ddof=1) for name in texts.ALGORITHMS]
     assert f"vary by {min(ends):.3f} to {max(ends):.3f} across seeds" in texts.BEST
 
+    signs = {name: set() for name in texts.ALGORITHMS if name != "grpo"}
+    for name, found in signs.items():
+        for base, seeds in (("", range(70, 80)), ("-hard-1", range(60, 63)), ("-hard-2", range(60, 63))):
+            mine, others = (report.results_of(f"best-{run}{base}", seeds).mean() for run in (name, "grpo"))
+            found.add(mine > others)
+    assert {name for name, found in signs.items() if len(found) == 1} == {"ppo", "dapo", "dpo"}
+    assert "PPO, DAPO and DPO differ from GRPO with the same sign on all three, the others" in " ".join(texts.AT_BEST)
+
     lines = [json.loads(line) for line in report.SECONDS.read_text(encoding="utf-8").splitlines()]
     last = {name: [line["seconds"][-1] for line in lines if line["run"] == f"best-{name}"] for name in texts.ALGORITHMS}
     ratios = {name: max(found) / min(found) - 1 for name, found in last.items()}
