@@ -340,8 +340,8 @@ Of the registered claims:
 - decide.py and registry.py were mended after an audit (9446c06) when 17 of the first 39 runs had begun; no row was in
   a commit, and that none was read is our word. It changes neither of the two verdicts of these runs.
 - Until all claims were decided, a verdict that results to come might have changed had the words “so far”. The commit
-  that brought the rows of these 39 (c38f6b0) changed when they were printed; and `dcpo` and `clip_0.4` had them though by then no
-  result could have changed these two any more, as a referee found.
+  that brought the rows of these 39 (c38f6b0) changed when they were printed; and `dcpo` and `clip_0.4` had them though
+  by then no result could have changed these two any more, as a referee found.
 - The registered order of the runs was left after these 39 (15:41): next came `length`, whose baseline they are,
   `hacking`, whose runs are short, and `clip_alone`. At these changes the first runs of `dapo-all_groups` and of `dcpo`
   and the reward model of seed 40 had just begun and were stopped, to begin again; a PPO run that found no reward model
