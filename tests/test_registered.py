@@ -653,8 +653,33 @@ def test_what_was_looked_at_afterwards_is_in_the_rows():
     assert {name for name, found in signs.items() if len(found) == 1} == {"ppo", "dapo", "dpo"}
     assert "PPO, DAPO and DPO differ from GRPO with the same sign on all three, the others" in " ".join(texts.AT_BEST)
 
+    def in_training(run, over):
+        return [registry.outcome(run, seed, {"metric": "reward/accuracy", "over": over}) for seed in range(70, 80)]
+
+    steps = {run: registry.rows(run, 70) for run in ("best-dapo", "best-grpo")}
+    halves = [next(row["completions"] for row in steps[run] if row["step"] == 40) for run in steps]
+    dapo = [registry.rows("best-dapo", seed)[-1]["reward/accuracy"] for seed in range(70, 80)]  # its step 40
+    assert [rows[-1]["step"] for rows in steps.values()] == [40, 80] and halves[1] == 10240
+    found = d.measure(dapo, in_training("best-grpo", 10240), 0.0, 1.0)
+    said = f"{found.effect:.3f} ahead in training ({found.low:.3f} to {found.high:.3f})"
+    assert f"as many optimizer steps (160) DAPO was {said}" in texts.LIMITS["best-dapo"]
+    order = sorted(measured, key=lambda name: measured[name].p)
+    assert order.index("best-ppo") == 8 and "only at Holm's ninth step" in texts.LIMITS["best-ppo"]
+    powers = [], []
+    for name in ("dr_grpo", "gspo", "dcpo"):
+        ends = [report.results_of(f"best-{run}", range(70, 80)).std(ddof=1) for run in (name, "grpo")]
+        powers[0].append(round(100 * d.power(0.03, ends, 10, report.first_level())))
+        powers[1].append(round(100 * d.power_of_equivalence(0.03, ends, 10, report.first_level())))
+    assert "in {} (Dr. GRPO), {} (GSPO) and {} (DCPO) of 100".format(*powers[0]) in texts.BEST
+    assert "“equivalent” in {}, {} and {}. ".format(*powers[1]) in texts.BEST
+
     lines = [json.loads(line) for line in report.SECONDS.read_text(encoding="utf-8").splitlines()]
     last = {name: [line["seconds"][-1] for line in lines if line["run"] == f"best-{name}"] for name in texts.ALGORITHMS}
+    at_60 = [[np.interp(60, line["seconds"], line["accuracy"]) for line in lines if line["run"] == run]
+             for run in ("best-grpo", "best-ppo")]  # fmt: skip
+    found = d.measure(*at_60, 0.0, 1.0)
+    said = f"GRPO was {found.effect:.3f} ahead in training ({found.low:.3f} to {found.high:.3f})"
+    assert f"after 60 equal ones {said}" in texts.LIMITS["best-ppo"]
     ratios = {name: max(found) / min(found) - 1 for name, found in last.items()}
     said = f"up to {max(ratios[name] for name in ratios if name != 'dpo'):.0%} (DPO's by {ratios['dpo']:.0%})"
     assert said.replace("%", " %") in " ".join(texts.AT_BEST) and min(last, key=lambda name: min(last[name])) == "dpo"
