@@ -172,6 +172,8 @@ def numbers(claim):
     commits = ", ".join(sorted({registry.read(*job)[0]["commit"][:7] for job in jobs}))
     tries = sum((start["run"], start["seed"]) in tuning for start in registry.starts())
     tried = f", and {tries} for {len(tuning)} of the tuning" if tuning else ""
+    older = [registry.read(*job)[0]["commit"][:7] for job in tuning if registry.read(*job)[0]["code"] != code]
+    tried += f", {len(older)} of them of commit {', '.join(sorted(set(older)))}" if older else ""
     made = f"The runs: {starts} starts for {len(jobs)} files of results{tried}; code {code[:16]}, commit {commits}."
     if np.isnan(found.low):
         return f"{made} No test: no deviation, or a run without a value."
@@ -180,12 +182,25 @@ def numbers(claim):
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
     wide = " to ".join(shown(end, primary["metric"], "+") for end in ends)
     smallest = shown(decide.smallest_effect(deviations, len(seeds), level), primary["metric"]) + from_margin(primary)
+    worth = worth_of_inconclusive(primary, deviations, len(seeds)) if decision.verdict == UNSEEN else ""
     return (
         f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
         f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - level:.1%} is {wide}. "
         f"That it is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
         f"{interval_of_equivalence(claim, mine, others)}"
-        f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. {made}"
+        f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. "
+        f"{worth}{made}"
+    )
+
+
+def worth_of_inconclusive(primary, deviations, seeds):
+    """What else this verdict could have been, with the deviations as measured, at Holm's first step."""
+    same, level = primary["same"], first_level()
+    seen = decide.power(same, deviations, seeds, level)
+    equivalent = decide.power_of_equivalence(same, deviations, seeds, level)
+    return (
+        f"A true difference of {same:g} would be seen in {100 * seen:.0f} of 100, and none at all be called equivalent "
+        f"in {100 * equivalent:.0f}: “inconclusive” does not mean that the two are the same. "
     )
 
 
@@ -500,7 +515,8 @@ def build():
     """The text of the page."""
     registered = registry.load()
     header = ["claim", "source, and whose claim it is", "verdict", "effect (95 %)", "p after Holm"]
-    header += ["smallest effect that would be seen", "chance of “equivalent” if there is no difference", "seeds", ""]
+    header += ["planned: smallest effect that would be seen"]
+    header += ["planned: chance of “equivalent” if there is no difference", "seeds", ""]
     lines = ["# Claims", "", *texts.INTRO, ""]
     lines += [*table(header, map(line, registered["claims"])), ""]
     if any(map(decided, registered["claims"])):

@@ -52,7 +52,8 @@ def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
     """YAML and --output_dir=~/x, which no shell expands, made a folder with that name."""
-    [monkeypatch.setenv(name, str(tmp_path)) for name in ("HOME", "USERPROFILE")]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # Windows
     start("~/x")
     assert (tmp_path / "x" / "args.json").exists()
 

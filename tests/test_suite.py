@@ -122,6 +122,7 @@ def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
     assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
     assert [row["reward/unscored"] for row in rows if "reward/unscored" in row] == [0.25, 1, 0.25]
     assert ["optim/grad_norm" in row for row in rows] == [False, True, False, True]
+    assert ["reward/mean" in row and "advantage/zero_groups" in row for row in rows] == [False, True, False, True]
     assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
     assert capsys.readouterr().out.count("25.0% of the completions have no reward") == 1
     first, second, third = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3))

@@ -221,7 +221,7 @@ def merge_rows(source: Source, args, needs_answers: bool) -> tuple[list[Row], in
         columns = {k: v for k, v in row.items() if k != prompt_column}
         if key in kept:
             repeated += 1
-            other += repr(columns) != repr(kept[key].columns)
+            other += columns != kept[key].columns
         else:
             kept[key] = Row(where, prompt, answer, columns)
     return list(kept.values()), repeated, other
