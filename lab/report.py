@@ -26,6 +26,7 @@ except ImportError:  # without scipy nothing is decided; what the page is made f
 PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 SECONDS = registry.HERE / "results" / "seconds.jsonl"
+AFTERWARDS = "Looked at afterwards, which decides nothing:"
 NEEDED = "scipy is needed to write it (pip install scipy)"
 ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, UNTESTED, ABANDONED, OPEN)}
 CHINESE = {HOLDS: "成立", FAILS: "不成立", SAME: "等效", UNSEEN: "没有定论", UNTESTED: "未受检验", ABANDONED: "已放弃",
@@ -283,7 +284,9 @@ def section(claim):
         header = ["compared", "one", "the other", "difference (95 %)"]
         lines += [*table(header, [[f"**{cell}**" for cell in first], *rest]), ""]
         lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
-    limits = texts.LIMITS[claim["name"]] + (f" {texts.BEST}" if claim["name"].startswith("best-") else "")
+    limits = texts.LIMITS[claim["name"]].replace(f" {AFTERWARDS}", f"\n\n**{AFTERWARDS}**")
+    if claim["name"].startswith("best-"):
+        limits += "\n\nWhat none of these five claims shows stands [below](#each-algorithm-best-of-six)."
     return [*lines, f"**What it does not show.** {limits}", ""]
 
 
@@ -385,7 +388,14 @@ def best_section():
                 both = both and one_base((algorithm, "grpo"), base, base_seeds)
                 row.append(interval(decide.measure(mine, others, 0.0, 1.0), "accuracy") if both else "")
             ends.append(row)
-    lines = ["## Each algorithm, best of six", "", *texts.AT_BEST, ""]
+    lines = [
+        "## Each algorithm, best of six",
+        "",
+        *texts.AT_BEST,
+        "",
+        f"**What these five claims do not show.** {texts.BEST}",
+        "",
+    ]
     done = [row for row in tuning if row[1]]
     if not done:
         lines += ["No tuning is done yet.", ""]

@@ -116,19 +116,19 @@ LIMITS = {
     ),
     "critic": (
         "Whether the critic credits tokens or is only a baseline for each prompt: without it the mean of the batch is "
-        "the only one, and no other is tried. Looked at afterwards, which decides nothing: the class of a sum alone "
-        "explains 0.31 of the variance of held-out rewards at the start, and 0.20 at PPO's end; the gain is mostly in "
-        "hard sums, +0.063 (0.043 to 0.082). The critic that does not learn is computed too, so no cost is seen. "
+        "the only one, and no other is tried. The critic that does not learn is computed too, so no cost is seen. "
         "Lambda is 1, the learning rates are not tuned, and the curves still rise: this is speed, not an end. The "
-        "next claim shares PPO's 13 runs, so the two are not independent."
+        "next claim shares PPO's 13 runs, so the two are not independent. Looked at afterwards, which decides "
+        "nothing: the class of a sum alone explains 0.31 of the variance of held-out rewards at the start, and 0.20 at "
+        "PPO's end; the gain is mostly in hard sums, +0.063 (0.043 to 0.082)."
     ),
     "batch_shape": (
         "Anything about fresh prompts: the list has 512, and both runs draw 40 answers to each, in 40 visits or in "
         "five of eight. What differs is how many prompts share a step (256 or 32) and an optimizer step (64 or 8). 32 "
         "x 8 makes no use of its groups here, so this is not about GRPO, and GRPO cannot take the other shape, as a "
-        "group of one has no baseline. The last row also changes the baseline, the scaling and the weights. Looked at "
-        "afterwards, which decides nothing: a run of 256 x 1 took 156 seconds of a core, one of 32 x 8 120, on a "
-        "machine that did other work. Rates are not tuned, and the curves still rise."
+        "group of one has no baseline. The last row also changes the baseline, the scaling and the weights. Rates are "
+        "not tuned, and the curves still rise. Looked at afterwards, which decides nothing: a run of 256 x 1 took 156 "
+        "seconds of a core, one of 32 x 8 120, on a machine that did other work."
     ),
     "length": (
         "That the difference is Dr. GRPO's weights: it also leaves out the deviation. The pilot had the four "
@@ -145,7 +145,7 @@ LIMITS = {
         "three of them out one by one (not the reward of -1 for an answer that cannot be found); smoothing bought "
         "0.046 (+0.028 to +0.063 by a paired t), the bounds of each token nothing that could be seen. One learning "
         "rate, which was tuned for neither; more visits, where more groups have an earlier one to learn from, are not "
-        "tried. The verdict is near its edges, looked at afterwards, which decides nothing: one run of DCPO (seed 48) "
+        "tried. Looked at afterwards, which decides nothing: the verdict is near its edges. One run of DCPO (seed 48) "
         "ended at 0.683, 0.022 below the next, and without it the effect is +0.017 (+0.008 to +0.026) and the rule "
         "would say “holds”, as it would without one run of GRPO (0.713); without any one of seven others it would say "
         "“inconclusive”. The difference is in the hard sums, +0.025 (+0.004 to +0.046), for which 0.03 is not ruled "
@@ -200,12 +200,12 @@ LIMITS = {
 
 BEST = (
     "The learning rate is the best of six on two seeds; nothing else is tuned. p and interval are those of ten fresh "
-    "seeds at the rates that were chosen: they leave out the noise of the choice, and GRPO's enters all five claims of "
-    "this kind. So a verdict is about these rates, not about the true best of each algorithm. Tuning and the "
-    "comparison share the held-out problems, not the seeds; they share the base model too, for which [the "
-    "table](#each-algorithm-best-of-six) has two others. 20,480 completions are 80 steps: nothing here is about where "
-    "the curves end. Runs at the chosen rates vary by 0.013 to 0.039 across seeds, where 0.018 was assumed, so less is "
-    "seen than was planned. Half of GRPO's deviation is one run (seed 74, 0.577; without it 0.014)."
+    "seeds at the rates that were chosen: they leave out the noise of the choice, and GRPO's enters all five. So a "
+    "verdict is about these rates, not about the true best of each algorithm. Tuning and the comparison share the "
+    "held-out problems, not the seeds; they share the base model too, for which the table has two others. 20,480 "
+    "completions are 80 steps: nothing here is about where the curves end. Runs at the chosen rates vary by 0.013 to "
+    "0.039 across seeds, where 0.018 was assumed, so less is seen than was planned. Half of GRPO's deviation is one "
+    "run (seed 74, 0.577; without it 0.014)."
 )
 
 # What happened after the first run of a claim, printed beside its verdict.
