@@ -40,6 +40,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -82,7 +83,8 @@ ONCE = {
 RATE_OF = {"gspo": "sums", "gspo-band_0.03": "sums", "dcpo": "sums", "ppo-reward_model": "ppo"}
 # ppo-reward_model needs a reward model, of pairs that the start's own answers make by the rule; {folder: command}
 BEFORE = {
-    f"{LEARNED}/pairs": f"dpo.py {PAIRS} {LATER} --rounds 1 --pair_prompts 512 --max_steps 0",
+    f"{LEARNED}/pairs": f"dpo.py {PAIRS} {LATER} --rounds 1 --pair_prompts 512 --max_steps 0 "
+    "--generate_batch_size 256",  # all 4,096 at once take more than 21 GB
     f"{LEARNED}/reward_model": f"reward_model.py --model_name_or_path {START} --num_epochs 2 --learning_rate 2e-5 "
     f"--pairs_per_step 8 --dataset {LEARNED}/pairs/pairs-round-1.jsonl",
 }
@@ -181,7 +183,7 @@ def execute_well(command, folder):
     """(the last line that a command says, its seconds of one core); a RuntimeError where it fails."""
     status, output, seconds = execute(command, folder)
     if status:
-        raise RuntimeError(f"python {command}\n{output[-2000:]}")
+        raise RuntimeError(f"exit status {os.waitstatus_to_exitcode(status)}: python {command}\n{output[-2000:]}")
     return output.strip().splitlines()[-1], seconds
 
 
