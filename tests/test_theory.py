@@ -144,6 +144,22 @@ def group(rows):
         yield {1: mean, 2: std} | of
 
 
+def deviation(rows):
+    """The expected gradient by the logit of `gamble`: all groups that can come, by the script's own advantages."""
+    pays = {"safe": (0.5, 1.0, -0.5), "ten": (0.15, 10.0, 0.5), "nothing": (0.35, 0.0, 0.5)}
+    chances, rewards, scores = (tensor(column) for column in zip(*pays.values(), strict=True))  # score: of the logit
+    for G in (int(row[0]) for row in rows):
+        counts = torch.tensor([(a, b, G - a - b) for a in range(G + 1) for b in range(G + 1 - a)])
+        orders = torch.lgamma(tensor(G + 1)) - torch.lgamma(counts + tensor(1)).sum(dim=1)  # log of the multinomial
+        logs = orders + counts.double() @ chances.log()
+        drawn = torch.stack([torch.arange(3).repeat_interleave(count) for count in counts])  # (groups, G)
+        found = []
+        for args in (grpo.Args(group_size=G, normalize_std=False), grpo.Args(group_size=G)):
+            A = grpo.compute_advantages(rewards[drawn].flatten(), args).view(-1, G)
+            found.append((logs.exp() * (A * scores[drawn]).mean(dim=1)).sum().item())
+        yield {1: found[0], 2: found[0] * G / (G - 1), 3: found[1]}
+
+
 def weights(rows):
     mask = masked([10, 100])
     for row in rows:
@@ -209,8 +225,8 @@ def dpo_rows(rows):
         yield {2: h, 3: losses, 4: -chosen.grad / args.beta, 5: (chosen - ref_chosen).exp()}
 
 
-CHECKS = (baseline, importance, four_cases, dual_clip, gae, horizon, estimators, shaped, group, weights, intervals,
-          gspo_rows, sas, dpo_rows)  # fmt: skip
+CHECKS = (baseline, importance, four_cases, dual_clip, gae, horizon, estimators, shaped, group, deviation, weights,
+          intervals, gspo_rows, sas, dpo_rows)  # fmt: skip
 CHECKS = {function.__name__.removesuffix("_rows"): function for function in CHECKS}
 GIVEN = {  # the places of the cells that a check reads; all others it computes
     "baseline": (0, 1, 2), "four_cases": (0, 1), "dual_clip": (0, 1), "gae": (0, 1, 2), "estimators": (0, 1),

@@ -242,7 +242,7 @@ ratio   = exp(logprob - old)                      = exp({new:.4f} - {old:.4f}) =
 clipped = ratio between 1 - 0.2 and 1 + 0.2       = {clipped:.4f}
 min     = min(ratio A, clipped A)                 = min({ratio:.4f} x {A:.4f}, {clipped:.4f} x {A:.4f}) = {least:.4f}
 d       = ref - logprob                           = {old:.4f} - {new:.4f} = {d:.4f}
-kl      = exp(d) - d - 1                          = {kl:.4f}                    the estimator k3; ref is the old policy
+kl      = exp(d) - d - 1                          = {kl:.4f}                k3; ref is the old policy, in the first step
 loss    = -min + 0.04 kl                          = {losses:.4f}
 weight  = 1 / |o| / rows                          = 1 / 7 / 8 = {weight:.5f}
 ```
@@ -299,8 +299,9 @@ From top to bottom, what differs and why:
   {pair_loss:.4f}; before the first update it was ln 2 = 0.6931.
 
 Neither the sums nor the norms say which algorithm learns faster. A part of the difference is a constant factor, such as
-the number of completions of a prompt in `dcpo.py`, and AdamW removes such a factor, because it divides a gradient by
-its own size. What remains is which rows and tokens count more than others.
+the number of completions of a prompt in `dcpo.py`. AdamW would remove such a factor, because it divides a gradient by
+its own size, but `--max_grad_norm 1` comes first: it cuts the norm of `dcpo.py`, {dcpo_norm:.3f}, to 1, and leaves
+that of `grpo.py`, {grpo_norm:.3f}. What remains is which rows and tokens count more than others.
 """
 
 
@@ -446,7 +447,8 @@ def others(step, second):
     rows, old, ratio = dict(wrong=WRONG, long=LONG, short=SHORT, cut=CUT), second.old, second.ratio
     page = OTHERS.format(**rows, token=TOKEN, ratio=float(ratio[SHORT, TOKEN])) + "\n" + table(["", *heads], body)
     margin, loss = float(pair["margin"]), float(pair["loss"])
-    return page + WHY.format(**rows, margin=margin, pair_loss=loss, old_prob=math.exp(old[SHORT, TOKEN]))
+    norms = {f"{module.__name__}_norm": float(x) for module, x in zip(modules, part["norm"], strict=True)}
+    return page + WHY.format(**rows, **norms, margin=margin, pair_loss=loss, old_prob=math.exp(old[SHORT, TOKEN]))
 
 
 def written(step):
