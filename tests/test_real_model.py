@@ -41,6 +41,19 @@ def test_the_page_says_what_the_bare_model_gets_of_the_mix():
     assert kinds[2] == "0.00"
 
 
+def test_the_page_says_what_the_reward_model_paid_for():
+    name = "ppo-reward_model"
+    scores = [real_model.curve(name, 0, metric) for metric in ("eval/reward", "policy/entropy")]
+    ends = [value for points in scores for value in (points[0][1], points[-1][1])]
+    ends[2:2] = [real_model.start(name, 0), real_model.final(name, 0)]
+    page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
+    words = "rose from {:.2f} to {:.2f}, the share of right ones from {:.2f} to {:.2f}, and the entropy fell from"
+    assert f"{words} {{:.2f}} to {{:.2f}}".format(*ends) in page
+    said = real_model.read_rows(real_model.result(name, 0))[0]["before_said"]
+    accuracy = float(said[1].split("after ")[1].split(";")[0])
+    assert f"the right answer in {accuracy:.2f} of its held-out pairs" in page
+
+
 def test_the_weights_of_the_kinds_are_those_of_the_test_problems(tmp_path):
     spec = importlib.util.spec_from_file_location("smollm2", ROOT / "examples" / "smollm2.py")
     smollm2 = importlib.util.module_from_spec(spec)
