@@ -443,7 +443,8 @@ def main(argv=None):
             if current.steps_left() == 0 and args.max_steps != 0:
                 sizes = f"{len(pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
                 if run.step == 0:
-                    raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
+                    pair = "two finished completions of a prompt with different rewards are a pair"
+                    raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs; {pair}")
                 run.print(f"round {number}: {sizes}: the run ends")
                 break
         if run.first_eval is None:

@@ -114,6 +114,8 @@ def _inside(wrapper: re.Pattern, answer: str) -> str:
 # --------------------------------------------------------------------------------------------------- equivalence
 
 CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # fullwidth forms of ASCII
+CHARACTERS |= {code: str(unicodedata.decimal(chr(code))) for code in range(0x660, 0xE50) if chr(code).isdecimal()}
+CHARACTERS |= dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF])  # unseen
 CHARACTERS |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63"), "-")
 CHARACTERS |= {ord(c): " " + unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 CHARACTERS |= str.maketrans({

@@ -90,6 +90,8 @@ def clean_exit():
     """
     process = Process()
     before = set_handlers(process)
+    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal's encoding does not
     try:
         yield
         return

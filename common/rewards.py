@@ -235,6 +235,7 @@ def _check_values(reward: Reward, values, rows: int) -> list:
 def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: list[bool]):
     try:
         if reward.built_in:
+            texts = ["<think>" + text if row.thinks else text for row, text in zip(rows, texts, strict=True)]
             return reward.function(texts, [row.answer for row in rows], truncated)
         with undone():
             values = reward.function(**trl_keywords(reward, rows, texts, truncated))

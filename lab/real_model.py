@@ -431,21 +431,26 @@ COSTS = {  # a file of benchmarks/throughput.py: what it measured
     "throughput-two_threads": "two threads, nothing else running; 64 rows a pass",
     "throughput-256_tokens": "the same, prompts of 256 tokens; 8 rows a pass",
 }
+STOCK = {"throughput-stock": "two threads, nothing else running; 64 rows a pass"}
 
 
-def cost_table():
-    """A step against TRL: seconds, and gigabytes above the model."""
+def cost_table(costs=COSTS, other="trl", name="TRL"):
+    """A step against TRL, or another contestant: seconds, and gigabytes above the model."""
     table = []
-    for file, title in COSTS.items():
+    for file, title in costs.items():
         (found,) = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")).values()
-        ours, theirs = found["ours"], found["trl"]
+        ours, theirs = found["ours"], found[other]
         factors = [b["step_s"] / a["step_s"] for a, b in zip(ours, theirs, strict=True)]
         seconds = [statistics.median(turn["step_s"] for turn in turns) for turns in (ours, theirs)]
         memory = [max(turn["peak_gb"] for turn in turns) for turns in (ours, theirs)]
         cells = [title, *(f"{value:.1f}" for value in seconds), f"{statistics.median(factors):.1f}"]
         table.append([*cells, ", ".join(f"{factor:.1f}" for factor in factors), *(f"{value:.1f}" for value in memory)])
-    header = ["", "`grpo.py`, s a step", "TRL, s a step", "times as fast", "turn by turn"]
-    return [[*header, "`grpo.py`, GB", "TRL, GB"], *table]
+    header = ["", "`grpo.py`, s a step", f"{name}, s a step", "times as fast", "turn by turn"]
+    return [[*header, "`grpo.py`, GB", f"{name}, GB"], *table]
+
+
+def stock_table():
+    return cost_table(STOCK, "stock", "stock `generate`")
 
 
 WAITS = {  # what else ran: {how the threads wait: files of benchmarks/throughput.py}
@@ -466,16 +471,9 @@ def waits_table():
     return [["what else ran", "the threads wait", "s a step", "turn by turn"], *table]
 
 
-def left_table():
-    """What was not run yet, and its command."""
-    left = [(name, seed) for name, seed in JOBS if not rows_of(name, seed)]
-    names = list(dict.fromkeys(name for name, _ in left))
-    return [["run", "seeds"], *([name, ", ".join(str(seed) for n, seed in left if n == name)] for name in names)]
-
-
 PAGE = "docs/real_model.md"
 TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
-TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, waits=waits_table, left=left_table)
+TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
 
 
 def refresh(tree):

@@ -221,6 +221,8 @@ SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
     (r"x = \frac{ -3 }{4}", "-0.75"), (r"-\frac{-3}{4}", "0.75"), (r"\frac{\sqrt{x^{2}}}2", r"\frac{\sqrt{x^2}}{2}"),
     (r"\left(\frac{2}{3}\right)^2", r"\frac{2}{3}^2"), (r"\frac{\text{3}}{4}", "3/4"),
     (r"\infty", r"+\infty"), ("+∞", r"\infty"), (r"(-\infty, +\infty)", r"(-\infty, \infty)"),
+    # digits of other scripts, and marks of direction or no width, which nobody sees
+    ("\u0661\u0662", "12"), ("\u0967\u0968", "12"), ("\u200f12", "12"), ("\u202a12\u202c", "12"), ("12\u200b", "12"),
     # words in formulas: the blank behind a command is no blank between words
     (r"\pi xy", r"\pi x y"), ("x y", "xy"), ("2 sin x", "2sinx"), ("no table", "No  Table"), ("北京 大学", "北京大学"),
 ]  # fmt: skip

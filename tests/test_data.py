@@ -3,6 +3,7 @@
 Each test names the failure it pins; the numbers B11, B15 and B24 are themes of real bugs in other projects."""
 
 import csv
+import dataclasses
 import gzip
 import json
 
@@ -743,6 +744,19 @@ def test_resume_continues_where_it_stopped(before):
 def test_another_order_is_refused_on_resume(n, seed, says):
     with pytest.raises(InputError, match=says):
         PromptSampler(range(n), seed).load_state_dict(PromptSampler(range(7), 1).state_dict())
+
+
+@pytest.mark.parametrize(
+    "end, thinks", [("<think>", True), ("<think>\n", True), ("<think></think>", False), ("", False)]
+)
+def test_a_prompt_that_ends_in_a_thought_is_known(end, thinks, tmp_path):
+    tokenizer = make_tokenizer("{{ messages[0].content }}")
+    tokenizer.add_tokens(["<think>", "</think>"])
+    (prompt,) = load_rows(tmp_path, [{"prompt": f"a{end}"}], tokenizer)
+    assert prompt.thinks == thinks
+    assert (
+        PromptSampler([prompt], 0).digest == PromptSampler([dataclasses.replace(prompt, thinks=not thinks)], 0).digest
+    )
 
 
 def test_the_digest_sees_every_part_of_a_row():

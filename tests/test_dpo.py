@@ -329,6 +329,11 @@ def test_the_temperature_is_that_of_sampling_alone(few_pairs, tmp_path):
     assert metric_rows(tmp_path / "c") == metric_rows(tmp_path / "d")
 
 
+def test_a_first_round_without_a_pair_says_what_a_pair_is(tmp_path):
+    with pytest.raises(InputError, match=r"0 pairs x 1 passes .*; two finished completions of a prompt with different"):
+        run(tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
+
+
 def test_a_round_without_enough_pairs_ends_the_run(tmp_path, capsys):
     with pytest.raises(InputError, match=r"pairs x 1 passes do not fill a step of 128"):
         run(tmp_path / "a", "--pairs_per_step", 128)

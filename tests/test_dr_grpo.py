@@ -101,7 +101,7 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     args = args_of(reward=[f"{tmp_path}/part.py:part"], group_size=2)
 
     class Prompt:
-        prompt, answer, columns, gold = "1+1?", "2", {}, "2"
+        prompt, answer, columns, gold, thinks = "1+1?", "2", {}, "2", False
 
     texts, truncated = ["3", "3", "-2", "-2", "", ""], torch.tensor([False, True] * 3)
     rewards, _, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 6, texts, truncated)

@@ -6,6 +6,7 @@ The first signal ends a run after its step, with a checkpoint; the second one en
 import os
 import re
 import signal
+import subprocess
 import sys
 import types
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from common import errors
 from common.errors import InputError, clean_exit
 from common.harness.run import Run
-from testbed import SCRIPTS, metric_rows, script
+from testbed import ROOT, SCRIPTS, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
@@ -30,6 +31,13 @@ def ended(name, arguments, capfd):
     with pytest.raises(SystemExit) as end, clean_exit():
         script(name).main(list(map(str, arguments)))
     return end.value.code, capfd.readouterr().err.splitlines()
+
+
+def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run():
+    code = "from common.errors import clean_exit\nwith clean_exit():\n    print('caf\\u00e9 \\U0001f600')"
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    assert said.decode("cp1252").strip() == "caf\u00e9 \\U0001f600"
 
 
 @pytest.fixture(autouse=True)

@@ -324,6 +324,23 @@ def test_rows_longer_than_a_table_of_positions_are_refused(load, sizes, tmp_path
     assert f"positions for 60 tokens, less than {sizes}" in refused(load, folder)
 
 
+@pytest.mark.parametrize("limit", [575, 576])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "llama3"])
+def test_rows_that_would_change_the_positions_of_their_neighbours_are_refused(kind, limit, tmp_path):
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": limit}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    if kind == "llama3":  # its frequencies are fixed
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    sizes = {"head_dim": 8, "max_position_embeddings": limit if kind == "dynamic" else 4 * limit}
+    folder = small_model(tmp_path / "model", AutoModelForCausalLM, "llama", rope_parameters=rope, **sizes)
+    if kind == "llama3" or limit == 576:  # --max_prompt_tokens 512 + --max_new_tokens 64
+        policy_of(folder)
+    else:
+        line = refused(policy_of, folder)
+        assert f"({kind}) change where a row of the batch has more than 575 tokens" in line
+
+
 # --- where a completion ends ---
 
 

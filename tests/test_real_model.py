@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -16,22 +17,30 @@ def test_the_share_of_right_answers_is_that_of_the_closing_line_where_all_proble
 
 
 def test_the_pages_say_where_the_seeds_end():
-    ends = [real_model.final("sums", seed) for seed in real_model.seeds_of("sums")]
+    ends = [real_model.final("sums", seed) for seed in real_model.SEEDS + real_model.MORE_SEEDS]
     low, high = f"{min(ends):.2f}", f"{max(ends):.2f}"
-    assert len(ends) == 3
-    assert f"Three seeds end at\n{low} to {high} of right answers" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(ends) == 8
+    assert f"Eight seeds end at\n{low} to {high} of right answers" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{low} 到 {high}" in (ROOT / "README.zh.md").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
-    assert f"{100 * min(ends):.0f} to {100 * max(ends):.0f} after 24 steps (three seeds)" in page
+    assert f"{100 * min(ends):.0f} to {100 * max(ends):.0f} after 24 steps (eight seeds)" in page
 
 
 def test_the_page_says_what_greedy_answers_are_worth():
     shares = [real_model.curve(f"greedy-{tokens}", 0, "eval/reward")[0][1] for tokens in (24, 64)]
-    shares.append(real_model.read_rows(real_model.result("sums", 2))[0]["greedy"])
-    short, longer, trained = (f"{100 * value:.0f}" for value in shares)
+    headers = [real_model.read_rows(real_model.result("sums", seed))[0] for seed in (2, *real_model.MORE_SEEDS)]
+    trained = [header["greedy"] for header in headers]
+    short, longer, least, most = (f"{100 * value:.0f}" for value in (*shares, min(trained), max(trained)))
     page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
     assert f"right for {short} of 100 problems within 24 tokens and for {longer} within 64" in page
-    assert f"after training it is right for {trained} (seed 2)" in page
+    assert f"after training it is right for {least} to {most} (six seeds)" in page
+
+
+def test_the_page_says_what_a_task_of_reasoning_gym_gave():
+    header = real_model.read_rows(real_model.RESULTS / "reasoning_gym.jsonl")[0]
+    before, after = re.match("eval/reward before (.*), after (.*);", header["said"]).groups()
+    page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
+    assert f"96 held-out problems from {before} to {after} ([rows]" in page
 
 
 def test_the_page_says_what_the_bare_model_gets_of_the_mix():

@@ -34,7 +34,7 @@ def chosen(*names, weights=None):
 
 
 def row(prompt="q", answer="3", **columns):
-    return SimpleNamespace(prompt=prompt, answer=answer, columns=columns)
+    return SimpleNamespace(prompt=prompt, answer=answer, columns=columns, thinks=False)
 
 
 # --- rules ---
@@ -44,6 +44,16 @@ def test_gold_with_and_without_marker():
     """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
     assert accuracy_reward("#### 0.5", r"Therefore \boxed{\frac12}.") == accuracy_reward("#### 0.5", "1/2") == 1.0
     assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
+
+
+def test_a_thought_that_the_prompt_opened_is_no_answer():
+    prompt = SimpleNamespace(prompt="q", answer="3", columns={}, thinks=True)
+    texts = [r"perhaps \boxed{3}, wait", r"hm</think> \boxed{3}"]
+    seen = []
+    mine = Reward("mine", 1.0, lambda completions, **columns: seen.extend(completions) or [0.0, 0.0])
+    parts, correct = score_rewards([*chosen("accuracy", "format"), mine], [prompt], texts, [False, False])
+    assert parts["accuracy"].tolist() == parts["format"].tolist() == correct.tolist() == [0, 1]
+    assert seen == texts
 
 
 def test_runs_in_a_thread():
@@ -106,7 +116,7 @@ def test_answer_column_is_passed_as_it_stands(user_file):
     """A user's function parses the raw column, as under TRL; the extracted gold must not replace it."""
     (reward,) = chosen(user_file("def f(answer, **_):\n    return [len(a) for a in answer]\n") + ":f")
     assert score(reward, [row(answer="3", answer_length=1)], [""], [False]).tolist() == [1.0]
-    rows = [SimpleNamespace(prompt="p", answer="3", columns={"answer": "long #### 3"})]
+    rows = [SimpleNamespace(prompt="p", answer="3", columns={"answer": "long #### 3"}, thinks=False)]
     assert score(reward, rows, [""], [False]).tolist() == [11.0]
 
 
@@ -555,7 +565,7 @@ def test_all_of_trls_rewards_score_gsm8k(user_file, conversational):
     ):
         texts.append(Completion(text))
         texts[-1].ids, texts[-1].extra = ids, {}
-    rows = [SimpleNamespace(prompt=prompt, answer=problem.answer, columns=problem.columns)]
+    rows = [SimpleNamespace(prompt=prompt, answer=problem.answer, columns=problem.columns, thinks=False)]
     parts, correct = score_rewards(functions, rows, texts, torch.zeros(3))
     assert correct.tolist() == [1.0, 0.0, 0.0]
     assert parts["accuracy_reward"].tolist() == parts["reasoning_accuracy_reward"].tolist() == [1.0, 0.0, 0.0]

@@ -350,7 +350,8 @@ def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, 
         (["accuracy"], (None, None, 0.5), (None, None, 0.75), "eval/accuracy before 0.500, after 0.750; "),
         (["accuracy"], (0.3, 0.3, 0.3), (0.9, 0.9, 0.9),
          "eval/pass@1 before 0.300, after 0.900; eval/accuracy before 0.300, after 0.900; "),
-        (["mine.py:mine"], (None, None, None), (None, 0.5, None), ""),  # at first every reward was None
+        # at first every reward was None
+        (["mine.py:mine"], (None, None, None), (None, 0.5, None), "eval/reward after 0.500; "),
         (None, None, None, ""),
     ],
 )  # fmt: skip
@@ -362,6 +363,21 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(re
         for values in (first, last)
     )  # fmt: skip
     assert scores(first or {}, last or {}, reward or []) == said
+
+
+def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
+    few = ["--eval_prompts", 4, "--save_every", 1]
+    train(tmp_path, *few, "--max_steps", 1)
+    assert "before" in capsys.readouterr().out
+    train(tmp_path, *few, "--max_steps", 2, "--resume", "--eval_every", 1)
+    assert "before" in capsys.readouterr().out.splitlines()[-1]
+    train(tmp_path, *few, "--max_steps", 3, "--resume", "--eval_temperature", 0)
+    for steps in (3, 4):  # nor does a later one
+        said = capsys.readouterr().out
+        assert "before" not in said.splitlines()[-1] and "eval/pass@1 after" in said.splitlines()[-1]
+        assert ("leaves out the first evaluation" in said) == (steps == 3)
+        train(tmp_path, *few, "--max_steps", 4, "--resume", "--eval_temperature", 0)
+    assert "| eval/pass@1 |  | " in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def said_after(folder, steps, capsys):

@@ -79,6 +79,11 @@ class Checkpoints:
             hint = "; --reward_changed accepts another reward" if files == rewards else ""
             raise InputError(f"{path} is of a run with other files: {shorten(files)}{hint}")
 
+    def evaluates_otherwise(self, path):
+        """Whether the evaluations of the checkpoint `path` had other options than those of this run."""
+        old, new = settings(read_meta(path)), settings(self.facts())
+        return any(old.get(name) != new[name] for name in new if name.startswith("--eval_") and name != "--eval_every")
+
     def facts(self):
         """What meta.json says of this run, with which a resume is compared: {name: value}."""
         return {

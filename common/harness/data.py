@@ -43,6 +43,7 @@ class Prompt:
     prompt: str | list[dict]  # what reward functions see: the row's own text or messages, no template or system prompt
     answer: str | None  # gold: `extract_answer` of the answer column, or its whole text when it has no marker
     columns: dict  # the row's other columns, for the user's reward functions; the raw answer column is among them
+    thinks: bool = False  # whether it ends with `<think>`, as some templates do: the completion begins in the thought
 
 
 def load_prompts(args, tokenizer, needs_answers: bool) -> tuple[list[Prompt], list[Prompt], str]:
@@ -167,7 +168,7 @@ def read_prompts(source: Source, args, tokenizer, needs_answers: bool) -> tuple[
     rows, merged, other = merge_rows(source, args, needs_answers)
     encoded = tokenize(rows, args, tokenizer, args.max_prompt_tokens)
     prompts = [
-        Prompt(ids, row.prompt, row.answer, row.columns)
+        Prompt(ids, row.prompt, row.answer, row.columns, tokenizer.decode(ids[-8:]).rstrip().endswith("<think>"))
         for ids, row in zip(encoded, rows, strict=True)
         if len(ids) <= args.max_prompt_tokens
     ]
@@ -262,7 +263,8 @@ class PromptSampler:
         """SHA-256 of the rows. Of a value that JSON cannot hold, such as an image, only the type counts."""
         digest = hashlib.sha256()
         for row in self.rows:
-            row = vars(row) if isinstance(row, Prompt) else row
+            if isinstance(row, Prompt):
+                row = {name: value for name, value in vars(row).items() if name != "thinks"}  # its ids say that
             digest.update(json.dumps(row, default=lambda value: type(value).__name__).encode() + b"\n")
         return digest.hexdigest()
 

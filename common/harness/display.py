@@ -78,8 +78,9 @@ class Display:
 def scores(first, last, rewards):
     """The scores of the first and the last evaluation as the closing line has them: eval/reward; eval/pass@1 if the
     `rewards` name an accuracy (and then eval/reward only if it differs); eval/accuracy on pairs."""
-    names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in first and name in last]
-    found = {name: f"before {first[name]:.3f}, after {last[name]:.3f}; " for name in names}
+    names = [name for name in ("eval/pass@1", "eval/reward", "eval/accuracy") if name in last]
+    before = {name: f"before {first[name]:.3f}, " if name in first else "" for name in names}
+    found = {name: f"{before[name]}after {last[name]:.3f}; " for name in names}
     if not {"accuracy", "math_verify"} & set(rewards):
         found.pop("eval/pass@1", None)
     elif found.get("eval/reward") == found.get("eval/pass@1"):

@@ -170,11 +170,20 @@ def check_positions(args, option, lm):
 
 
 def check_length(args, option, lm, tokens, what):
-    """Refuse a row, `what`, of so many tokens if positions come from a table with fewer (rotary ones are computed)."""
+    """Refuse a row, `what`, of so many tokens if positions come from a table with fewer, or are rotary ones whose
+    frequencies change with the longest row of a forward: its neighbours would change a row's log-probs."""
     config = lm.config.get_text_config()
-    limit = None if getattr(config, "rope_parameters", None) else getattr(config, "max_position_embeddings", None)
-    if limit and tokens > limit:
-        refuse(args, option, f"the model has positions for {limit} tokens, less than {what}")
+    rope, limit = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
+    if not rope:
+        if limit and tokens > limit:
+            refuse(args, option, f"the model has positions for {limit} tokens, less than {what}")
+        return
+    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # or one for each kind of layer
+        kind = each.get("rope_type", "default")
+        limit = each.get("original_max_position_embeddings") or config.max_position_embeddings
+        if (kind == "longrope" or "dynamic" in kind) and tokens > limit:
+            changes = f"its rotary positions ({kind}) change where a row of the batch has more than {limit} tokens"
+            refuse(args, option, f"{changes}, and with them the log-probs of the other rows; {what} allows that")
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):

@@ -59,7 +59,8 @@ def unused_weights(lm):
 
 @torch.no_grad()
 def sampling_problem(policy):
-    """What is wrong if log-probs of training differ from those of sampling or depend on padding; None if nothing is.
+    """What is wrong if log-probs of training differ from those of sampling, depend on padding or are drawn at random;
+    None if nothing is.
 
     Four tokens are sampled after a prompt that is padded on the left. Their log-probs must be those of the row alone,
     and of the row with its padding. The effect of unmasking the padding gives the scale: a model that ignores the mask
@@ -85,6 +86,10 @@ def sampling_problem(policy):
         sampled, _ = logprobs_and_entropy(torch.cat(output.logits), completion[0], 1.0, False)
         alone, padded = logprobs(prompt[:, 5:], mask[:, 5:]), logprobs(prompt, mask)
         longer = logprobs(prompt, torch.ones_like(mask))
+        with seeded(0, device):
+            policy.lm.train()
+            training = logprobs(prompt[:, 5:], mask[:, 5:])
+            policy.lm.eval()
     except Exception as error:  # models raise nearly every type there is
         return f"cannot sample or compute a short row: {in_short(error)}"
     if not alone.isfinite().all():
@@ -94,6 +99,9 @@ def sampling_problem(policy):
     # Without a fault the error is rounding, and the effect far larger. NaN is neither.
     if not (error <= rounding(policy.lm) or error <= effect / 10):
         return f"gives other log-probs when a row is padded on the left (one differs by {float(error):.2g})"
+    noise = float((training - alone).abs().max())
+    if noise > rounding(policy.lm):  # such as the jitter of a router: the ratio of the first update would not be 1
+        return f"gives other log-probs in training than in evaluation (one differs by {noise:.2g}): it draws noise"
 
 
 def rounding(lm):

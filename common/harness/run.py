@@ -128,6 +128,9 @@ class Run:
         path = on_first(self.accelerator, self.checkpoints.last_checked)
         if path:
             self.checkpoints.load(path)
+            if on_first(self.accelerator, lambda: self.checkpoints.evaluates_otherwise(path)):
+                self.first_eval = {}  # it does not compare
+                self.print("other --eval options than before: the closing line leaves out the first evaluation")
             if on_first(self.accelerator, (self.folder / f"model-step-{self.step}").exists):
                 self.resumed_model = self.step
             self.print(f"resumed {path}")
@@ -173,7 +176,7 @@ class Run:
             (prompt, *_), (text, *_), *_ = shown
             lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
             self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
-        self.first_eval = self.first_eval or result
+        self.first_eval = result if self.first_eval is None else self.first_eval
         self.last_eval = result
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
