@@ -209,6 +209,8 @@ def clip_bounds(old_logprobs, loss_mask, args):
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
     """The loss of each token (R, T), -J of Eq. 8 before averaging, and diagnostics {name: (R, T)}.
 
+    Log-probs are (R, T), advantages (R, 1) or (R, T), the mask is boolean.
+
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
     that of -A log pi. Smoothed advantages of a group need not sum to 0, so the loss is not 0.
     """

@@ -132,7 +132,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
 
 
 def compute_advantages(rewards, args):
-    """Group-relative advantages (R, 1) of rewards (R,), 0 in a group of equal rewards (DeepSeekMath, section 4.1.2)."""
+    """Advantages (R, 1) of float rewards (R,), a group's rows adjacent; 0 where all are equal (DeepSeekMath, 4.1.2)."""
     groups = rewards.double().view(-1, args.group_size)
     mean, _, std, zero = group_statistics(groups, args.std_ddof)
     advantages = groups - mean
@@ -144,7 +144,9 @@ def compute_advantages(rewards, args):
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
     """The loss of each token (R, T), -J of Eq. 5 before averaging, and diagnostics {name: (R, T) or (R, 1)}.
 
-    Each token carries the loss of its row. Advantages are (R, 1), or (R, T) with `--ratio_level token`.
+    Log-probs are (R, T), advantages (R, 1) or (R, T), the mask is boolean.
+
+    Each token carries the loss of its row. Advantages (R, T) need `--ratio_level token`.
 
     With one update per rollout old_logprobs equals logprobs: the ratio is 1, nothing is clipped, and the gradient is
     that of -A log pi. A token's loss is then -A plus the KL; a group's advantages sum to 0, so the mean is near 0.

@@ -295,6 +295,8 @@ def policy_loss(
 ):
     """The loss of each token (R, T), the negative of Eq. 7 or 8 before the mean, and diagnostics {name: (R, T)}.
 
+    Log-probs are (R, T), advantages (R, 1) or (R, T), the mask is boolean.
+
     The coefficients are those of `args` unless a controller has moved them. `ref_logprobs` is given only if the KL to
     the reference is in the loss. In the first minibatch the ratio is 1 and nothing is clipped.
     """

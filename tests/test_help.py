@@ -1,10 +1,8 @@
 """docs/troubleshooting.md and docs/your_own.md: their code runs, their commands do what they say, their names exist."""
 
-import importlib.util
 import json
 import re
 import shlex
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import family
 import same_text
 from common.errors import InputError
 from common.harness.command_line import parse_args
+from exercises import load
 from testbed import ALL, ROOT, b1, script, totals_of
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("troubleshooting", "your_own")}
@@ -125,14 +124,6 @@ def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monk
 
 
 # --- a reward of your own ---
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where `parse` looks for the docstring
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_json_reward_is_that_of_the_file_and_takes_any_text():

@@ -13,8 +13,9 @@ from common.harness.command_line import parse_args
 from common.harness.data import Prompt, load_prompts
 from common.harness.loading import load_policy, load_tokenizer
 from common.masked import log_ratio
+from exercises import load
 from small_models import copy_of_embedded
-from test_help import PAGES, blocks, changed, load
+from test_help import PAGES, blocks, changed
 from testbed import ROOT, ragged, script, totals_of
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
@@ -257,7 +258,8 @@ def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_re
     modules = [*map(recipes.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
     sizes = dict(prompts_per_step=4, group_size=4)
     plain, shifted = (measure(modules, "embedded", shift, 0, 4, **sizes) for shift in (0, 2))
-    assert shifted["reinforce"] > 3 * plain["reinforce"] > 0
-    for name in ("mean_baseline", "rloo", "grpo"):
+    assert shifted["loaded_reinforce"] > 3 * plain["loaded_reinforce"] > 0
+    for name in ("loaded_mean_baseline", "loaded_rloo", "grpo"):
         assert shifted[name] == pytest.approx(plain[name], rel=1e-3)
-    assert plain["dr_grpo"] == pytest.approx(plain["rloo"], rel=1e-3)  # the own reward in the mean is but a factor
+    # That the mean contains the own reward is but a factor.
+    assert plain["dr_grpo"] == pytest.approx(plain["loaded_rloo"], rel=1e-3)

@@ -89,6 +89,11 @@ def test_what_changed_since_the_last_commit_is_the_new_text():
     fixed, found = same_text.copied(mine, SOURCES)
     assert fixed == mine and found == []
     assert any(line.startswith("mine.py: compute_advantages is not") for line in same_text.problems(mine))
+    # Of a script without an entry nothing is copied, and nothing into it, whether it is in the last commit or not.
+    edit = changed(code, code + " / 2", "mine.py", sources=SOURCES | {"mine.py": GRPO})
+    noted = changed("    ratio = (", COMMENT + "    ratio = (", "mine.py", sources=SOURCES | {"mine.py": GRPO})
+    for own, base in ((edit, SOURCES | {"mine.py": GRPO}), (noted, SOURCES), (noted, {})):
+        assert same_text.copied(own, base) == (own, [])
     both = changed(code, code + " / 3", "copy.py", sources=changed(code, code + " / 2", "own.py"))
     fixed, found = same_text.copied(both, SOURCES)
     assert fixed == both and found == ["compute_advantages has different new texts in copy.py, own.py: make them one"]
@@ -101,6 +106,9 @@ def test_fix_rewrites_copies_and_leaves_what_may_differ():
     broken = changed("    clipped = ratio", "    drifted = 1\n    clipped = ratio", "copy.py", "own.py")
     fixed = same_text.fix("grpo.py", broken)
     assert fixed["copy.py"] == COPY and fixed["own.py"] == broken["own.py"]
+    assert same_text.fix("grpo.py", SOURCES | {"mine.py": COPY}) == SOURCES
+    mine = SOURCES | {"mine.py": GRPO.replace("    return rewards - mean(rewards)", "    return 0")}
+    assert not any("--fix" in line for line in same_text.problems(mine))
 
 
 def test_the_last_commit_is_read_from_git(tmp_path, monkeypatch):

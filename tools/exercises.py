@@ -22,9 +22,10 @@ def exercises():
 
 def load(path):
     """A script as a module, wherever it lies."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under a name that no script of the project has: `import mine` must find the one that lies there.
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where a dataclass looks for its module
+    sys.modules[spec.name] = module  # where a dataclass looks for its module
     spec.loader.exec_module(module)
     return module
 

@@ -333,7 +333,7 @@ SENTENCES = {
         "Args ea3203": (
             "GSPO-token (Eq. 13-14), for advantages of single tokens; without such it is the same algorithm."
         ),
-        "policy_loss 4be9b0": (
+        "policy_loss f2bca0": (
             "One ratio s for a row, the exponential of its mean log-ratio (Eq. 7), because the reward judges the row "
             "and the ratio of one token is noise; the clip and its metrics follow s, and each token carries its row's "
             "loss, so that GRPO's weights give Eq. 5."
@@ -367,7 +367,7 @@ SENTENCES = {
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages c94263": (
+        "compute_advantages cf6d1f": (
             "Of the two mixtures each completion takes the one of smaller magnitude, which damps the swings of both."
         ),
         "clip_bounds": (
@@ -421,7 +421,7 @@ SENTENCES = {
             "`--kl_coef` each token also pays for its log-ratio to the reference: GRPO has the KL in the loss, PPO in "
             "the reward, unless `--kl_in loss`."
         ),
-        "compute_advantages 54e657": (
+        "compute_advantages e2d299": (
             "GAE (arXiv 1506.02438, Eq. 16) in place of the group: an advantage for each token, and the returns that "
             "the critic is trained on."
         ),

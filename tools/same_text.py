@@ -130,9 +130,10 @@ def text_problems(script, source, shared):
         original, expected = next(iter(shared.get(name, {script: text}).items()))
         removed, added, _ = changes(expected, text)
         if name not in differs and removed + added:
+            copy = f", or copy it: python tools/same_text.py --fix {original}" if script in family.FAMILY else ""
             yield (
                 f"{script}: {name} is not the text of {original} (-{removed} +{added}): say why under `differs` of its "
-                f"entry in tools/family.py, or copy it: python tools/same_text.py --fix {original}"
+                f"entry in tools/family.py{copy}"
             )
         elif name in differs and original != script and not removed + added:
             yield f"{script}: {name} is the text of {original}: take it out of `differs` in tools/family.py"
@@ -195,8 +196,11 @@ def copied(sources, base):
 
     What changed since `base`, the sources of the last commit, is the new text, and else that of the first script. It
     takes the place of copies of the old text, and of those that differ in comments alone. New comments also go to where
-    a text may differ, if the lines around them are equal.
+    a text may differ, if the lines around them are equal. A script without an entry in tools/family.py is someone's
+    own: nothing is copied into it, nor out of it.
     """
+    others = {script: source for script, source in sources.items() if script not in family.FAMILY}
+    sources = {script: source for script, source in sources.items() if script in family.FAMILY}
     new, problems = {script: dict(texts(source)) for script, source in sources.items()}, []
     for name, now in copies_of(sources).items():
         before = {script: texts(base[script]).get(name) for script in now if script in base}
@@ -215,7 +219,7 @@ def copied(sources, base):
         for script in sources if olds else ():
             if excused(script, name) and name in new[script]:
                 new[script][name] = carry(olds[0], now[source], new[script][name])
-    return {script: rewritten(source, new[script]) for script, source in sources.items()}, problems
+    return {script: rewritten(source, new[script]) for script, source in sources.items()} | others, problems
 
 
 def rewritten(source, new):
@@ -251,18 +255,20 @@ def gaps(lines):
 
 
 def fix(original, sources):
-    """{script: source} with every copy of a top-level block of `original` rewritten, those of `differs` aside."""
+    """{script: source} of the family with every copy of a top-level block of `original` rewritten, those of `differs`
+    aside."""
     right = {name: text for name, text in texts(sources[original]).items() if not excused(original, name)}
     return {
         script: rewritten(source, {n: t if excused(script, n) else right.get(n, t) for n, t in texts(source).items()})
         for script, source in sources.items()
+        if script in family.FAMILY
     }
 
 
 def main(words):
     tree = Tree()
     sources = family.found(tree)
-    if words[:1] == ["--fix"] and words[1:] and words[1] in sources:
+    if words[:1] == ["--fix"] and words[1:] and words[1] in sources and words[1] in family.FAMILY:
         for script, source in fix(words[1], sources).items():
             tree.write(script, source)
         print(*(f"written: {name}" for name in tree.new), sep="\n")

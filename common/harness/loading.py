@@ -180,9 +180,9 @@ def check_length(args, option, lm, tokens, what):
         return
     for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # or one for each kind of layer
         kind = each.get("rope_type", "default")
-        limit = each.get("original_max_position_embeddings") or config.max_position_embeddings
-        if (kind == "longrope" or "dynamic" in kind) and tokens > limit:
-            changes = f"its rotary positions ({kind}) change where a row of the batch has more than {limit} tokens"
+        most = each.get("original_max_position_embeddings") or limit
+        if (kind == "longrope" or "dynamic" in kind) and tokens > most:
+            changes = f"its rotary positions ({kind}) change where a row of the batch has more than {most} tokens"
             refuse(args, option, f"{changes}, and with them the log-probs of the other rows; {what} allows that")
 
 

@@ -42,10 +42,10 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     trained, parameters, extra = trainable(module, args, policy)
     model, optimizer = accelerator.prepare(trained, torch.optim.SGD(parameters, lr=0.01))
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch = fill(module, batch, rewards, args)
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
-    batch = {column: values[rows].to(accelerator.device) for column, values in batch.items()}
+    batch = fill(module, {column: values[rows] for column, values in batch.items()}, rewards[rows], args)
+    batch = {column: values.to(accelerator.device) for column, values in batch.items()}
     metrics = Metrics()
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
