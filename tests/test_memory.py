@@ -94,7 +94,7 @@ def test_a_dry_run_prints_and_stops(name, capsys, tmp_path, monkeypatch):
     (said,) = [line for line in lines if line.startswith("peak: ")]
     assert float(said.split()[1]) == pytest.approx(peak, abs=0.06)
     assert ("rollout" in table) == (name != "reward_model")
-    assert ("reference" in table["backward"]) == (name == "grpo")  # the only one with a KL by default
+    assert ("reference" in table["backward"]) == bool(getattr(script(name).Args(), "kl_coef", 0))  # grpo.py
     backbone = weights - 152064 * 3584  # ppo: the critic's
     both = weights + (backbone if name == "ppo" else 0)
     assert table["backward"]["weights"] == pytest.approx(both * 4 / 2**30, abs=0.01)
