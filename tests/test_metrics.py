@@ -52,8 +52,9 @@ def test_the_metrics_of_a_rollout_by_hand():
 def test_rows_without_a_reward_are_in_no_metric_of_the_rewards():
     nan = math.nan
     metrics = Metrics()
-    metrics.add_rewards(torch.tensor([1, 3, nan, nan, nan, nan, nan, nan, 2, 2, nan, 2], dtype=torch.float64), 4)
-    expected = {"reward/mean": 2.0, "reward/std": 0.4**0.5, "advantage/zero_groups": 1 / 2}  # of the scored groups
+    groups = [[1, 3, nan, nan], [nan] * 4, [2, 2, nan, 2], [2] * 4]
+    metrics.add_rewards(torch.tensor(groups, dtype=torch.float64).flatten(), 4)
+    expected = {"reward/mean": 2.0, "reward/std": (2 / 9) ** 0.5, "advantage/zero_groups": 2 / 3}  # of scored groups
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected)
 
 

@@ -491,10 +491,10 @@ def mine(prompts, completions, completion_ids, trainer_state, log_metric, log_ex
 
 def test_logged_names_are_agreed_over_processes(monkeypatch):
     """A name that one process alone has would shift the sums of the others, or hang."""
-    own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0]}), ("g", {"b": [3.0]}))]
+    own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0, 2.0]}), ("g", {"b": [3.0]}))]
     other = [{"a": [5.0]}, {"b": [8.0]}]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *other])
-    assert user_rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 4.0}
+    assert user_rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
 
 

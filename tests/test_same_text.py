@@ -89,6 +89,8 @@ def test_what_changed_since_the_last_commit_is_the_new_text():
     fixed, found = same_text.copied(mine, SOURCES)
     assert fixed == mine and found == []
     assert any(line.startswith("mine.py: compute_advantages is not") for line in same_text.problems(mine))
+    drifted = changed(code, "    return 0", "own.py")
+    assert same_text.copied(drifted, drifted) == (drifted, [])
     # Of a script without an entry nothing is copied, and nothing into it, whether it is in the last commit or not.
     edit = changed(code, code + " / 2", "mine.py", sources=SOURCES | {"mine.py": GRPO})
     noted = changed("    ratio = (", COMMENT + "    ratio = (", "mine.py", sources=SOURCES | {"mine.py": GRPO})

@@ -1566,7 +1566,7 @@ MUTANTS = [
     mutant("advantage/zero_groups counts the others", "common",
         'self.add("advantage/zero_groups", zero',
         'self.add("advantage/zero_groups", ~zero',
-        "test_metrics.py::test_the_metrics_of_a_rollout_by_hand"),
+        "test_metrics.py::test_rows_without_a_reward_are_in_no_metric_of_the_rewards"),
     # --- checkpoints ---
     mutant("a resumed run repeats the last step's rows", "common",
         'json.loads(text)["step"] > step',
@@ -1917,7 +1917,7 @@ MUTANTS = [
     mutant("dapo: --filter_by reward looks at the rewards after the punishment", "dapo",
         "informative = compute_advantages(rewards, args)",
         'shaped = rewards + overlong_penalty(batch["completion_mask"].sum(dim=1).cpu(), args)\n'
-        "            informative = compute_advantages(shaped, args)",
+        "        informative = compute_advantages(shaped, args)",
         "test_dapo.py::test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_differ"),
     mutant("what is sent of a group has the mask of the first rows", "common",
         'mask = batch["completion_mask"][rows]\n',
