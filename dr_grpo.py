@@ -106,7 +106,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
             if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last)
+                graphs = model.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
                 tokens, token_logprobs = model.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
@@ -114,8 +115,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    if model.shares_prompts and n > 1:
-        batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
+    batch |= model.prompt_columns(len(prompts), n)
     if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch

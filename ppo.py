@@ -191,7 +191,7 @@ def load_critic(args, policy):
         return Critic(hidden_size).to(policy.lm.device, policy.lm.dtype).train()
     if policy.lm.base_model is policy.lm:
         raise InputError(f"--critic separate: the base model of a {type(policy.lm).__name__} contains the head")
-    backbone = Backbone(copy.deepcopy(policy.lm.base_model), policy.shares_prompts)
+    backbone = Backbone(copy.deepcopy(policy.lm.base_model), policy.shares_prompts, packs=policy.packs)
     critic = Critic(hidden_size, backbone)
     critic.head.to(policy.lm.device, policy.lm.dtype)  # as above
     return critic.train()
@@ -220,7 +220,8 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
             if hf:
                 completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last)
+                graphs = model.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
                 tokens, token_logprobs = model.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
@@ -228,8 +229,7 @@ def rollout(model, prompts, n, temperature, top_p, seed, args):
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
     batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    if model.shares_prompts and n > 1:
-        batch["prompt_index"] = torch.arange(len(prompts), device=model.lm.device).repeat_interleave(n)[:, None]
+    batch |= model.prompt_columns(len(prompts), n)
     if not hf:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch

@@ -17,9 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import grpo
 import memory
 import worker
+from common import packing
 from common.generation import seeded
+from common.graphs import OneTokenByGraph
 from common.harness.distributed import choose_device, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
+from common.harness.probes import find_shortcuts
 from testbed import (
     ROOT,
     SCRIPTS,
@@ -82,9 +85,13 @@ def problem(name, **options):
     return args, policy, reference, fill(module, batch, rewards, args)
 
 
-def on_gpu(name, edit=lambda args, batch: None, **options):
+def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
     """The gradients of that batch on the GPU, and the metrics; `edit` may change options and batch before."""
     args, policy, reference, batch = problem(name, **options)
+    if packs:
+        packing.let_sdpa_take_layouts()
+        policy.packs = reference.packs = True
+        batch |= policy.prompt_columns(8, 4)
     edit(args, batch)
     accelerator = launch(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
@@ -320,6 +327,137 @@ def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
         stream = drawn()
     with seeded((0, 1), accelerator.device):
         assert drawn() == stream != expected[:4]
+
+
+# --- CUDA graphs ---
+
+
+@pytest.fixture
+def cuda():
+    if choose_device().type != "cuda":
+        pytest.skip("needs a CUDA or ROCm GPU")
+
+
+def sampled(policy, prompts, seed=3, how="shared", n=4):
+    """A rollout of 40 tokens at most, in which rows are dropped and the cache grows."""
+    return grpo.rollout(policy, prompts, n, 1.0, 1.0, seed, grpo.Args(rollout=how, max_new_tokens=160))
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in ("completions", "rollout_logprobs"))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """How often a graph was recorded, and replayed."""
+    counts = {"recorded": 0, "replayed": 0}
+    record, replay = OneTokenByGraph.run_and_record, torch.cuda.CUDAGraph.replay
+
+    def run_and_record(self):
+        counts["recorded"] += 1
+        return record(self)
+
+    class Graph(torch.cuda.CUDAGraph):
+        def replay(self):
+            counts["replayed"] += 1
+            replay(self)
+
+    monkeypatch.setattr(OneTokenByGraph, "run_and_record", run_and_record)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return counts
+
+
+def test_a_replayed_token_has_the_bits_of_one_that_is_not_recorded(cuda, loaded, recorded, monkeypatch):
+    _, policy, prompts = loaded
+    assert policy.graphs
+    policy.stop_tokens = [*policy.stop_tokens, 5]  # rows end at different places
+    first, again = sampled(policy, prompts, n=16), sampled(policy, prompts, n=16)
+    assert recorded["replayed"] > 20 and 2 <= recorded["recorded"] / 2 <= 15
+    assert same(first, again)
+    monkeypatch.setattr(OneTokenByGraph, "run_and_record", OneTokenByGraph.run)
+    assert same(first, sampled(policy, prompts, n=16))
+    assert not same(first, sampled(policy, prompts, seed=4, n=16))
+    logprobs, _ = policy(first)
+    assert float((logprobs - first["rollout_logprobs"]).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorded, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    args = grpo.Args()
+    accelerator = launch(args)
+    policy = load_policy(args, load_tokenizer(args), accelerator)
+    optimizer = torch.optim.AdamW(policy.parameters(), 1e-2)
+    for _ in range(2):
+        with accelerator.autocast():
+            batch = sampled(policy, embedded_prompts()[:16])
+            logprobs, _ = policy(batch)
+        gap = (logprobs - batch["rollout_logprobs"]).abs()[batch["completion_mask"]]
+        assert float(gap.mean()) < (1e-5 if precision == "no" else 0.02)
+        logprobs.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert recorded["recorded"] > 2
+
+
+def test_a_model_that_waits_for_the_gpu_goes_on_without_graphs(cuda, loaded, monkeypatch, capsys):
+    _, policy, prompts = loaded
+    expected = sampled(policy, prompts)
+    forward = policy.lm.base_model.forward
+
+    def waits(*args, **options):
+        outputs = forward(*args, **options)
+        assert outputs.last_hidden_state.sum().item() != 0.5
+        return outputs
+
+    monkeypatch.setattr(policy.lm.base_model, "forward", waits)
+    assert same(expected, sampled(policy, prompts))
+    assert same(expected, sampled(policy, prompts))
+    assert not find_shortcuts(policy.lm)["graphs"]
+    monkeypatch.undo()
+    assert same(expected, sampled(policy, prompts))  # graphs again, and random numbers as before
+
+
+def test_a_rollout_leaves_no_memory_reserved(cuda, loaded):
+    _, policy, prompts = loaded
+    sampled(policy, prompts)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    sampled(policy, prompts, n=64)
+    held = torch.cuda.memory_reserved() - before
+    sampled(policy, prompts, n=64, how="no_graphs")
+    assert held < 2**26
+    assert torch.cuda.memory_allocated() < before + 2**26
+
+
+# --- packed passes ---
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_packed_gradient_is_that_of_plain_passes(checkpointing, name, cuda, monkeypatch):
+    shapes, options = [], dict(dtype="bfloat16", gradient_checkpointing=checkpointing)
+    original = packing.attend
+    monkeypatch.setattr(packing, "attend", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs))
+    (expected,), _ = on_gpu(name, plain, **options)
+    (other,), _ = on_gpu(name, lambda args, batch: (plain(args, batch), micro_batches(args, batch)), **options)
+    assert not shapes
+    (found,), _ = on_gpu(name, several_passes, packs=True, **options)
+    assert shapes
+    assert relative(found, expected) < max(3 * relative(other, expected), 0.02)
+
+
+def several_passes(args, batch):
+    args.micro_batch_tokens = 150
+
+
+def test_a_run_in_bfloat16_packs_and_one_in_float32_does_not(cuda, tmp_path, monkeypatch, capsys):
+    for precision, packs in (("no", False), ("bf16", True)):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+        grpo.main([*QUICK, "--max_steps", "1", "--output_dir", str(tmp_path / precision)])
+        assert f"CUDA graphs for sampled tokens: True; passes without padding: {packs}" in capsys.readouterr().out
+        assert rows_of(tmp_path / precision)[-1]["rollout/logprob_gap"] < (1e-4 if precision == "no" else 0.05)
+        AcceleratorState._reset_state(True)
 
 
 # --- memory ---

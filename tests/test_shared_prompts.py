@@ -54,7 +54,9 @@ def test_runs_of_similar_length_hold_every_row_and_waste_little(most_padding):
     assert longest == sorted(longest) and (most_padding < 1e9) == (len(runs) > 1)
 
 
-@pytest.mark.parametrize(("weights", "tokens"), [(108_096, 308.4), (1_041_667, 32), (134_515_008, 32)])
+@pytest.mark.parametrize(
+    ("weights", "tokens"), [(108_096, 308.4), (999_999, 33.333), (1_041_667, 128), (134_515_008, 128)]
+)
 def test_a_further_pass_is_worth_some_padding_however_large_the_model(weights, tokens, monkeypatch):
     """With every distinct length in a pass of its own an update of a model of 134M weights took a third longer."""
     policy, asked = random_policy("qwen2").eval(), []

@@ -141,8 +141,10 @@ class RolloutArgs(RunArgs):
     )
     reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]", "reward")
 
-    rollout: Literal["shared", "hf"] = option(
-        "shared", "shared: compute each prompt once, drop finished rows; hf: generate() of transformers", "sampling"
+    rollout: Literal["shared", "no_graphs", "hf"] = option(
+        "shared",
+        "shared: each prompt once, finished rows dropped, CUDA graphs; no_graphs: without the last; hf: generate()",
+        "sampling",
     )
     generate_batch_size: int = option(
         0, "at most this many completions in one generate() call of a process (0: all)", "sampling", ge=0

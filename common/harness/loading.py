@@ -18,7 +18,7 @@ from common.harness.model_checks import (
     model_path,
     shorten,
 )
-from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
+from common.harness.probes import causal_problem, find_shortcuts, reads_last_token, sampling_problem, unused_weights
 from common.harness.tokens import end_of_turn, end_token
 from common.policy import Policy
 
@@ -63,15 +63,14 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     lm.eval().to(first_device(accelerator))
     stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
     # Checkpointing switches the cache off. Of a sharded model, each pass waits for the other processes; sharing takes
-    # more passes for some batches.
-    shortcuts = find_shortcuts(lm, may_share=not (args.gradient_checkpointing or is_sharded(accelerator)))
+    # more passes for some batches. It is on the CPU here, so that it takes none of the shortcuts of a GPU.
+    may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
+    shortcuts = find_shortcuts(lm, may_share, accelerator)
     temperature = args.temperature if temperature is None else temperature
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
     lm.generation_config = GenerationConfig()
-    if problem := sampling_problem(policy):
+    if problem := sampling_problem(policy) or causal_problem(lm):
         refuse(args, "model_name_or_path", f"a {type(lm).__name__} {problem}")
-    if not is_causal(lm):
-        refuse(args, "model_name_or_path", f"a {type(lm).__name__} that sees later tokens is no causal language model")
     check_positions(args, "model_name_or_path", lm)
     if args.lora_rank:
         lora.add_adapters(lm, args, model_path(args))

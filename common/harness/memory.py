@@ -8,7 +8,6 @@ import math
 from typing import NamedTuple
 
 from common.generation import RoomyLayer
-from common.policy import CHUNK_ELEMENTS
 
 
 class Sizes:
@@ -180,7 +179,7 @@ class Terms:
         gradient; with several chunks also the sum of the gradients of the head's matrix.
         """
         elements = tokens * self.sizes.vocabulary
-        chunk = min(elements, CHUNK_ELEMENTS)
+        chunk = min(elements, 2**28 if self.job.gpu else 2**25)  # `chunk_elements` of common/policy.py
         if not backward:
             return (12 if self.size == 4 else 14) * chunk
         return 20 * chunk + (self.gradient_of_embedding() if elements > chunk else 0)

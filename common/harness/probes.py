@@ -1,26 +1,43 @@
 """What a forward over a few tokens shows of a model: whether and how it can be trained, and which weights texts use."""
 
+import contextlib
 import copy
 import re
 
 import torch
 
 from common.errors import in_short
-from common.generation import sampling_config, seeded
+from common.generation import decode, sampling_config, seeded
+from common.graphs import FEWEST
 from common.masked import logprobs_and_entropy
+from common.packing import let_sdpa_take_layouts
 from common.policy import Policy
 
 
-def is_causal(lm):
-    """Whether no logits depend on later tokens; an encoder (BERT), too, loads as a causal language model."""
-    ids = torch.arange(4)[None]
-    return float(influence(lm, ids, lambda logits: logits[:, :-1])[-1]) == 0
+def ordinary_ids(lm, count):
+    """So many token ids (count,) that a text may hold, different ones as far as there are: no special token, and none
+    with a row of zeros in the embedding, as the pad token's in a fresh model. Norms divide by the length of a state, so
+    that after 24 of them the gradient of a zero is not a number."""
+    config, weight, head = lm.config.get_text_config(), lm.get_input_embeddings().weight, lm.get_output_embeddings()
+    eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {config.pad_token_id, config.bos_token_id, *eos}
+    rows = weight if head is None else weight[: len(head.weight)]
+    ids = [i for i in rows.any(dim=1).nonzero()[:, 0].tolist() if i not in special]
+    return torch.tensor([ids[7 * i % len(ids)] for i in range(count)], device=lm.device)
+
+
+def causal_problem(lm):
+    """What is wrong if logits depend on later tokens; an encoder (BERT), too, loads as a causal language model."""
+    later = float(influence(lm, ordinary_ids(lm, 4)[None], lambda logits: logits[:, :-1])[-1])
+    if later != later:
+        return "has a gradient that is not a number: its weights hold NaN or infinite numbers, or overflow"
+    return "sees later tokens: it is no causal language model" if later else None
 
 
 def reads_last_token(lm):
     """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
     pad = lm.config.get_text_config().pad_token_id
-    ids = torch.tensor([[*[i for i in range(4) if i != pad][:3], pad, pad]])
+    ids = torch.tensor([[*ordinary_ids(lm, 3).tolist(), pad, pad]])
     *_, last, after, end = influence(lm, ids, lambda scores: scores).tolist()
     return last > 0 and after == end == 0
 
@@ -68,8 +85,7 @@ def sampling_problem(policy):
     """
     policy = copy.copy(policy)
     policy.temperature = 1.0  # a tiny one makes logits infinite, which is not the model's fault
-    device, vocabulary = policy.lm.device, policy.lm.get_output_embeddings().weight.shape[0]
-    prompt = torch.arange(1, 13, device=device)[None] * 7 % vocabulary
+    device, prompt = policy.lm.device, ordinary_ids(policy.lm, 12)[None]
     mask = torch.arange(12, device=device)[None] >= 5
     config = sampling_config(policy, 1.0, 1.0, max_new_tokens=4)
     config.update(eos_token_id=None, output_logits=True, return_dict_in_generate=True)
@@ -109,11 +125,17 @@ def rounding(lm):
     return 1e-4 if lm.dtype == torch.float32 else 0.5
 
 
-def find_shortcuts(lm, may_share=True):
+def find_shortcuts(lm, may_share=True, accelerator=None):
     """Which shortcuts are exact for this model, as arguments of `Policy`: {name: bool}. Prompts are shared only with
-    `may_share`."""
+    `may_share`. Graphs and packed passes need a GPU, packed passes also bfloat16, as a run of `accelerator` has it."""
     found = dict(head_is_last=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
-    return found | dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
+    found |= dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
+    if lm.device.type == "cuda" and found["head_is_last"]:
+        with accelerator.autocast() if accelerator else contextlib.nullcontext():
+            narrow = lm.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda")
+            found["packs"] = narrow and safely(packing_is_exact, lm)
+            found["graphs"] = found["plain_cache"] and safely(graphs_are_exact, lm)
+    return found
 
 
 def safely(check, *inputs):
@@ -178,14 +200,58 @@ def sharing_is_exact(lm):
     if shared or "DummyLayer" in layer_types(lm):
         return False
     policy = Policy(lm, 0, [], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=True)
-    device, vocabulary = lm.device, lm.get_output_embeddings().weight.shape[0]
+    batch, index = batch_of_two_prompts(lm)
+    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(batch | index, with_entropy=False)
+    return torch.allclose(plain, other, atol=rounding(lm))
+
+
+def batch_of_two_prompts(lm):
+    """A batch of six rows of unequal lengths, and its column prompt_index."""
+    device, ids = lm.device, ordinary_ids(lm, 72)
     counts = torch.arange(6, device=device)
     batch = {
-        "prompts": (torch.arange(24, device=device) * 7 % vocabulary).view(2, 12).repeat_interleave(3, dim=0),
+        "prompts": ids[:24].view(2, 12).repeat_interleave(3, dim=0),
         "prompt_mask": torch.arange(12, device=device) >= counts[:, None] // 3 * 5,
-        "completions": (torch.arange(48, device=device) * 5 % vocabulary).view(6, 8),
+        "completions": ids[24:].view(6, 8),
         "completion_mask": torch.arange(8, device=device) <= counts[:, None],
     }
-    shared = batch | {"prompt_index": (counts // 3)[:, None]}
-    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(shared, with_entropy=False)
-    return torch.allclose(plain, other, atol=rounding(lm))
+    return batch, {"prompt_index": (counts // 3)[:, None]}
+
+
+@torch.enable_grad()
+def packing_is_exact(lm):
+    """Whether a packed pass gives the log-probs and the gradient of whole rows."""
+    let_sdpa_take_layouts()
+    policy = Policy(lm, 0, [], 1.0, head_is_last=True, plain_cache=True, shares_prompts=False, packs=True)
+    batch, index = batch_of_two_prompts(lm)
+
+    def results(batch):
+        logprobs, _ = policy(batch, with_entropy=False)
+        (gradient,) = torch.autograd.grad(logprobs.sum(), lm.get_input_embeddings().weight)
+        return logprobs.detach(), gradient
+
+    wrong = results(batch | {"prompts": batch["prompts"].flip(0)})
+    return all(map(nearer, results(batch | index), results(batch), wrong))
+
+
+@torch.no_grad()
+def graphs_are_exact(lm):
+    """Whether tokens sampled by CUDA graphs have the log-probs of the training forward."""
+    batch, _ = batch_of_two_prompts(lm)
+    batch = {name: batch[name][::3] for name in ("prompts", "prompt_mask")}
+    never = len(lm.get_output_embeddings().weight)  # a stop token that is not sampled
+    policy = Policy(lm, 0, [never], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=False)
+    config = sampling_config(policy, 1.0, 1.0, max_new_tokens=2 * FEWEST)
+    inputs = dict(input_ids=batch["prompts"], attention_mask=batch["prompt_mask"].long(), generation_config=config)
+    with seeded(0, lm.device):
+        completions, sampled = lm.generate(**inputs, custom_generate=decode, head_is_last=True, graphs=True)
+    batch |= {"completions": completions, "completion_mask": torch.ones_like(completions).bool()}
+    plain, _ = policy(batch, with_entropy=False)
+    wrong, _ = policy(batch | {"prompts": batch["prompts"].flip(0)}, with_entropy=False)
+    return nearer(sampled, plain, wrong)
+
+
+def nearer(found, plain, wrong):
+    """Whether `found` is within a tenth of the distance between `plain` and `wrong`, those of deliberately wrong rows.
+    In bfloat16 a bound by rounding alone would let through what a mistake makes of few tokens."""
+    return bool((found - plain).abs().max() <= (wrong - plain).abs().max() / 10)

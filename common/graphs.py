@@ -1,0 +1,164 @@
+"""The forward of one token as a CUDA graph: to be skipped at a first reading.
+
+On a GPU a decoded token takes as long as Python needs to launch its thousand kernels. A graph records these launches
+once, and replays them in a quarter of the time. It reads and writes fixed addresses, so keys and values stay in place,
+and attention sees all columns of the cache, of which the mask hides those to come. When the cache changes its shape
+(more columns, fewer rows; some ten times in a rollout) the next token runs as usual, and is recorded anew.
+
+A graph dies with its rollout: no update, and no weight that autocast has cast, can make it stale. On a CPU the same
+tokens run over the same tensors without a graph, which is how the tests see them.
+"""
+
+import functools
+
+import torch
+from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
+
+from common.errors import in_short
+
+FEWEST = 16  # tokens that may still follow: a graph takes as long to record as some seven tokens without one
+FILLER = 100.0  # in columns to come: a token that sees them by mistake is far off, which the probe at the start finds
+
+
+class FixedLayer(DynamicLayer):
+    """A layer of the key-value cache that stays in place: a token is written into the column `at` (1,), and attention
+    gets all columns. Made of the layer of the prompts, with `n` rows for each of theirs."""
+
+    is_compileable = True  # else transformers leaves out a mask that is all true, and nothing hides the columns to come
+
+    def __init__(self, layer, n, width, columns, at, dtype):
+        self.__dict__.update(layer.__dict__)
+        self.at = at
+        self.keys, self.values = (
+            widen(x.to(dtype), n, width - x.shape[2], columns)  # a sliding window has forgotten the first columns
+            for x in (layer.keys, layer.values)
+        )
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        for x, states in ((self.keys, key_states), (self.values, value_states)):
+            x.index_copy_(2, self.at, states.to(x.dtype))
+        return self.keys, self.values
+
+    def get_seq_length(self):
+        return self.at[0]  # a tensor: the masks are made of it inside the graph
+
+    def get_mask_sizes(self, query_length):
+        return self.keys.shape[2], 0
+
+
+def widen(x, n, start, columns):
+    """`x` (B, H, S, D) with each row n times, from column `start` of `columns`: (B * n, H, columns, D)."""
+    rows, heads, length, size = x.shape
+    wide = x.new_full((rows, n, heads, columns, size), FILLER)
+    wide[:, :, :, start : start + length] = x[:, None]
+    return wide.flatten(0, 1)
+
+
+@functools.cache
+def recording_stream():
+    """The stream on which graphs are recorded, which cannot be the default one; a single one, since cuBLAS keeps a
+    workspace for each."""
+    return torch.cuda.Stream()
+
+
+class OneTokenByGraph:
+    """As `OneToken` in common/generation.py: logits (R, V) of one more token of each row, in R = B * n rows.
+
+    `forward(**inputs)` runs the model; `cache`, `mask` (B, P) and `positions` (B, 1), of the next token, are those of
+    the prompts. At most `most` tokens follow.
+    """
+
+    def __init__(self, forward, cache, mask, positions, n, most, dtype=None):
+        self.forward, self.cache, self.left = forward, cache, most
+        self.next, self.end = mask.shape[1], mask.shape[1] + most
+        self.at = torch.tensor([self.next], device=mask.device)
+        self.mask = torch.ones(len(mask) * n, self.wider(), dtype=mask.dtype, device=mask.device)
+        self.mask[:, : self.next] = mask.repeat_interleave(n, dim=0)
+        self.positions = positions.repeat_interleave(n, dim=0)
+        self.tokens = torch.zeros_like(self.positions)
+        self.graph, self.logits, self.may_record = None, None, mask.is_cuda
+        shape = n, self.next, self.mask.shape[1], self.at
+        for i, layer in enumerate(cache.layers):
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # one for images stays empty
+                cache.layers[i] = FixedLayer(layer, *shape, dtype or layer.keys.dtype)
+        self.layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
+
+    def wider(self):
+        """The number of columns to have when all up to the next one are full."""
+        return min(self.end, self.next + max(128, self.next // 2))
+
+    def __call__(self, tokens):
+        if self.next == self.mask.shape[1]:
+            columns = self.wider()
+            mask = self.mask.new_ones(len(self.mask), columns)
+            mask[:, : self.next] = self.mask
+            self.change(mask, lambda x: widen(x, 1, 0, columns))
+        self.tokens.copy_(tokens)
+        if self.logits is not None:
+            self.graph.replay()
+            logits = self.logits
+        elif self.may_record and self.left >= FEWEST:
+            logits = self.run_and_record()
+        else:
+            logits = self.run()
+        self.next, self.left = self.next + 1, self.left - 1
+        self.at += 1
+        self.positions += 1
+        return logits
+
+    def run(self):
+        inputs = dict(input_ids=self.tokens, attention_mask=self.mask, position_ids=self.positions)
+        return self.forward(**inputs, past_key_values=self.cache)
+
+    def run_and_record(self):
+        """The logits of this token, and a graph for the next ones. If that cannot be, a line says why, once."""
+        stream, generator = recording_stream(), torch.cuda.default_generators[self.at.device.index]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            logits = self.run()
+            # Not by `torch.cuda.graph`, which waits for the GPU and empties the allocator's cache. The draws go on
+            # outside of the graph: it gets another state of the generator. Other threads (NCCL's) may do as they like.
+            drawn, graph = generator.graphsafe_get_state(), torch.cuda.CUDAGraph()
+            generator.graphsafe_set_state(drawn.clone_state())
+            pool = {"pool": self.graph.pool()} if self.graph else {}
+            graph.capture_begin(**pool, capture_error_mode="thread_local")
+            try:
+                self.logits = self.run()
+            except Exception as error:  # a model may raise anything, or wait for the GPU
+                self.stop_recording(error)
+            try:
+                graph.capture_end()
+                self.graph = graph  # only now: the memory of the one before is used again
+            except RuntimeError as error:
+                self.stop_recording(error)
+            generator.graphsafe_set_state(drawn)
+        torch.cuda.current_stream().wait_stream(stream)
+        return logits
+
+    def stop_recording(self, error):
+        """Go on without graphs, in this rollout; once in a process a line says why."""
+        if self.may_record:
+            why = "the forward of a token cannot be recorded as a CUDA graph, sampling goes on without"
+            logging.get_logger(__name__).warning_once(f"{why}: {in_short(error)}")
+        self.may_record, self.logits = False, None
+
+    def select(self, rows):
+        """Go on with these rows alone."""
+        self.positions, self.tokens = self.positions[rows], self.tokens[rows]
+        self.change(self.mask[rows], lambda x: x[rows])
+
+    def change(self, mask, function):
+        """Another mask, and keys and values changed by `function`: what was recorded no longer fits."""
+        self.mask, self.logits = mask, None
+        for layer in self.layers:
+            layer.keys, layer.values = function(layer.keys), function(layer.values)
+
+    def close(self):
+        """Free the cache and the memory of the graphs, which the allocator would keep for graphs alone."""
+        recorded = self.graph is not None
+        self.graph = self.logits = None
+        self.layers.clear()
+        self.cache.layers.clear()
+        if recorded:
+            torch.cuda.empty_cache()

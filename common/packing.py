@@ -1,0 +1,121 @@
+"""The hidden states of a micro-batch in one pass without padding, each prompt once: to be skipped at a first reading.
+
+On a GPU in bfloat16 this takes the place of `Backbone.plain_states`, with the same result up to rounding. The tokens
+lie in one row (1, N): the distinct prompts, then the completions without their last token, which predicts nothing. A
+prompt attends to itself, a completion to its prompt and to itself: the keys of each of these sequences are gathered by
+an index, through which the gradient flows back, and `varlen_attn` of torch takes the lengths of queries and keys.
+"""
+
+import inspect
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from common.shared_prompts import rows_on_host, token_places
+
+
+class Layout(NamedTuple):
+    """Where the sequences of a packed row are."""
+
+    keys: torch.Tensor  # (M,): of each sequence in turn, where its keys lie in the row
+    query_ends: torch.Tensor  # (S + 1,) int32: 0, and where the queries of each sequence end
+    key_ends: torch.Tensor  # (S + 1,) int32: the same among the M keys
+    query_lengths: list[int]
+    key_lengths: list[int]
+
+
+def packed_states(lm, batch):
+    """[(rows, columns, hidden)] as `Backbone.plain_states` returns it; a span is (start, length)."""
+    index, lengths = rows_on_host(batch)
+    first = {}  # the first row of each distinct prompt
+    for row, i in enumerate(index):
+        first.setdefault(i, row)
+    prompts, completions = [lengths[row][0] for row in first.values()], [n for _, n in lengths]
+    ends = [*accumulate([0, *prompts, *(n - 1 for n in completions)])]
+    spans = [*zip(ends, [*prompts, *(n - 1 for n in completions)], strict=False)]
+    own = spans[len(prompts) :]
+    of = dict(zip(first, spans, strict=False))  # the span of a prompt in the packed row
+    sequences = [[span] for span in of.values()] + [[of[i], span] for i, span in zip(index, own, strict=True)]
+    sequences = [sequence for sequence in sequences if sequence[-1][1]]  # a completion of one token has no query
+
+    P, T = batch["prompts"].shape[1], batch["completions"].shape[1]
+    sources = [(row * P + P - n, n) for row, n in zip(first.values(), prompts, strict=True)]
+    sources += [(len(index) * P + row * T, n - 1) for row, n in enumerate(completions)]
+    positions = [(0, n) for n in prompts] + [(prompt, n - 1) for prompt, n in lengths]
+    predicting = [each for i, span in zip(index, own, strict=True) for each in ((sum(of[i]) - 1, 1), span)]
+    query_lengths = [sequence[-1][1] for sequence in sequences]
+    key_lengths = [sum(n for _, n in sequence) for sequence in sequences]
+    parts = [places(sources), places(positions), places(predicting), places([x for each in sequences for x in each])]
+    parts += [torch.tensor([0, *accumulate(x)]) for x in (query_lengths, key_lengths)]
+    moved = torch.cat(parts).to(batch["prompts"].device, non_blocking=True)  # at once
+    sources, positions, predicting, keys, *ends = moved.split([len(part) for part in parts])
+
+    ids = torch.cat([batch["prompts"].reshape(-1), batch["completions"].reshape(-1)])[sources]
+    outputs = lm.base_model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4D: taken as it is, and not looked at
+        use_cache=False,
+        packed=Layout(keys, *(end.int() for end in ends), query_lengths, key_lengths),
+    )
+    return [(*token_places(completions, ids.device), outputs.last_hidden_state[0][predicting])]
+
+
+def places(spans):
+    """All places in spans [(start, length)], one span after the other (N,)."""
+    starts, lengths = torch.tensor(spans).unbind(dim=1)
+    return torch.arange(lengths.sum()) + (starts - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
+
+
+def attend(query, key, value, layout, scale=None, window=None):
+    """Attention (1, N, H, D) of queries (1, H, N, D) to keys and values (1, K, N, D), causal within each sequence, of
+    which the queries are the last tokens. `window`: how many tokens a query sees, itself included."""
+    query, heads = query[0].transpose(0, 1), key.shape[1]
+    both = torch.cat([key[0], value[0]]).transpose(0, 1)[layout.keys]  # (M, 2 K, D)
+    key, value = both.split(heads, dim=1)
+    if not query.is_cuda:
+        return attend_one_by_one(query, key, value, layout, scale, window)[None]
+    from torch.nn.attention.varlen import varlen_attn
+
+    options = dict(scale=scale, window_size=(window - 1 if window else -1, 0))
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # from torch 2.12 on
+        options["enable_gqa"] = True
+    else:
+        key, value = (x.repeat_interleave(query.shape[1] // heads, dim=1) for x in (key, value))
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    query, key, value = (x.to(dtype).contiguous() for x in (query, key, value))  # rotary leaves float32 in autocast
+    ends = layout.query_ends, layout.key_ends, max(layout.query_lengths), max(layout.key_lengths)
+    return varlen_attn(query, key, value, *ends, **options)[None]
+
+
+def attend_one_by_one(query, key, value, layout, scale, window):
+    """The same (N, H, D) by a loop over the sequences, where there is no such kernel: for tests on a CPU."""
+    results, splits = [], (layout.query_lengths, layout.key_lengths, layout.key_lengths)
+    for each in zip(*(x.split(n) for x, n in zip((query, key, value), splits, strict=True)), strict=True):
+        q, k, v = (x.transpose(0, 1) for x in each)
+        k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
+        before = k.shape[1] - q.shape[1]
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril(before)
+        mask = mask.triu(before - window + 1) if window else mask
+        results.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1))
+    return torch.cat(results)
+
+
+def let_sdpa_take_layouts():
+    """Let transformers' attention "sdpa" take a `packed` layout; without one it is what it was. Nothing is switched, so
+    that a backward pass which computes again (gradient checkpointing) does the same."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if hasattr(stock, "takes_layouts"):
+        return
+
+    def sdpa(module, query, key, value, attention_mask, packed=None, scaling=None, **options):
+        if packed is None:
+            return stock(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return attend(query, key, value, packed, scaling, options.get("sliding_window")), None
+
+    sdpa.takes_layouts = True
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa)
