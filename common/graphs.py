@@ -18,6 +18,7 @@ from transformers.utils import logging
 from common.errors import in_short
 
 FEWEST = 16  # tokens that may still follow: a graph takes as long to record as some seven tokens without one
+ROOM = 256  # columns that are added at least
 FILLER = 100.0  # in columns to come: a token that sees them by mistake is far off, which the probe at the start finds
 
 
@@ -69,6 +70,8 @@ class OneTokenByGraph:
     the prompts. At most `most` tokens follow.
     """
 
+    may_record = True  # of the process: where it failed once, all rollouts do without
+
     def __init__(self, forward, cache, mask, positions, n, most, dtype=None):
         self.forward, self.cache, self.left = forward, cache, most
         self.next, self.end = mask.shape[1], mask.shape[1] + most
@@ -77,7 +80,7 @@ class OneTokenByGraph:
         self.mask[:, : self.next] = mask.repeat_interleave(n, dim=0)
         self.positions = positions.repeat_interleave(n, dim=0)
         self.tokens = torch.zeros_like(self.positions)
-        self.graph, self.logits, self.may_record = None, None, mask.is_cuda
+        self.graph = self.logits = None
         shape = n, self.next, self.mask.shape[1], self.at
         for i, layer in enumerate(cache.layers):
             if isinstance(layer, DynamicLayer) and layer.is_initialized:  # one for images stays empty
@@ -85,8 +88,8 @@ class OneTokenByGraph:
         self.layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
 
     def wider(self):
-        """The number of columns to have when all up to the next one are full."""
-        return min(self.end, self.next + max(128, self.next // 2))
+        """The number of columns to have when all up to the next one are full: a multiple of 16, as kernels like it."""
+        return -(-min(self.end, self.next + max(ROOM, self.next // 2)) // 16) * 16
 
     def __call__(self, tokens):
         if self.next == self.mask.shape[1]:
@@ -98,7 +101,7 @@ class OneTokenByGraph:
         if self.logits is not None:
             self.graph.replay()
             logits = self.logits
-        elif self.may_record and self.left >= FEWEST:
+        elif tokens.is_cuda and self.may_record and self.left >= FEWEST:
             logits = self.run_and_record()
         else:
             logits = self.run()
@@ -137,11 +140,11 @@ class OneTokenByGraph:
         return logits
 
     def stop_recording(self, error):
-        """Go on without graphs, in this rollout; once in a process a line says why."""
+        """Go on without graphs, and say why."""
         if self.may_record:
             why = "the forward of a token cannot be recorded as a CUDA graph, sampling goes on without"
-            logging.get_logger(__name__).warning_once(f"{why}: {in_short(error)}")
-        self.may_record, self.logits = False, None
+            logging.get_logger(__name__).warning(f"{why}: {in_short(error)}")
+        OneTokenByGraph.may_record, self.logits = False, None
 
     def select(self, rows):
         """Go on with these rows alone."""

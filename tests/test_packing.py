@@ -1,0 +1,133 @@
+"""Packed passes of common/packing.py, with attention as a loop on a CPU, against plain passes."""
+
+import pytest
+import torch
+
+import common.packing
+from common import packing
+from common.batches import micro_batches
+from common.harness import probes
+from common.harness.probes import packing_is_exact
+from small_models import ARCHITECTURES, backward, random_policy
+from test_graphs import MORE
+from testbed import SCRIPTS, embedded, fill, gradients, hand_made_batch, largest_difference, script
+
+WRONG = {"gemma2": "a soft cap", "bloom": "biases of position"}  # and StableLM, whose layers pass no keyword on
+
+
+@pytest.fixture(autouse=True)
+def layouts():
+    packing.let_sdpa_take_layouts()
+
+
+def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
+    """Rows of three prompts in any order: a prompt of one token, completions of one token, and some of full width."""
+    generator = torch.Generator().manual_seed(0)
+    P, T, n = max(widths), max(lengths), len(lengths) // len(widths)
+    prompts = torch.randint(3, 40, (len(widths), P), generator=generator).repeat_interleave(n, dim=0)
+    prompt_mask = (torch.arange(P) >= P - torch.tensor(widths)[:, None]).repeat_interleave(n, dim=0)
+    completions = torch.randint(3, 40, (len(lengths), T), generator=generator)
+    completion_mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    made = {"prompts": prompts, "prompt_mask": prompt_mask, "completions": completions}
+    made |= {"completion_mask": completion_mask, "prompt_index": torch.arange(3).repeat_interleave(n)[:, None]}
+    order = torch.randperm(len(lengths), generator=generator)
+    return {name: column[order] for name, column in made.items()}
+
+
+def results(policy, rows):
+    """Log-probs, and the gradient of these and of the entropy."""
+    logprobs, entropy = policy(rows, entropy_grad=True)
+    weights = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
+    return logprobs.detach(), torch.cat([x.flatten() for x in backward(policy, logprobs + 0.1 * entropy, weights)])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *(MORE.keys() - WRONG.keys())])
+def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing):
+    policy, rows = random_policy(name, **MORE.get(name, {})), batch()
+    expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
+    if checkpointing:
+        policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.train()
+    policy.packs = True
+    logprobs, other = results(policy, rows)
+    assert float((logprobs - expected).abs().max()) < 1e-5
+    assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+
+
+def test_all_tokens_lie_in_one_pass_and_each_prompt_once(monkeypatch):
+    policy, rows, passes = random_policy("qwen2"), batch(), []
+    forward = policy.lm.base_model.forward
+    monkeypatch.setattr(policy.lm.base_model, "forward", lambda **x: passes.append(x) or forward(**x))
+    policy.packs = True
+    policy(rows)
+    (only,) = passes
+    tokens = 9 + 1 + 5 + int(rows["completion_mask"].sum()) - 12  # the last one of each completion predicts nothing
+    assert only["input_ids"].shape == (1, tokens)
+    assert only["packed"].query_lengths[:3] == [rows["prompt_mask"][i].sum() for i in firsts(rows)]
+    assert 0 not in only["packed"].query_lengths
+
+
+def firsts(rows):
+    index = rows["prompt_index"][:, 0].tolist()
+    return [index.index(i) for i in dict.fromkeys(index)]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
+    """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
+    found = []
+    for packs in (False, True):
+        module, args, tokenizer, policy = embedded(
+            name, group_size=4, prompts_per_step=8, num_minibatches=2, micro_batch_size=5, entropy_coef=0.01
+        )
+        rows, rewards = hand_made_batch(policy, tokenizer, args)
+        policy.shares_prompts, policy.packs = False, packs
+        del rows["prompt_index"]
+        rows |= policy.prompt_columns(8, 4)
+        found.append(gradients(script(name), args, policy, fill(module, rows, rewards, args)))
+    (plain, metrics), (packed, others) = found
+    for step, other in zip(plain, packed, strict=True):
+        assert largest_difference(other, step) < 1e-5 * max(float(x.abs().max()) for x in step)
+    assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def test_the_columns_of_a_batch_say_how_it_is_computed():
+    policy = random_policy("qwen2")
+    assert policy.prompt_columns(2, 1) == {}
+    assert policy.prompt_columns(2, 3)["prompt_index"].tolist() == [[0], [0], [0], [1], [1], [1]]
+    assert "packed" not in policy.prompt_columns(2, 3)
+    policy.packs = True
+    assert policy.prompt_columns(2, 1)["prompt_index"].tolist() == [[0], [1]]
+    assert policy.prompt_columns(2, 2)["packed"].tolist() == [[1]] * 4
+
+
+@pytest.mark.parametrize(
+    "most, expected", [(30, [[0, 1], [2], [3]]), (37, [[0, 1], [2, 3]]), (1, [[0], [1], [2], [3]])]
+)
+def test_the_tokens_of_a_packed_forward_are_counted_without_padding_and_a_prompt_once(most, expected):
+    """Prompts of 10 and 20 tokens, completions of 5 to 9: 10 + 5 + 9 = 24, 20 + 8 = 28, 20 + 8 + 9 = 37."""
+    args = type("Args", (), {"micro_batch_tokens": most})
+    lengths = [(10, 5), (10, 9), (20, 8), (20, 9)]
+    assert micro_batches(range(4), lengths, args, [0, 0, 1, 1], packed=True) == expected
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_accepts_what_is_exact(dtype, name):
+    assert packing_is_exact(random_policy(name).lm.to(dtype))
+
+
+@pytest.mark.parametrize("name", [*WRONG, "stablelm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_refuses_what_is_not(dtype, name):
+    lm = random_policy(name, **MORE.get(name, dict(num_key_value_heads=2))).lm.to(dtype)
+    assert not probes.safely(packing_is_exact, lm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
+    """Keys one place off: those of the neighbour in the row."""
+    lm, original = random_policy("qwen2").lm.to(dtype), common.packing.Layout
+    monkeypatch.setattr(common.packing, "Layout", lambda keys, *rest: original(keys.roll(1), *rest))
+    assert not packing_is_exact(lm)
