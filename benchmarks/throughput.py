@@ -62,6 +62,7 @@ HALF_BILLION = dict(  # the shape of Qwen2.5-0.5B
     intermediate_size=4864,
     tie_word_embeddings=True,
 )
+SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
 LEARNING_RATE, STD_EPS = 1e-6, 1e-4  # the latter is fixed in TRL
 
 
@@ -290,7 +291,8 @@ class Turns:
         """Note the time and the memory at the end of a part of the step: start, rollout, scored, update."""
         self.times = {} if name == "start" else self.times
         self.times[name] = clock()
-        self.result |= {f"{name}_{key}_gb": value / 1e9 for key, value in memory().items()}
+        if name != "start":
+            self.result |= {f"{name}_{key}_gb": value / 1e9 for key, value in memory().items()}
         forget_peak()
 
     def done(self, completions, rollout_s=None):
@@ -517,7 +519,7 @@ def contestant(name, task, pipe):
         else:
             run_loop(turns, task, plain=name == "stock")
     except torch.OutOfMemoryError as error:
-        pipe.send({"out_of_memory": str(error).partition(". ")[0]})
+        pipe.send({"out_of_memory": str(error)[:200]})
 
 
 # --- the game ---
@@ -538,11 +540,10 @@ class CutOff(Exception):
 class Player:
     """The process of a contestant, as the game sees it."""
 
-    def __init__(self, who, task, deadline, target=contestant):
-        spawn = multiprocessing.get_context("spawn")
+    def __init__(self, who, task, deadline):
         self.deadline = deadline
-        self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=target, args=(who, task, theirs), daemon=True)
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=contestant, args=(who, task, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -573,9 +574,9 @@ class Player:
 class Game:
     """One workload: who plays, in how many rows a forward, and what has been found so far."""
 
-    def __init__(self, name, workload, options, task, deadline=None, target=contestant):
+    def __init__(self, name, workload, options, task, deadline=None):
         self.name, self.workload, self.options = name, workload, options
-        self.task, self.deadline, self.target = task, deadline, target
+        self.task, self.deadline = task, deadline
         self.check, self.results, self.decoding, self.problems = {}, {}, [], []
         self.common = None  # the completions of the first rollout, on which all train once
 
@@ -603,6 +604,8 @@ class Game:
 
     def turns(self, who, timed):
         """The turns of one contestant; each `next` is one. Without memory it starts again with half the rows."""
+        if who != "ours" and self.common is None:
+            return self.problem(who, "there is no rollout of ours to compare it on")
         waiting, finished, several = self.rows_of(who), [], len(self.rows_of(who)) > 1
         while waiting:
             rows = waiting[0]
@@ -631,7 +634,7 @@ class Game:
 
     def start(self, who, rows):
         began = time.monotonic()
-        player = Player(who, dataclasses.replace(self.task, rows=rows), self.deadline, self.target)
+        player = Player(who, dataclasses.replace(self.task, rows=rows), self.deadline)
         try:
             player.turn()
         except BaseException:
@@ -645,8 +648,6 @@ class Game:
         found = player.turn(step=0, rows=rows, given=self.common, save=label)
         completions, path = found.pop("completions"), f"{self.task.folder}/{{}}.pt".format
         if self.common is None:
-            if who != "ours":
-                raise SystemExit("there is no rollout of ours to train on")
             self.common, self.reference = completions, label
             self.check |= dict(rows=len(completions), tokens=found["tokens"])
         else:
@@ -720,7 +721,9 @@ def tolerance(workload):
 
 
 def spread(values, digits=2):
-    """Median and range."""
+    """Median and range, if there is one."""
+    if min(values) == max(values):
+        return f"{values[0]:.{digits}f}"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
