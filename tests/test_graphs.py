@@ -1,4 +1,4 @@
-"""The fixed cache of common/graphs.py, on a CPU without graphs: its tokens and log-probs are those of the other loop."""
+"""The fixed cache of common/graphs.py, without graphs on a CPU: tokens and log-probs are those of the other cache."""
 
 import pytest
 import torch
@@ -94,7 +94,10 @@ def test_the_cache_is_freed_at_the_end(monkeypatch):
     assert caches and not caches[0].layers
 
 
-@pytest.mark.parametrize("width, most, expected", [(128, 512, [384, 640]), (5, 20, [32]), (512, 4096, [768, 1152, 1728, 2592, 3888, 4608])])  # fmt: skip
+@pytest.mark.parametrize(
+    "width, most, expected",
+    [(128, 512, [384, 640]), (5, 20, [32]), (512, 4096, [768, 1152, 1728, 2592, 3888, 4608])],
+)
 def test_columns_grow_by_half_up_to_the_last_token(width, most, expected):
     """In multiples of 16, as kernels like it, and by ROOM at least: a graph is recorded for each."""
     token, found = object.__new__(OneTokenByGraph), []

@@ -1,12 +1,14 @@
 """common/policy.py: the log-probs and entropies of the forward, and their gradients."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
 from common.harness.data import EMBEDDED
-from common.harness.probes import find_shortcuts
+from common.harness.probes import find_shortcuts, fuse_norms
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from testbed import embedded, hand_made_batch, largest_difference
@@ -153,3 +155,32 @@ def test_policy_forward_is_what_accelerate_prepares():
     policy = Policy(AutoModelForCausalLM.from_config(small_config()), 0, [2], 1.0, **facts)
     assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.lm.parameters())
     assert policy._no_split_modules == policy.lm._no_split_modules
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_norms_have_the_same_bits_and_follow_a_copy(dtype, name):
+    """What a GPU's probe does, on a CPU. Fresh weights are all one, with which the order of products shows nothing."""
+    policy = random_policy(name)
+    policy.lm.to(dtype)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape)) if parameter.dim() == 1 else None
+    batch = random_batch()
+    expected, _ = policy(batch)
+    fuse_norms(policy.lm)
+    norms = [module for module in policy.lm.modules() if type(module).__name__.endswith("RMSNorm")]
+    assert len(norms) == 5 and all("forward" in vars(norm) for norm in norms)
+    assert torch.equal(policy(batch)[0], expected)
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        other.lm.model.norm.weight.zero_()
+    assert torch.equal(policy(batch)[0], expected) and not torch.equal(other(batch)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
+def test_other_norms_stay_as_they_are(name):
+    """Gemma multiplies by 1 + weight; GPT-2 has no RMSNorm."""
+    policy = random_policy(name, **(dict(num_key_value_heads=2, head_dim=8) if name != "gpt2" else {}))
+    fuse_norms(policy.lm)
+    assert not any("forward" in vars(module) for module in policy.lm.modules())

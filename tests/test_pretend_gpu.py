@@ -29,7 +29,7 @@ def test_the_device_refuses_mixes_and_counts_each_wait(counted):
     assert all("gpu:0" in str(error) for error in kinds["mixes"].values()), kinds["mixes"]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "packed"])
 def test_a_step_mixes_no_devices_and_its_update_rarely_waits(name, counted):
     steps = counted["steps"][name]
     assert not isinstance(steps, str), steps
@@ -47,3 +47,5 @@ def test_a_decoded_token_waits_once_in_eight_and_takes_no_more_kernels_than_stoc
     assert tokens["ours"]["waits"] == 1, "in eight tokens"
     assert tokens["stock"]["waits"] >= 8  # so that the count sees what it is there for
     assert tokens["ours"]["kernels"] <= tokens["stock"]["kernels"]
+    assert tokens["around a graph"]["waits"] == 1, "in eight tokens"
+    assert tokens["around a graph"]["kernels"] < 25  # sampling, and what the graph reads

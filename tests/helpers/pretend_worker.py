@@ -17,6 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 import family
 from common.batches import left_pad
 from common.generation import decode, sampling_config
+from common.graphs import OneTokenByGraph
+from common.harness import loading
 from common.harness.distributed import set_up_attention
 from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import Run
@@ -72,7 +74,7 @@ def varied(prompts, completions, **columns):
     return [float(i) for i in range(len(completions))]
 
 
-def steps(name, folder):
+def steps(name, folder, run="run"):
     """The waits of two steps of a script, by phase, kind and line: of one micro-batch of 8 rows, and of four."""
     counted = []  # of the evaluation at the start, and of the steps
 
@@ -82,7 +84,7 @@ def steps(name, folder):
         self.args.micro_batch_size = 2 if len(counted) == 2 else 8
 
     original, Run.log = Run.log, log
-    options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
+    options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}-{run}"
     options += f" --dataset {folder}" if name == "reward_model" else ""
     Counted.clear()
     try:
@@ -96,14 +98,15 @@ def steps(name, folder):
     return [[[*key, number] for key, number in step.items()] for step in counted[1:]]
 
 
-def token(policy, stock, first, last):
-    """Waits and kernels of the tokens after `first` of `last`: 8 rows of 2 prompts, of which none ends."""
+def token(policy, stock, first, last, graphs=False):
+    """Waits and kernels of the tokens after `first` of `last`: 8 rows of 2 prompts, of which none ends. With `graphs`
+    those outside of the forward of a token, which would be replayed."""
     ids, mask = left_pad([[5, 6, 7], [8, 9, 10, 11, 12]], 0, GPU)
     counted = []
     for tokens in (first, last):
         config = sampling_config(policy, 1.0, 1.0, tokens, 4 if stock else 1)
         inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-        own = {} if stock else dict(custom_generate=decode, n=4, head_is_last=policy.head_is_last)
+        own = {} if stock else dict(custom_generate=decode, n=4, head_is_last=policy.head_is_last, graphs=graphs)
         Counted.clear()
         policy.lm.generate(**inputs, **own)
         counted.append((sum(Counted.waits.values()), Counted.kernels.copy()))
@@ -111,6 +114,39 @@ def token(policy, stock, first, last):
     operations = collections.Counter(more_kernels)
     operations.subtract(kernels)
     return {"waits": more_waits - waits, "kernels": sum(operations.values()) / (last - first)}
+
+
+def not_counted(self, run=OneTokenByGraph.run):
+    """In the place of `OneTokenByGraph.run`, as a replay, which is one launch; a wait would stop the recording."""
+    waits, kernels = Counted.waits.copy(), Counted.kernels.copy()
+    logits = run(self)
+    assert Counted.waits == waits, Counted.waits
+    Counted.kernels = kernels
+    return logits
+
+
+def packed(folder):
+    """As `steps` of grpo.py, with packed passes: attention is a loop here, which is not counted."""
+    from common import packing
+    from common.harness import probes
+
+    found, attend, calls = probes.find_shortcuts, packing.attend_one_by_one, []
+
+    def quietly(*inputs):
+        waits = Counted.waits.copy()
+        calls.append(1)
+        result = attend(*inputs)
+        Counted.waits = waits
+        return result
+
+    packing.let_sdpa_take_layouts()
+    packing.attend_one_by_one = quietly
+    loading.find_shortcuts = lambda *inputs: found(*inputs) | {"packs": True}
+    try:
+        result = steps("grpo", folder, "packed")
+        return result if calls else "no pass was packed"
+    finally:
+        loading.find_shortcuts, packing.attend_one_by_one = found, attend
 
 
 def tokens(name, first, last, **options):
@@ -130,6 +166,9 @@ def tokens(name, first, last, **options):
     same = torch.equal(completions, others) and torch.allclose(logprobs, other_logprobs, atol=1e-5)
     policy.stop_tokens = [1000]
     result = {"same": same, "ours": token(policy, False, first, last)}
+    OneTokenByGraph.run, run = not_counted, OneTokenByGraph.run
+    result["around a graph"] = token(policy, False, first, last, graphs=True)
+    OneTokenByGraph.run = run
     AttentionMaskInterface.register("sdpa", sdpa_mask)  # as transformers has it
     result["stock"] = token(policy, True, first, last)
     set_up_attention()
@@ -160,6 +199,7 @@ def main(file, layers=4, last=10):
             (pathlib.Path(folder) / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
         for name in OPTIONS:
             result["steps"][name] = steps(name, folder)
+        result["steps"]["packed"] = packed(folder)
         for name in ("qwen2", "mistral"):  # full attention, and sliding windows shorter than the rows
             try:
                 result["tokens"][name] = tokens(name, 2, int(last), num_hidden_layers=int(layers))
