@@ -39,7 +39,7 @@ import torch
 from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import completion_texts, left_pad, pack_group, split_rollout, unpack_groups
+from common.batches import completion_texts, left_pad, split_rollout
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
@@ -200,6 +200,31 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     metrics.add("sampling/short", 0 < used < args.prompts_per_step)
     metrics.add("sampling/skipped", used == 0)
     return kept[:used][rank::processes], tokens, shown
+
+
+def pack_group(batch, rows):
+    """The rows (a slice) of one prompt as numpy arrays to send to other processes: no padding, ids in int32."""
+    mask = batch["completion_mask"][rows]
+    group = {name: batch[name][rows][mask] for name in ("completions", "rollout_logprobs") if name in batch}
+    group["completions"] = group["completions"].int()
+    group |= {"rewards": batch["rewards"][rows], "lengths": mask.sum(dim=1).int()}  # (n,) each
+    return {name: column.numpy(force=True) for name, column in group.items()}
+
+
+def unpack_groups(groups, model):
+    """The batch of groups [(prompt, what `pack_group` sent of its rows)]: columns of `rollout`, and rewards (R,)."""
+    prompts, sent = zip(*groups, strict=True)
+    n, device = len(sent[0]["rewards"]), model.lm.device
+    batch = model.prompt_columns(len(prompts), n)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
+    batch |= {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
+    for name, fill in (("completions", model.pad_token), ("rollout_logprobs", 0)):
+        if name in sent[0]:
+            rows = [row for group in sent for row in torch.from_numpy(group[name]).split(group["lengths"].tolist())]
+            batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
+    batch["completions"] = batch["completions"].long()
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    return batch | {"rewards": torch.cat([torch.from_numpy(group["rewards"]) for group in sent]).to(device)}
 
 
 def sample_round(accelerator, model, tokenizer, reward_functions, prompts, seed, args, metrics):

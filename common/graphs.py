@@ -1,12 +1,10 @@
 """The forward of one token as a CUDA graph: to be skipped at a first reading.
 
-On a GPU a decoded token takes as long as Python needs to launch its thousand kernels. A graph records these launches
-once, and replays them in a quarter of the time. It reads and writes fixed addresses, so keys and values stay in place,
-and attention sees all columns of the cache, of which the mask hides those to come. When the cache changes its shape
-(more columns, fewer rows; some ten times in a rollout) the next token runs as usual, and is recorded anew.
-
-A graph dies with its rollout: no update, and no weight that autocast has cast, can make it stale. On a CPU the same
-tokens run over the same tensors without a graph, which is how the tests see them.
+On a GPU a decoded token takes as long as Python needs to launch its thousand kernels. A graph records the launches, and
+replays them in a fraction of that time at the same addresses. So keys and values stay in place, and attention gets all
+columns of the cache, of which the mask hides those to come. When the cache changes its shape (more columns, fewer rows;
+up to some ten times in a rollout), the next token runs as usual and is recorded. Graphs die with their rollout, before
+an update makes them stale. On a CPU the same tokens run over the same tensors unrecorded: so the tests see them.
 """
 
 import functools
@@ -17,24 +15,20 @@ from transformers.utils import logging
 
 from common.errors import in_short
 
-FEWEST = 16  # tokens that may still follow: a graph takes as long to record as some seven tokens without one
-ROOM = 256  # columns that are added at least
-FILLER = 100.0  # in columns to come: a token that sees them by mistake is far off, which the probe at the start finds
+FEWEST = 16  # tokens that may follow: to record a graph takes as long as some seven tokens without one
+ROOM = 256  # columns that are added, at least
+FILLER = 100.0  # in columns to come: who sees one by mistake is far off, which the probe at the start finds
 
 
 class FixedLayer(DynamicLayer):
-    """A layer of the key-value cache that stays in place: a token is written into the column `at` (1,), and attention
-    gets all columns. Made of the layer of the prompts, with `n` rows for each of theirs."""
+    """A layer of the key-value cache that stays in place: a token is written into the column `at` (1,)."""
 
     is_compileable = True  # else transformers leaves out a mask that is all true, and nothing hides the columns to come
 
     def __init__(self, layer, n, width, columns, at, dtype):
         self.__dict__.update(layer.__dict__)
-        self.at = at
-        self.keys, self.values = (
-            widen(x.to(dtype), n, width - x.shape[2], columns)  # a sliding window has forgotten the first columns
-            for x in (layer.keys, layer.values)
-        )
+        self.at, missing = at, width - layer.keys.shape[2]  # which a sliding window has forgotten
+        self.keys, self.values = (widen(x.to(dtype), n, missing, columns) for x in (layer.keys, layer.values))
 
     def update(self, key_states, value_states, *args, **kwargs):
         for x, states in ((self.keys, key_states), (self.values, value_states)):
@@ -58,17 +52,12 @@ def widen(x, n, start, columns):
 
 @functools.cache
 def recording_stream():
-    """The stream on which graphs are recorded, which cannot be the default one; a single one, since cuBLAS keeps a
-    workspace for each."""
+    """Graphs are not recorded on the default stream; always on this one, as cuBLAS keeps a workspace for each."""
     return torch.cuda.Stream()
 
 
 class OneTokenByGraph:
-    """As `OneToken` in common/generation.py: logits (R, V) of one more token of each row, in R = B * n rows.
-
-    `forward(**inputs)` runs the model; `cache`, `mask` (B, P) and `positions` (B, 1), of the next token, are those of
-    the prompts. At most `most` tokens follow.
-    """
+    """As `OneToken` in common/generation.py. `mask` is never None here."""
 
     may_record = True  # of the process: where it failed once, all rollouts do without
 
@@ -76,19 +65,19 @@ class OneTokenByGraph:
         self.forward, self.cache, self.left = forward, cache, most
         self.next, self.end = mask.shape[1], mask.shape[1] + most
         self.at = torch.tensor([self.next], device=mask.device)
-        self.mask = torch.ones(len(mask) * n, self.wider(), dtype=mask.dtype, device=mask.device)
+        self.mask = mask.new_ones(len(mask) * n, self.wider())
         self.mask[:, : self.next] = mask.repeat_interleave(n, dim=0)
         self.positions = positions.repeat_interleave(n, dim=0)
         self.tokens = torch.zeros_like(self.positions)
         self.graph = self.logits = None
-        shape = n, self.next, self.mask.shape[1], self.at
         for i, layer in enumerate(cache.layers):
             if isinstance(layer, DynamicLayer) and layer.is_initialized:  # one for images stays empty
+                shape = n, self.next, self.mask.shape[1], self.at
                 cache.layers[i] = FixedLayer(layer, *shape, dtype or layer.keys.dtype)
         self.layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
 
     def wider(self):
-        """The number of columns to have when all up to the next one are full: a multiple of 16, as kernels like it."""
+        """The columns to have once all up to the next one are full: a multiple of 16, as kernels like it."""
         return -(-min(self.end, self.next + max(ROOM, self.next // 2)) // 16) * 16
 
     def __call__(self, tokens):
@@ -101,10 +90,9 @@ class OneTokenByGraph:
         if self.logits is not None:
             self.graph.replay()
             logits = self.logits
-        elif tokens.is_cuda and self.may_record and self.left >= FEWEST:
-            logits = self.run_and_record()
         else:
-            logits = self.run()
+            record = tokens.is_cuda and self.may_record and self.left >= FEWEST
+            logits = self.run_and_record() if record else self.run()
         self.next, self.left = self.next + 1, self.left - 1
         self.at += 1
         self.positions += 1
@@ -120,31 +108,25 @@ class OneTokenByGraph:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             logits = self.run()
-            # Not by `torch.cuda.graph`, which waits for the GPU and empties the allocator's cache. The draws go on
-            # outside of the graph: it gets another state of the generator. Other threads (NCCL's) may do as they like.
+            # Not by `torch.cuda.graph`, which waits for the GPU and empties the allocator's cache. The graph gets a
+            # state of the generator of its own: the draws go on outside. Other threads (NCCL's) do as they like.
             drawn, graph = generator.graphsafe_get_state(), torch.cuda.CUDAGraph()
             generator.graphsafe_set_state(drawn.clone_state())
             pool = {"pool": self.graph.pool()} if self.graph else {}
-            graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
-                self.logits = self.run()
+                graph.capture_begin(**pool, capture_error_mode="thread_local")
+                try:
+                    self.logits = self.run()
+                finally:
+                    graph.capture_end()
+                self.graph = graph  # only now: the memory of the one before was used again
             except Exception as error:  # a model may raise anything, or wait for the GPU
-                self.stop_recording(error)
-            try:
-                graph.capture_end()
-                self.graph = graph  # only now: the memory of the one before is used again
-            except RuntimeError as error:
-                self.stop_recording(error)
+                OneTokenByGraph.may_record, self.logits = False, None
+                why = "the forward of a token cannot be recorded as a CUDA graph, sampling goes on without"
+                logging.get_logger(__name__).warning(f"{why}: {in_short(error.__context__ or error)}")
             generator.graphsafe_set_state(drawn)
         torch.cuda.current_stream().wait_stream(stream)
         return logits
-
-    def stop_recording(self, error):
-        """Go on without graphs, and say why."""
-        if self.may_record:
-            why = "the forward of a token cannot be recorded as a CUDA graph, sampling goes on without"
-            logging.get_logger(__name__).warning(f"{why}: {in_short(error)}")
-        OneTokenByGraph.may_record, self.logits = False, None
 
     def select(self, rows):
         """Go on with these rows alone."""
@@ -158,9 +140,8 @@ class OneTokenByGraph:
             layer.keys, layer.values = function(layer.keys), function(layer.values)
 
     def close(self):
-        """Free the cache and the memory of the graphs, which the allocator would keep for graphs alone."""
-        recorded = self.graph is not None
-        self.graph = self.logits = None
+        """Free the cache, and the memory of the graphs, which the allocator would keep for graphs alone."""
+        recorded, self.graph, self.logits = self.graph is not None, None, None
         self.layers.clear()
         self.cache.layers.clear()
         if recorded:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.varlen import varlen_attn
 
 from common.shared_prompts import rows_on_host, token_places
 
@@ -75,32 +75,16 @@ def attend(query, key, value, layout, scale=None, window=None):
     query, heads = query[0].transpose(0, 1), key.shape[1]
     both = torch.cat([key[0], value[0]]).transpose(0, 1)[layout.keys]  # (M, 2 K, D)
     key, value = both.split(heads, dim=1)
-    if not query.is_cuda:
-        return attend_one_by_one(query, key, value, layout, scale, window)[None]
-    from torch.nn.attention.varlen import varlen_attn
-
     options = dict(scale=scale, window_size=(window - 1 if window else -1, 0))
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # from torch 2.12 on
         options["enable_gqa"] = True
     else:
         key, value = (x.repeat_interleave(query.shape[1] // heads, dim=1) for x in (key, value))
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-    query, key, value = (x.to(dtype).contiguous() for x in (query, key, value))  # rotary leaves float32 in autocast
+    device = query.device.type  # in autocast rotary positions leave float32
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    query, key, value = (x.to(dtype).contiguous() for x in (query, key, value))
     ends = layout.query_ends, layout.key_ends, max(layout.query_lengths), max(layout.key_lengths)
     return varlen_attn(query, key, value, *ends, **options)[None]
-
-
-def attend_one_by_one(query, key, value, layout, scale, window):
-    """The same (N, H, D) by a loop over the sequences, where there is no such kernel: for tests on a CPU."""
-    results, splits = [], (layout.query_lengths, layout.key_lengths, layout.key_lengths)
-    for each in zip(*(x.split(n) for x, n in zip((query, key, value), splits, strict=True)), strict=True):
-        q, k, v = (x.transpose(0, 1) for x in each)
-        k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
-        before = k.shape[1] - q.shape[1]
-        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril(before)
-        mask = mask.triu(before - window + 1) if window else mask
-        results.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1))
-    return torch.cat(results)
 
 
 def let_sdpa_take_layouts():

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import common.policy
 import dapo
 from common.batches import take_rows
 from common.errors import InputError
@@ -106,7 +107,8 @@ class InOrder:
 
 class Policy:
     lm = SimpleNamespace(device=torch.device("cpu"))
-    pad_token, stop_tokens, shares_prompts = PAD, [STOP], True
+    pad_token, stop_tokens, shares_prompts, packs = PAD, [STOP], True, False
+    prompt_columns = common.policy.Policy.prompt_columns
 
 
 def scripted_rollout(right, seen):

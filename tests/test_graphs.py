@@ -54,7 +54,7 @@ def narrow(monkeypatch):
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *MORE])
 @torch.no_grad()
-def test_log_probs_are_those_of_the_training_forward_and_tokens_those_of_the_other_loop(name, prompts, narrow):
+def test_log_probs_and_tokens_are_those_without_it(name, prompts, narrow):
     policy = random_policy(name, **MORE.get(name, {}))
     policy.stop_tokens = list(range(2, 40, 5))  # one of five: rows end at different places, and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
@@ -115,7 +115,7 @@ def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, mo
     assert graphs_are_exact(lm)
     with monkeypatch.context() as patch:  # transformers leaves out a mask that is all true
         patch.setattr(FixedLayer, "is_compileable", False)
-        patch.setattr(probes, "batch_of_two_prompts", unpadded)
+        patch.setattr(probes, "rows_of_two_prompts", unpadded)
         assert not graphs_are_exact(lm)
     if dtype == torch.float32:
         with monkeypatch.context() as patch:  # the mask hides the newest token
@@ -123,9 +123,9 @@ def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, mo
             assert not graphs_are_exact(lm)
 
 
-def unpadded(lm, original=probes.batch_of_two_prompts):
-    batch, index = original(lm)
-    return batch | {"prompt_mask": torch.ones_like(batch["prompt_mask"])}, index
+def unpadded(lm, original=probes.rows_of_two_prompts):
+    batch = original(lm)
+    return batch | {"prompt_mask": torch.ones_like(batch["prompt_mask"])}
 
 
 def test_nearer_is_a_tenth_of_the_effect_and_never_true_of_nan():

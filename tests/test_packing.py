@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import attention
 import common.packing
 from common import packing
 from common.batches import micro_batches
@@ -16,8 +17,21 @@ WRONG = {"gemma2": "a soft cap", "bloom": "biases of position"}  # and StableLM,
 
 
 @pytest.fixture(autouse=True)
-def layouts():
+def on_a_cpu(monkeypatch):
+    monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
     packing.let_sdpa_take_layouts()
+
+
+@pytest.fixture(params=[True, False], ids=["torch 2.12", "torch 2.11"])
+def groups_of_heads(request, monkeypatch):
+    """Whether `varlen_attn` repeats the heads of keys and values itself."""
+    if not request.param:
+
+        def without(*args, scale, window_size):
+            assert args[0].shape[1] == args[1].shape[1]
+            return attention.varlen_attn(*args, scale=scale, window_size=window_size)
+
+        monkeypatch.setattr(packing, "varlen_attn", without)
 
 
 def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
@@ -43,7 +57,7 @@ def results(policy, rows):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *(MORE.keys() - WRONG.keys())])
-def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing):
+def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing, groups_of_heads):
     policy, rows = random_policy(name, **MORE.get(name, {})), batch()
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     if checkpointing:

@@ -206,63 +206,62 @@ def sharing_is_exact(lm):
     shared = getattr(lm.config.get_text_config(), "num_kv_shared_layers", 0)  # transformers 5.17 has no layer for them
     if shared or "DummyLayer" in layer_types(lm):
         return False
-    policy = Policy(lm, 0, [], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=True)
-    batch, index = batch_of_two_prompts(lm)
-    (plain, _), (other, _) = policy(batch, with_entropy=False), policy(batch | index, with_entropy=False)
+    (plain, _), (other, _) = (policy_of(lm, shares_prompts=share)(rows_of_two_prompts(lm), False) for share in (0, 1))
     return torch.allclose(plain, other, atol=rounding(lm))
 
 
-def batch_of_two_prompts(lm):
-    """A batch of six rows of unequal lengths, and its column prompt_index."""
-    device, ids = lm.device, ordinary_ids(lm, 72)
-    counts = torch.arange(6, device=device)
-    batch = {
+def policy_of(lm, shares_prompts=False, packs=False):
+    """A `Policy` that samples no stop token."""
+    shortcuts = dict(head_is_last=True, plain_cache=True, shares_prompts=shares_prompts, packs=packs)
+    return Policy(lm, 0, [len(lm.get_output_embeddings().weight)], temperature=1.0, **shortcuts)
+
+
+def rows_of_two_prompts(lm):
+    """A batch of six rows of unequal lengths; the second prompt is padded."""
+    ids, counts = ordinary_ids(lm, 72), torch.arange(6, device=lm.device)
+    return {
         "prompts": ids[:24].view(2, 12).repeat_interleave(3, dim=0),
-        "prompt_mask": torch.arange(12, device=device) >= counts[:, None] // 3 * 5,
+        "prompt_mask": torch.arange(12, device=lm.device) >= counts[:, None] // 3 * 5,
+        "prompt_index": (counts // 3)[:, None],
         "completions": ids[24:].view(6, 8),
-        "completion_mask": torch.arange(8, device=device) <= counts[:, None],
+        "completion_mask": torch.arange(8, device=lm.device) <= counts[:, None],
     }
-    return batch, {"prompt_index": (counts // 3)[:, None]}
 
 
 @torch.enable_grad()
 def packing_is_exact(lm):
     """Whether a packed pass gives the log-probs and the gradient of whole rows."""
     let_sdpa_take_layouts()
-    policy = Policy(lm, 0, [], 1.0, head_is_last=True, plain_cache=True, shares_prompts=False, packs=True)
-    batch, index = batch_of_two_prompts(lm)
 
-    def results(batch):
-        logprobs, _ = policy(batch, with_entropy=False)
+    def results(batch, packs=False):
+        logprobs, _ = policy_of(lm, packs=packs)(batch, with_entropy=False)
         (gradient,) = torch.autograd.grad(logprobs.sum(), lm.get_input_embeddings().weight)
         return logprobs.detach(), gradient
 
-    wrong = results(batch | {"prompts": batch["prompts"].flip(0)})
-    return all(map(nearer, results(batch | index), results(batch), wrong))
+    batch = rows_of_two_prompts(lm)
+    others = results(batch | {"prompts": batch["prompts"].flip(0)})
+    return all(map(nearer, results(batch, packs=True), results(batch), others))
 
 
 @torch.no_grad()
 def graphs_are_exact(lm):
     """Whether tokens sampled by CUDA graphs have the log-probs of the training forward."""
-    batch, _ = batch_of_two_prompts(lm)
-    batch = {name: batch[name][::3] for name in ("prompts", "prompt_mask")}
-    never = len(lm.get_output_embeddings().weight)  # a stop token that is not sampled
-    policy = Policy(lm, 0, [never], temperature=1.0, head_is_last=True, plain_cache=True, shares_prompts=False)
+    policy, batch = policy_of(lm), {name: column[::3] for name, column in rows_of_two_prompts(lm).items()}
     config = sampling_config(policy, 1.0, 1.0, max_new_tokens=2 * FEWEST)
     inputs = dict(input_ids=batch["prompts"], attention_mask=batch["prompt_mask"].long(), generation_config=config)
     with seeded(0, lm.device):
         completions, sampled = lm.generate(**inputs, custom_generate=decode, head_is_last=True, graphs=True)
     batch |= {"completions": completions, "completion_mask": torch.ones_like(completions).bool()}
     plain, _ = policy(batch, with_entropy=False)
-    wrong, _ = policy(batch | {"prompts": batch["prompts"].flip(0)}, with_entropy=False)
-    close = torch.allclose(sampled, plain, atol=rounding(lm)) and nearer(sampled, plain, wrong)
+    others, _ = policy(batch | {"prompts": batch["prompts"].flip(0)}, with_entropy=False)
+    close = torch.allclose(sampled, plain, atol=rounding(lm)) and nearer(sampled, plain, others)
     return close and OneTokenByGraph.may_record
 
 
-def nearer(found, plain, wrong):
-    """Whether `found` is within a tenth of the distance between `plain` and `wrong`, those of deliberately wrong rows.
-    In bfloat16 a bound by rounding alone would let through what a mistake makes of few tokens."""
-    return bool((found - plain).abs().max() <= (wrong - plain).abs().max() / 10)
+def nearer(found, plain, others):
+    """Whether `found` is ten times as near to `plain` as are `others`, of deliberately wrong prompts. In bfloat16 a
+    bound by rounding alone would let through what a mistake makes of few tokens."""
+    return bool((found - plain).abs().max() <= (others - plain).abs().max() / 10)
 
 
 @torch.no_grad()
