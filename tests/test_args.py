@@ -13,7 +13,7 @@ import pytest
 from common.errors import InputError
 from common.harness.args import RolloutArgs, RunArgs, last_step, learning_rate
 from common.harness.command_line import parse_args
-from common.harness.names import NAMES
+from names import NAMES
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
 

@@ -7,7 +7,7 @@ import yaml
 
 import grpo
 from common.harness.command_line import parse_args
-from common.harness.model_card import model_card
+from model_card import model_card
 
 
 def card(argv, first=None, last=None):

@@ -3,16 +3,16 @@
 import argparse
 import copy
 import dataclasses
+import importlib.util
 import json
 import re
 import sys
+from pathlib import Path
 
 import yaml
 
 from common.errors import InputError, one_line
 from common.harness.args import GROUPS
-from common.harness.dry_run import dry_run
-from common.harness.names import name_here
 
 NULL = "tag:yaml.org,2002:null"
 
@@ -47,14 +47,32 @@ def parse_args(cls, argv=None):
     if namespace.config is not None:
         namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
     if unknown:
-        here = name_here(unknown[0], vars(namespace))
+        names = load_tool(cls, "names")
+        here = names.name_here(unknown[0], vars(namespace)) if names else ""
         raise InputError(f"unknown option {unknown[0]}{here} (--help lists the options)")
     args = cls(**{name: value for name, value in vars(namespace).items() if name != "config"})
     args.check()
     if args.dry_run:
-        dry_run(args)
+        estimate = load_tool(cls, "dry_run")
+        if estimate is None:
+            raise InputError("--dry_run needs tools/ (beside the script)")
+        estimate.dry_run(args)
         raise SystemExit(0)
     return args
+
+
+def load_tool(cls, name):
+    """The module tools/NAME.py beside the script whose options are `cls`; None where the script was copied without it.
+
+    It is loaded by its path, because `tools` is a common name. An error inside it shows as it is.
+    """
+    path = Path(getattr(sys.modules[cls.__module__], "__file__", ".")).parent / "tools" / f"{name}.py"
+    if not path.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def yaml_arguments(path):
