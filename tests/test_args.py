@@ -79,7 +79,7 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
     [
         ("max_steps: 1\nmax_steps: 2", "max_steps is given twice"),
         ("max_steps: 1\nmax-steps: 2", "max_steps is given twice"),
-        ("config: other.yaml", "config: a file cannot name another one"),
+        ("config: other.yaml", "config is given twice, or is no option of a file"),
         ("system_prompt: {a: b}", "system_prompt: expected a value"),
         ("reward: [[accuracy]]", "reward: expected a value"),
         ("reward: [accuracy, null]", "reward: expected a value"),
@@ -89,8 +89,8 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
         ("[max_steps, 1]", "expected `option: value` lines"),
         ("seed: !!python/name:os.system", "invalid int value: ''"),
         ("seed: 1\n---\nseed: 2", "a single document"),
-        ("reward: [accuracy, --seed, 3]", "reward: --seed would be an option, not a value"),
-        ("reward: [accuracy, -h]", "reward: -h would be an option, not a value"),
+        ("reward: [accuracy, --seed, 3]", "reward: expected a value, or a list of values that are no options"),
+        ("reward: [accuracy, -h]", "reward: expected a value, or a list of values that are no options"),
         ("num_generations: 8", "unknown option --num_generations=8: here it is --group_size (--help"),
         ("chat_template_kwargs: {2024-07-26: a}", "keys must be str"),
         ("chat_template_kwargs: &a {b: *a}", "Circular reference"),
@@ -212,7 +212,7 @@ def test_a_number_that_is_not_finite_is_refused(value):
 def test_sizes_divide_over_the_processes(name, option, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     script(name).Args(**{option: 33}).check()
-    with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes"):
+    with pytest.raises(InputError, match=f"--{option} 32 is not a multiple of 3 processes x 1 minibatches = 3"):
         script(name).Args(**{option: 32}).check()
 
 
@@ -226,7 +226,7 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
         assert last_step(args, pairs) == last
     assert last_step(args, []) == 0  # own pairs: max_steps
     args.max_steps = -1
-    with pytest.raises(InputError, match="--lr_scheduler linear needs to know the end of the run: give --max_steps"):
+    with pytest.raises(InputError, match="--lr_scheduler linear: needs to know the end of the run: give --max_steps"):
         last_step(args, [])
 
 

@@ -255,13 +255,14 @@ def update_shape(args, job, sizes):
     lengths = [(args.max_prompt_tokens, args.max_new_tokens)] if isinstance(args, RolloutArgs) else []
     if isinstance(args, PairArgs):
         lengths.insert(0, (1, args.max_length - 1))  # what was cut to --max_length; dpo.py may sample its own
-        group, most = 2, args.micro_batch_size // 2 * 2
+        group, most, step_rows = 2, args.micro_batch_size // 2 * 2, 2 * args.pairs_per_step
     else:
         group, most = args.group_size, args.micro_batch_size
+        step_rows = args.prompts_per_step * group // args.num_minibatches
         if args.micro_batch_tokens:
             most = max(1, args.micro_batch_tokens // (args.max_prompt_tokens + args.max_new_tokens))
     prompt, completion = max(lengths, key=sum)
-    step_rows = args.update_rows() // job.processes
+    step_rows //= job.processes
     rows = min(most, step_rows)
     shared = group > 1 and sizes.vocabulary and not args.gradient_checkpointing and job.strategy in ("single", "DDP")
     return Shape(rows, math.ceil(rows / group) if shared else 0, prompt, completion, math.ceil(step_rows / rows))

@@ -270,7 +270,7 @@ class Run:
         if tool := load_tool(type(self.args), "model_card"):
             return tool.model_card(self.args, self.script, self.step, self.first_eval, self.last_eval)
         command = f"After {self.step} steps of\n\n    {shlex.join(sys.argv)}\n"
-        return f"---\nlibrary_name: transformers\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
+        return f"---\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
 
     def save_model(self, model, policy, tokenizer, name):
         """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all.
