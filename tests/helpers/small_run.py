@@ -7,11 +7,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-import grpo
 from common.batches import Completion
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.harness.run import Run
+from testbed import script
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
@@ -30,10 +30,10 @@ class Numbers:
         self.values = state["values"]
 
 
-def start(folder, script=grpo, **options):
+def start(folder, name="grpo", **options):
     """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
     accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
-    run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
+    run = Run(accelerator, script(name).Args(output_dir=folder and str(folder), **options), name)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     run.keep(numbers=numbers)
     run.restore()
@@ -76,4 +76,4 @@ def no_room(*arguments, **options):
 
 def train(folder, *arguments):
     """A run of grpo.py as a user starts it, of two short steps."""
-    grpo.main([*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)])
+    script("grpo").main([*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)])
