@@ -1,10 +1,12 @@
 """Started by processes.py, which has imported the project: run copies of files of it as if it were not there.
 
-copied.py run <folder> <script>            two steps, a third one after a resume, and what needs tools/
+copied.py run <folder> <script>               two steps, a third one after a resume, and what needs tools/
+copied.py load <folder> <script> <output>     one step; loaded.json in the output folder names the files of common/
 copied.py test <folder> <options of pytest>
 """
 
 import importlib
+import json
 import os
 import pathlib
 import runpy
@@ -24,9 +26,9 @@ def is_ours(path):
     return path.parent in FOLDERS or path.is_relative_to(ROOT / "common")
 
 
-def leave_project():
-    """Forget the modules of the project, and where they are."""
-    sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in FOLDERS]
+def leave_project_for(folder):
+    """Forget the modules of the project, and where they are; `folder` has others."""
+    sys.path[:] = [folder, *(path for path in sys.path if pathlib.Path(path).resolve() not in FOLDERS)]
     for name, module in list(sys.modules.items()):
         if name != "__main__" and is_ours(getattr(module, "__file__", None) or os.sep):
             del sys.modules[name]
@@ -46,16 +48,22 @@ def run(script, *options):
 
 
 def main(kind, folder, *words):
-    leave_project()
+    leave_project_for(folder)
     os.chdir(folder)
-    sys.path.insert(0, folder)
     if kind == "test":
         import pytest
 
         raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
-    (script,) = words
+    script = words[0]
     options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
     sizes = [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
+    if kind == "load":
+        leave_project_for(folder)  # what the import of the options has loaded
+        assert run(script, *sizes, "--max_steps", "1", "--output_dir", f"{words[1]}/run") == 0
+        files = [getattr(module, "__file__", None) for module in sys.modules.values()]
+        loaded = sorted({path for path in files if path and path.startswith(os.path.join(folder, "common", ""))})
+        pathlib.Path(words[1], "loaded.json").write_text(json.dumps(loaded), encoding="utf-8")
+        return
     assert run(script, *sizes, *QUICK) == 0
     assert run(script, *sizes, *QUICK, "--max_steps", "3", "--resume") == 0
     assert run(script, "--num_generations", "8") == 2
