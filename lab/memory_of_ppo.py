@@ -70,15 +70,14 @@ def computed(command, shape):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from common.harness.command_line import parse_args
-    from common.harness.dry_run import estimate, peak
-    from common.harness.memory import Job, sizes_of
+    from dry_run import Job, Sizes, estimate, peak
 
     script, *options = command.split()
     module = importlib.import_module(script.removesuffix(".py"))
     args = parse_args(module.Args, options)
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **shape))
-    policy, other = sizes_of(lm), sizes_of(lm, head=False)
+    policy, other = Sizes(lm), Sizes(lm, head=False)
     scorer = other if "--reward_model_path" in options else None
     return peak(estimate(args, Job(bf16=True), policy, other if script == "ppo.py" else None, scorer))[1]
 

@@ -1,4 +1,5 @@
 import os
+import pathlib
 
 from devices import ON_GPU, VARIABLES
 
@@ -16,7 +17,10 @@ from accelerate.state import AcceleratorState, GradientState
 
 from common.harness.distributed import choose_device
 from common.harness.pairs import EMBEDDED_PAIRS
-from small_run import advance, start
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDERS = ("tools", "lab", "docs", "configs", "examples", "benchmarks")
+ABSENT = [name for name in FOLDERS if not (ROOT / name).is_dir()]  # in a fork of scripts, common/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
@@ -25,6 +29,41 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts backg
 def pytest_xdist_auto_num_workers(config):
     """`-n logical` of pyproject.toml is `-n 0` on a GPU: workers would share its memory, which a test measures."""
     return 0 if ON_GPU else None
+
+
+def absent(error):
+    """The folder or the module that a test lacks in a fork; "" where it failed for another reason."""
+    if isinstance(error, pytest.Collector.CollectError):
+        error = error.__cause__
+    if ABSENT and isinstance(error, ModuleNotFoundError):
+        return f"the module {error.name}; not here: {'/ '.join(ABSENT)}/"
+    path = pathlib.Path(error.filename or "/") if isinstance(error, FileNotFoundError) else ROOT
+    return next((f"{name}/, which is not here" for name in ABSENT if path.is_relative_to(ROOT / name)), "")
+
+
+class Module(pytest.Module):
+    """A test file that is skipped where it needs what a fork does not have."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except (FileNotFoundError, pytest.Collector.CollectError) as error:
+            if reason := absent(error):
+                pytest.skip(f"needs {reason}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that needs what a fork does not have is skipped."""
+    report = yield
+    if reason := call.excinfo and absent(call.excinfo.value):
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"needs {reason}")
+    return report
 
 
 def pytest_collection_finish():
@@ -65,6 +104,8 @@ def fresh_process(monkeypatch):
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory):
     """The folder of a run of the linear model of small_run.py that has ended, with a checkpoint."""
+    from small_run import advance, start
+
     run, optimizer, numbers = start(tmp_path_factory.mktemp("ended"))
     numbers.values = [0.1 + 0.2]
     advance(run, optimizer)

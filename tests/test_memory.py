@@ -1,4 +1,4 @@
-"""--dry_run and the formula behind it: common/harness/memory.py and dry_run.py, tools/memory.py."""
+"""--dry_run and the formula behind it: tools/dry_run.py, tools/memory.py."""
 
 import functools
 import json
@@ -10,12 +10,12 @@ import torch
 from transformers import AutoConfig
 
 import dpo
+import dry_run
 import grpo
 import memory
 import reward_model
 from common.errors import InputError
-from common.harness import dry_run
-from common.harness.memory import Job, Terms
+from dry_run import Job, Terms
 from testbed import ALL, script
 
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
@@ -185,7 +185,7 @@ def test_bfloat16_is_a_tip_for_the_launch_and_of_weights_for_adapters_alone():
 @pytest.mark.parametrize("gpu", [False, True])
 def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
     """There AdamW copies one matrix, on a GPU all: of short rows, the table's peak is the optimizer."""
-    monkeypatch.setattr(dry_run, "choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
+    monkeypatch.setattr("common.harness.distributed.choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
     sizes = dict(max_new_tokens=8, max_prompt_tokens=8, micro_batch_size=1, generate_batch_size=8, eval_prompts=1)
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])

@@ -7,11 +7,12 @@ import yaml
 
 import grpo
 from common.harness.command_line import parse_args
-from common.harness.model_card import model_card
 
 
 def card(argv, first=None, last=None):
     """Metadata and text of the card of a run of grpo.py after three steps."""
+    from model_card import model_card
+
     _, header, text = model_card(parse_args(grpo.Args, argv), "grpo", 3, first, last).split("---\n", 2)
     return yaml.safe_load(header), text
 

@@ -62,7 +62,7 @@ def test_a_bound_of_the_page_is_that_of_the_command_line():
 
 def test_notes_in_parentheses_are_not_repeated_with_the_text_before_them():
     def fields(**texts):
-        return {name: dataclasses.field(metadata={"parsed": {"help": text}}) for name, text in texts.items()}
+        return {name: dataclasses.field(metadata={"help": text}) for name, text in texts.items()}
 
     by_script = fields(grpo="rate (A: 1)", dapo="rate (B: 2)", gspo="rate", ppo="rate of the policy (C: 3)")
     found = "rate (A: 1)<br>dapo: (B: 2)<br>ppo: rate of the policy (C: 3)"

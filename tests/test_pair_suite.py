@@ -307,7 +307,7 @@ def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch
 
 def test_help_needs_neither_datasets_nor_models(name):
     for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["parsed"]["help"]
+        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["help"]
 
 
 def test_the_glossary_names_what_is_logged(name, tmp_path):

@@ -28,12 +28,11 @@ sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
 from common.harness import lora  # noqa: E402
-from common.harness.dry_run import GIB, estimate, peak  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
-from common.harness.memory import Job, Sizes  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
+from dry_run import GIB, Job, Sizes, estimate, peak  # noqa: E402
 
 PAGE, RESULTS = "docs/memory.md", ROOT / "lab" / "results" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)

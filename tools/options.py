@@ -56,7 +56,7 @@ def values(field):
         return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     kind = next((part for part in typing.get_args(kind) if typing.get_origin(part) is list), kind)  # list | None
     parts = [part for part in typing.get_args(kind) or (kind,) if part is not type(None)]
-    several = typing.get_origin(kind) is list or "nargs" in field.metadata["parsed"]
+    several = typing.get_origin(kind) is list or "nargs" in field.metadata
     name = {str: "text", int: "whole number", float: "number", bool: "switch"}[parts[0]]
     signs = {"gt": ">", "ge": "≥", "le": "≤", "lt": "<"}
     bounds = [f"{signs[key]} {number(bound)}" for key, bound in field.metadata["bounds"].items() if bound is not None]
@@ -80,7 +80,7 @@ def said(by_script, what):
 
 
 def help_text(field):
-    return field.metadata["parsed"]["help"].replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    return field.metadata["help"].replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
 
 
 def row(name, by_script, scripts):

@@ -1,6 +1,5 @@
 """Options: how a script declares them, which values are refused, and the batch sizes and learning rate of a step."""
 
-import argparse
 import dataclasses
 import math
 import operator
@@ -9,42 +8,19 @@ from typing import Literal
 
 from common.errors import InputError, refuse, world_size
 
-GROUPS = {  # of --help, in this order
-    "model": "model",
-    "data": "data",
-    "reward": "reward",
-    "run": "run",
-    "batch": "batch (sizes are global: over all processes)",
-    "sampling": "sampling",
-    "optimizer": "optimizer (AdamW)",
-    "algorithm": "algorithm",
-    "evaluation": "evaluation",
-}
-BOUNDS = {  # of an option: what they are called in an error
-    "gt": (operator.gt, "above"),
-    "ge": (operator.ge, "at least"),
-    "le": (operator.le, "at most"),
-    "lt": (operator.lt, "below"),
-}
+GROUPS = {name: name for name in "model data reward run batch sampling optimizer algorithm evaluation".split()}
+GROUPS |= {"batch": "batch (sizes are global: over all processes)", "optimizer": "optimizer (AdamW)"}  # as in --help
+BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}  # functions of `operator`, and their words
 
 
-class OneOrMore(argparse.Action):
-    """For nargs="+": stores one value as itself and several as a list."""
+def option(default, help, group="algorithm", *, several=False, **bounds):
+    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and BOUNDS of its value.
 
-    def __call__(self, parser, namespace, values, option_string=None):
-        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
-
-
-def option(default, help, group="algorithm", *, gt=None, ge=None, le=None, lt=None, several=False):
-    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and bounds of its value.
-
-    `several`: it takes one value or more.
+    `several`: it takes one value or more; one is not a list.
     """
-    factory = isinstance(default, list)
-    default = {"default_factory": default.copy} if factory else {"default": default}
-    bounds = {name: x for name, x in dict(gt=gt, ge=ge, le=le, lt=lt).items() if x is not None}
-    parsed = {"help": help.replace("%", "%%")} | ({"nargs": "+", "action": OneOrMore} if several else {})
-    return dataclasses.field(**default, metadata={"group": group, "bounds": bounds, "parsed": parsed})
+    default = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    metadata = {"help": help.replace("%", "%%"), "group": group, "bounds": bounds} | ({"nargs": "+"} if several else {})
+    return dataclasses.field(**default, metadata=metadata)
 
 
 @dataclass
@@ -113,24 +89,25 @@ class RunArgs:
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm (0: off)", "optimizer", ge=0)
 
     def check(self):
-        """Refuse values out of bounds, sizes that do not divide, and options that exclude each other."""
+        """Refuse values out of bounds, options that need others, and sizes that do not divide."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             for item in value if isinstance(value, list) else [value]:
                 check_value(field.name, item, field.metadata["bounds"])
-        if self.resume and not self.output_dir:
-            raise InputError("--resume needs --output_dir, the folder of the run to continue")
-        if self.reward_changed and not self.resume:
-            raise InputError("--reward_changed needs --resume: it accepts another reward file than the checkpoint's")
-        if self.lora_merge and not self.lora_rank:
-            raise InputError("--lora_merge needs --lora_rank: without it there are no adapters")
-        self.check_step()
+        for name, needed in (("resume", "output_dir"), ("reward_changed", "resume"), ("lora_merge", "lora_rank")):
+            if getattr(self, name) and not getattr(self, needed):
+                raise InputError(f"--{name} needs --{needed}")
+        size, parts = getattr(self, self.step_size), world_size() * self.num_minibatches
+        if size % parts:
+            factors = f"{world_size()} processes x {self.num_minibatches} minibatches = {parts}"
+            raise InputError(f"--{self.step_size} {size} is not a multiple of {factors}")
 
 
 @dataclass
 class RolloutArgs(RunArgs):
     """The options that all scripts with a rollout have: those of `RunArgs`, reward, sampling and evaluation."""
 
+    step_size = "prompts_per_step"
     sampled_by = "prompts_per_step", "group_size"  # the options that count the prompts of a rollout and samples of each
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
@@ -170,28 +147,18 @@ class RolloutArgs(RunArgs):
         super().check()
         if self.eval_k > self.eval_samples and self.eval_temperature > 0:
             raise InputError(f"--eval_k {self.eval_k} is more than --eval_samples {self.eval_samples}")
+        if 0 < getattr(self, "dual_clip", 0) <= 1:
+            refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
         _, samples = self.sampled_by
         most = max(getattr(self, samples), self.eval_samples)
         if 0 < self.generate_batch_size < most:
             needed = f"{most} are needed (the larger of --{samples} and --eval_samples)"
             refuse(self, "generate_batch_size", f"completions of one prompt are sampled together, {needed}")
 
-    def check_step(self):
-        splits = world_size() * self.num_minibatches
-        if self.prompts_per_step % splits:
-            factors = f"{world_size()} processes x --num_minibatches {self.num_minibatches}"
-            raise InputError(f"--prompts_per_step {self.prompts_per_step} is not a multiple of {factors} = {splits}")
-        if self.dual_clip and self.dual_clip <= 1:
-            refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
-
-    def update_rows(self):
-        """The number of completions in an optimizer step, of all processes together."""
-        return self.prompts_per_step * self.group_size // self.num_minibatches
-
     def describe_step(self, processes):
         """The batch sizes of a step as one line, from the rows of a rollout to those of a single forward."""
         rows, updates = self.prompts_per_step * self.group_size, self.num_epochs * self.num_minibatches
-        update_rows = self.update_rows()
+        update_rows = rows // self.num_minibatches
         limit = f"{self.micro_batch_tokens} tokens" if self.micro_batch_tokens else f"{self.micro_batch_size} rows"
         return (
             f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; "
@@ -201,27 +168,20 @@ class RolloutArgs(RunArgs):
 
 
 class PairArgs:
-    """The checks and sizes of a step that trains on preference pairs. `Args` inherits from it first, and then from the
-    class that declares the options, whose methods for steps over rollouts it replaces."""
+    """A step over preference pairs. `Args` inherits from it first, then from the class that declares the options."""
 
-    def check_step(self):
-        processes = world_size()
-        if self.pairs_per_step % processes:
-            raise InputError(f"--pairs_per_step {self.pairs_per_step} is not a multiple of {processes} processes")
+    step_size, num_minibatches = "pairs_per_step", 1
+
+    def check(self):
+        super().check()
         if self.micro_batch_size < 2:
             refuse(self, "micro_batch_size", "a pair is two completions in one forward, at least 2 are needed")
 
-    def update_rows(self):
-        """The number of completions in an optimizer step, of all processes together."""
-        return 2 * self.pairs_per_step
-
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
-        rows = self.update_rows()
-        return (
-            f"{self.pairs_per_step} pairs = {rows} completions, {rows // processes} on each process, at most "
-            f"{self.micro_batch_size // 2} pairs in a forward; {self.num_epochs} passes over the pairs"
-        )
+        rows, most = 2 * self.pairs_per_step, self.micro_batch_size // 2
+        each = f"{rows // processes} on each process, at most {most} pairs in a forward"
+        return f"{self.pairs_per_step} pairs = {rows} completions, {each}; {self.num_epochs} passes over the pairs"
 
 
 def check_value(name, value, bounds):
@@ -229,27 +189,26 @@ def check_value(name, value, bounds):
     so large that products of sizes would overflow int64, and of rates float32."""
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
         raise InputError(f"--{name} {value!r}: has bytes that are not UTF-8")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) not in (int, float):
         return
     if not abs(value) < math.inf:
         raise InputError(f"--{name} {value}: must be a finite number")
     if not bounds.keys() & {"le", "lt"}:
         bounds = bounds | {"le": 1e30 if isinstance(value, float) else 2**31 - 1}
     for bound, limit in bounds.items():
-        holds, words = BOUNDS[bound]
-        if not holds(value, limit):
-            raise InputError(f"--{name} {value}: must be {words} {limit}")
+        if not getattr(operator, bound)(value, limit):
+            raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
 
 
 def last_step(args, pairs):
     """The number of steps of a run: as many as `pairs` fill in all epochs, at most max_steps; without given pairs
     max_steps itself, which the script's own rounds may end before."""
-    if not pairs:
-        if args.max_steps < 0 and args.lr_scheduler != "constant":
-            raise InputError(f"--lr_scheduler {args.lr_scheduler} needs to know the end of the run: give --max_steps")
-        return args.max_steps
-    steps = len(pairs) * args.num_epochs // args.pairs_per_step
-    return steps if args.max_steps < 0 else min(steps, args.max_steps)
+    if pairs:
+        steps = len(pairs) * args.num_epochs // args.pairs_per_step
+        return steps if args.max_steps < 0 else min(steps, args.max_steps)
+    if args.max_steps < 0 and args.lr_scheduler != "constant":
+        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
+    return args.max_steps
 
 
 def learning_rate(step, args, last=None):

@@ -15,7 +15,6 @@ from common.harness.distributed import strategy
 from common.harness.files import put_in_place, writing
 from common.harness.lora import keep_trained
 from common.harness.model_checks import shorten
-from common.harness.names import EARLIER
 
 
 class Checkpoints:
@@ -172,6 +171,6 @@ def read_meta(path):
 
 
 def settings(facts):
-    """{name: value} of what an exact resume cannot change: the launch, and the options by the names of today."""
+    """{name: value} of what an exact resume cannot change: the launch, and the options."""
     launch = {name: facts[name] for name in ("script", "processes", "strategy", "mixed_precision")}
-    return launch | {f"--{EARLIER.get(name, name)}": value for name, value in facts["args"].items()}
+    return launch | {f"--{name}": value for name, value in facts["args"].items()}

@@ -1,20 +1,34 @@
-"""The command line: options from it and from a YAML file, and `--dry_run`, which is answered here."""
+"""The command line: options from it and from a YAML file, and what is loaded from tools/ when an option asks for it."""
 
 import argparse
-import copy
 import dataclasses
+import importlib.util
 import json
 import re
 import sys
+from pathlib import Path
 
 import yaml
+from transformers import HfArgumentParser
 
 from common.errors import InputError, one_line
 from common.harness.args import GROUPS
-from common.harness.dry_run import dry_run
-from common.harness.names import name_here
 
 NULL = "tag:yaml.org,2002:null"
+
+
+class Parser(HfArgumentParser):
+    """Puts each option into its group of `--help`, and raises an InputError where argparse would exit."""
+
+    groups = None
+
+    def add_argument(self, *names, group=None, bounds=None, **options):
+        if group and not self.groups:
+            self.groups = {name: self.add_argument_group(title) for name, title in GROUPS.items()}
+        return (self.groups[group] if group else super()).add_argument(*names, **options)
+
+    def error(self, message):
+        raise InputError(f"{message} (--help lists the options)")
 
 
 def parse_args(cls, argv=None):
@@ -24,21 +38,6 @@ def parse_args(cls, argv=None):
     Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
     refused. With --dry_run this is the end: the estimate is printed before a model is loaded or a folder is made.
     """
-    from transformers import HfArgumentParser
-
-    used, groups = {field.metadata["group"] for field in dataclasses.fields(cls)}, {}
-
-    class Parser(HfArgumentParser):
-        def _parse_dataclass_field(self, parser, field):  # called for each field
-            if not groups:
-                groups.update({name: self.add_argument_group(title) for name, title in GROUPS.items() if name in used})
-            field = copy.copy(field)
-            group, field.metadata = groups[field.metadata["group"]], field.metadata["parsed"]
-            super()._parse_dataclass_field(group, field)
-
-        def error(self, message):
-            raise InputError(f"{message} (--help lists the options)")
-
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(cls, allow_abbrev=False, description=sys.modules[cls.__module__].__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -46,15 +45,35 @@ def parse_args(cls, argv=None):
     namespace, unknown = parser.parse_known_args(argv)
     if namespace.config is not None:
         namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
+    values = {name: value for name, value in vars(namespace).items() if name != "config"}
     if unknown:
-        here = name_here(unknown[0], vars(namespace))
-        raise InputError(f"unknown option {unknown[0]}{here} (--help lists the options)")
-    args = cls(**{name: value for name, value in vars(namespace).items() if name != "config"})
+        names = load_tool(cls, "names")
+        parser.error(f"unknown option {unknown[0]}{names.name_here(unknown[0], values) if names else ''}")
+    for field in dataclasses.fields(cls):
+        if "nargs" in field.metadata and len(values[field.name] or []) == 1:  # one is not a list
+            (values[field.name],) = values[field.name]
+    args = cls(**values)
     args.check()
     if args.dry_run:
-        dry_run(args)
+        if not (tool := load_tool(cls, "dry_run")):
+            raise InputError("--dry_run needs tools/ (beside the script)")
+        tool.dry_run(args)
         raise SystemExit(0)
     return args
+
+
+def load_tool(cls, name):
+    """The module tools/NAME.py beside the script that declares the options `cls`; None where it was copied without.
+
+    It is loaded by its path, because `tools` is a common name. An error inside it shows as it is.
+    """
+    path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
+    if not path.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def yaml_arguments(path):
@@ -62,37 +81,29 @@ def yaml_arguments(path):
 
     YAML itself would read 010 as 8, 1:30 as 90, no as False and 1e-6 as a text. argparse knows the types of options.
     """
+    arguments, names = [], ["config"]
     try:
         with open(path, encoding="utf-8") as file:
             root = yaml.compose(file, yaml.SafeLoader)
-        return arguments_of(root) if root else []
+        if root and not (isinstance(root, yaml.MappingNode) and all(is_word(key) for key, _ in root.value)):
+            raise ValueError("expected `option: value` lines")
+        for key, node in root.value if root else []:
+            name, values = key.value.replace("-", "_"), node.value if isinstance(node, yaml.SequenceNode) else None
+            if name in names:
+                raise ValueError(f"{name} is given twice, or is no option of a file")
+            names.append(name)
+            if name == "chat_template_kwargs" and isinstance(node, yaml.MappingNode):  # JSON, with the types of YAML
+                arguments.append(f"--{name}={json.dumps(yaml.safe_load(yaml.serialize(node)), default=str)}")
+            elif values and all(is_word(value) and not re.match(r"-[^\d.]", value.value) for value in values):
+                arguments += [f"--{name}", *(value.value for value in values)]
+            elif is_word(node):
+                arguments.append(f"--{name}={node.value}")
+            elif values != [] and node.tag != NULL:
+                raise ValueError(f"{name}: expected a value, or a list of values that are no options")
     except Exception as error:  # explicit tags, as `!!timestamp`, and json raise nearly every type there is
         raise InputError(f"--config {path}: {one_line(error)}") from None
-
-
-def arguments_of(root):
-    """The same of the root node of a file; a ValueError says what a command line could not."""
-    if not isinstance(root, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in root.value):
-        raise ValueError("expected `option: value` lines")
-    names = [key.value.replace("-", "_") for key, _ in root.value]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{repeated[0]} is given twice")
-    if "config" in names:
-        raise ValueError("config: a file cannot name another one")
-    arguments = []
-    for name, (_, node) in zip(names, root.value, strict=True):
-        words = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        if name == "chat_template_kwargs" and isinstance(node, yaml.MappingNode):  # JSON, with the types of YAML
-            values = yaml.safe_load(yaml.serialize(node))
-            arguments.append(f"--{name}={json.dumps(values, default=str)}")  # it has no dates
-        elif node.tag == NULL:
-            continue
-        elif any(not isinstance(word, yaml.ScalarNode) or word.tag == NULL for word in words):
-            raise ValueError(f"{name}: expected a value or a list of values")
-        elif words == [node]:
-            arguments.append(f"--{name}={node.value}")
-        elif options := [word.value for word in words if re.match(r"-[^\d.]", word.value)]:
-            raise ValueError(f"{name}: {options[0]} would be an option, not a value")
-        elif words:
-            arguments += [f"--{name}", *(word.value for word in words)]
     return arguments
+
+
+def is_word(node):
+    return isinstance(node, yaml.ScalarNode) and node.tag != NULL

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import json
 import pathlib
+import shlex
 import shutil
 import sys
 import time
@@ -16,12 +17,12 @@ from tqdm import tqdm
 from common.batches import raw_lines
 from common.errors import InputError, process_of, refuse
 from common.harness.checkpoints import Checkpoints, find_checkpoints
+from common.harness.command_line import load_tool
 from common.harness.display import Display, log_table, scores, start_trackers
 from common.harness.distributed import describe_processes, on_first, raise_on_all
 from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
-from common.harness.model_card import model_card
 
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
 
@@ -264,6 +265,13 @@ class Run:
         if self.step not in (0, self.resumed_model) and self.due(self.args.save_model_every, at_end=False):
             self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
+    def model_card(self):
+        """The README.md of the model: that of tools/, or without that folder the metadata and the command."""
+        if tool := load_tool(type(self.args), "model_card"):
+            return tool.model_card(self.args, self.script, self.step, self.first_eval, self.last_eval)
+        command = f"After {self.step} steps of\n\n    {shlex.join(sys.argv)}\n"
+        return f"---\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
+
     def save_model(self, model, policy, tokenizer, name):
         """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all.
 
@@ -276,8 +284,7 @@ class Run:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
                 if main:
-                    card = model_card(self.args, self.script, self.step, self.first_eval, self.last_eval)
-                    write_text(temporary / "README.md", card)
+                    write_text(temporary / "README.md", self.model_card())
                     shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                     put_in_place(temporary, final)
         except InputError as error:

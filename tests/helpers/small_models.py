@@ -14,16 +14,13 @@ from transformers import (
     GenerationConfig,
 )
 
-import grpo
-import ppo
-import reward_model
 from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt
 from common.harness.learned_reward import learned_reward
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.probes import find_shortcuts
 from common.policy import Policy
-from reward_model import load_reward_model
+from testbed import script
 
 ARCHITECTURES = {
     "qwen2": dict(num_key_value_heads=2),
@@ -103,20 +100,20 @@ def small_model(folder, auto_class, kind, tokenizer=None, **config):
 
 
 def policy_of(folder):
-    args = grpo.Args(model_name_or_path=str(folder))
+    args = script("grpo").Args(model_name_or_path=str(folder))
     return load_policy(args, load_tokenizer(args))
 
 
 def reward_model_of(folder):
-    args = reward_model.Args(model_name_or_path=str(folder))
-    return load_reward_model(args, load_tokenizer(args))
+    args = script("reward_model").Args(model_name_or_path=str(folder))
+    return script("reward_model").load_reward_model(args, load_tokenizer(args))
 
 
 PROMPTS = [Prompt([4, 5], "1+2?", "3", {})]
 
 
 def learned(folder):
-    return learned_reward(ppo.Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
+    return learned_reward(script("ppo").Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
 
 
 def refused(load, folder):

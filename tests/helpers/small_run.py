@@ -1,13 +1,13 @@
 """A run of a linear model of four weights: all that stands in the folder of a run, within milliseconds."""
 
 import errno
+import importlib
 import os
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-import grpo
 from common.batches import Completion
 from common.errors import InputError
 from common.harness.data import Prompt
@@ -30,8 +30,9 @@ class Numbers:
         self.values = state["values"]
 
 
-def start(folder, script=grpo, **options):
+def start(folder, script=None, **options):
     """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
+    script = script or importlib.import_module("grpo")
     accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
     run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -76,4 +77,6 @@ def no_room(*arguments, **options):
 
 def train(folder, *arguments):
     """A run of grpo.py as a user starts it, of two short steps."""
-    grpo.main([*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)])
+    importlib.import_module("grpo").main(
+        [*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)]
+    )

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,15 +20,20 @@ from common.harness.loading import load_policy, load_tokenizer
 from common.masked import completion_mask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tools"))  # in a process of its own it is not there
 
-import family  # noqa: E402
-from tree import Tree  # noqa: E402
+
+def found():
+    """{script: the arguments of its `compute_advantages`, or ""} of the files here that have a `class Args`."""
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.py"))}
+    scripts = {name: source for name, source in sources.items() if re.search(r"^class Args\b", source, re.MULTILINE)}
+    pattern = re.compile(r"^def compute_advantages\(([^)]*)\)", re.MULTILINE)
+    return {name: "".join(pattern.findall(source)) for name, source in scripts.items()}
+
 
 ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text(encoding="utf-8"))
-FAMILY = family.names(Tree(), "groups")  # advantages by groups: found by their presence
-SCRIPTS = [*FAMILY, *family.names(Tree(), "critic")]  # the suites run over all of them
-ALL = family.names(Tree())
+ALL = sorted(found(), key=lambda name: (name != "grpo", name))
+FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
+SCRIPTS = [name for name in ALL if found()[name]]  # the suites run over all of them; the others have pairs
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -72,7 +78,7 @@ def embedded(name="grpo", **options):
 
 @functools.cache
 def embedded_prompts():
-    args = script("grpo").Args()
+    args = script(SCRIPTS[0]).Args()
     return load_prompts(args, load_tokenizer(args), True)[0]
 
 

@@ -1,0 +1,76 @@
+"""Started by processes.py, which has imported the project: run copies of files of it as if it were not there.
+
+copied.py run <folder> <script>               two steps, a third one after a resume, and what needs tools/
+copied.py load <folder> <script> <output>     one step; loaded.json in the output folder names the files of common/
+copied.py test <folder> <options of pytest>
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import runpy
+import sys
+
+from accelerate.state import AcceleratorState, GradientState
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "tests", "tests/helpers"))]
+QUICK = "--max_steps 2 --save_every 1 --keep_checkpoints 9 --output_dir run".split()
+SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=48, eval_prompts=2, eval_samples=2)
+SIZES |= dict(eval_k=1, pairs_per_step=2, pair_prompts=32, pair_samples=4)  # of these the options that a script has
+
+
+def is_ours(path):
+    path = pathlib.Path(path).resolve()
+    return path.parent in FOLDERS or path.is_relative_to(ROOT / "common")
+
+
+def leave_project_for(folder):
+    """Forget the modules of the project, and where they are; `folder` has others."""
+    sys.path[:] = [folder, *(path for path in sys.path if pathlib.Path(path).resolve() not in FOLDERS)]
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and is_ours(getattr(module, "__file__", None) or os.sep):
+            del sys.modules[name]
+    os.environ.pop("PYTHONPATH", None)
+
+
+def run(script, *options):
+    """The exit code of `python SCRIPT OPTIONS`."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    sys.argv = [script, *options]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def main(kind, folder, *words):
+    leave_project_for(folder)
+    os.chdir(folder)
+    if kind == "test":
+        import pytest
+
+        raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
+    script = words[0]
+    options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
+    sizes = [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
+    if kind == "load":
+        leave_project_for(folder)  # what the import of the options has loaded
+        assert run(script, *sizes, "--max_steps", "1", "--output_dir", f"{words[1]}/run") == 0
+        files = [getattr(module, "__file__", None) for module in sys.modules.values()]
+        loaded = sorted({path for path in files if path and path.startswith(os.path.join(folder, "common", ""))})
+        pathlib.Path(words[1], "loaded.json").write_text(json.dumps(loaded), encoding="utf-8")
+        return
+    assert run(script, *sizes, *QUICK) == 0
+    assert run(script, *sizes, *QUICK, "--max_steps", "3", "--resume") == 0
+    assert run(script, "--num_generations", "8") == 2
+    assert run(script, "--dry_run") == 2
+    ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
+    assert [path for path in ours if is_ours(path) and path != __file__] == []
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
