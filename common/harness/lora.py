@@ -12,7 +12,7 @@ import torch
 from common.errors import InputError
 from common.generation import seeded
 
-# In these an adapter that is trained on must be a plain one of the options.
+# Settings that an adapter which is trained on must have as a plain one of the options.
 PLAIN = "r lora_alpha use_rslora use_dora alpha_pattern rank_pattern bias modules_to_save alora_invocation_tokens"
 
 
@@ -50,10 +50,9 @@ def add_adapters(lm, args, path=None):
     config.task_type = "SEQ_CLS" if classifier else "CAUSAL_LM"
     if adapter:
         for name in PLAIN.split():
-            if getattr(adapter, name, None) != getattr(config, name, None):
-                raise ValueError(
-                    f"one with {name}={getattr(adapter, name, None)} cannot be trained on with these options"
-                )
+            own = getattr(adapter, name, None)
+            if own != getattr(config, name, None):
+                raise ValueError(f"its {name}={own} is not that of a plain adapter of these options")
         config.target_modules = adapter.target_modules
     with seeded((args.seed, 0), lm.device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out")  # of GPT-2's layers, where peft does the right thing
@@ -77,12 +76,11 @@ def load_weights(lm, path):
     weights = load_peft_weights(path, device=str(lm.device))
     result = set_peft_model_state_dict(lm, {key.removeprefix("base_model.model."): x for key, x in weights.items()})
     if wrong := [key for key in result.missing_keys if ".default." in key] + result.unexpected_keys:
-        raise ValueError(f"the adapter and the model do not both have {wrong[0]}")
+        raise ValueError(f"only one of adapter and model has {wrong[0]}")
 
 
 class Reference:
-    """The reference without a second copy of the model: the policy with its adapters as they are now, at the start. It
-    is called as a `Policy`."""
+    """The policy with its adapters as they are now, called as a `Policy`: it needs no second copy of the model."""
 
     def __init__(self, policy):
         self.policy = policy
@@ -90,18 +88,15 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, *inputs, **options):
-        training = self.policy.training
-        self.swap()
+        training, trained = self.policy.training, [weight.data for weight in self.start]
+        for weight, start in self.start.items():
+            weight.data = start
         try:
             return self.policy.eval()(*inputs, **options)
         finally:
             self.policy.train(training)
-            self.swap()
-
-    def swap(self):
-        """Exchange the adapters of the policy and those of its start."""
-        for weight, start in self.start.items():
-            weight.data, start.data = start.data, weight.data
+            for weight, data in zip(self.start, trained, strict=True):
+                weight.data = data
 
 
 def merge_into(lm, weights):
