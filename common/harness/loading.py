@@ -231,9 +231,8 @@ def enable_checkpointing(lm):
     """Let a model recompute its activations in the backward pass; an InputError if its class cannot."""
     if not lm.supports_gradient_checkpointing:
         raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
-    renamed = hasattr(lm, "activation_checkpointing_enable")  # not yet in transformers 5.17
-    enable = lm.activation_checkpointing_enable if renamed else lm.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    name = "activation_checkpointing_enable"  # not yet in transformers 5.17
+    getattr(lm, name if hasattr(lm, name) else "gradient_checkpointing_enable")({"use_reentrant": False})
 
 
 def shorten(names):
