@@ -333,7 +333,9 @@ def test_a_critic_has_adapters_of_its_own(tmp_path):
 
 
 def test_a_reward_model_is_written_merged(tmp_path):
-    args = reward_model.Args(lora_rank=4)
+    with pytest.raises(InputError, match="--lora_rank 4: the head of a reward model does not fit .* add --lora_merge"):
+        reward_model.load_reward_model(args := reward_model.Args(lora_rank=4), load_tokenizer(args))
+    args = reward_model.Args(lora_rank=4, lora_merge=True)
     tokenizer = load_tokenizer(args)
     model = reward_model.load_reward_model(args, tokenizer)
     assert {name for name in trained(model) if "lora_" not in name} == {"lm.score.weight"}

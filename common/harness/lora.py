@@ -65,7 +65,7 @@ def add_adapters(lm, args, path=None):
     if adapter:
         load_weights(lm, path)
     lm.peft_config["default"].base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
-    lm.saves_merged = args.lora_merge or classifier  # an adapter folder would lack the head
+    lm.saves_merged = args.lora_merge
 
 
 def load_weights(lm, path):
