@@ -220,7 +220,7 @@ def choose_trained(args, option, lm):
     DDP waits for the gradient of every weight that is not frozen."""
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
         if option == "model_name_or_path" and not (lm.can_generate() or args.lora_merge):
-            refuse(args, "lora_rank", "the head of a reward model does not fit into an adapter folder: add --lora_merge")
+            refuse(args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge")
         with load_errors(args, option, "no adapters can be added"):
             lora.add_adapters(lm, args, model_path(args, option))
     if unused := unused_weights(lm):
