@@ -84,12 +84,10 @@ def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
     sizes = dict(n_embd=16, num_labels=1, pad_token_id=0)
     for name, positions in (("short", longest - 1), ("enough", longest)):
         small_model(tmp_path / name, AutoModelForSequenceClassification, "gpt2", n_positions=positions, **sizes)
-    assert "positions for 67 tokens, less than a prompt of 4 + --max_new_tokens 64" in refused(
-        learned, tmp_path / "short"
-    )
+    assert "positions for 67 tokens, rows may have 68" in refused(learned, tmp_path / "short")
     score = learned(tmp_path / "enough").function
     assert len(score(prompts=["1+2?"], completions=["1" * 63], truncated=[False])) == 1  # and the end token
-    with pytest.raises(InputError, match="positions for 68 tokens, less than the 69 of a prompt with its completion"):
+    with pytest.raises(InputError, match="positions for 68 tokens, rows may have 69"):
         score(prompts=["1+2?"], completions=["1" * 64], truncated=[False])
 
 
@@ -119,7 +117,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     for path, message in [
         (EMBEDDED, "score.weight"),
         (tmp_path / "no", "no such folder"),
-        (tmp_path / "two", "2 outputs"),
+        (tmp_path / "two", "other shapes .*: score.weight"),
     ]:
         args.reward_model_path = str(path)
         with pytest.raises(InputError, match=message) as error:

@@ -90,15 +90,18 @@ def test_new_adapters_are_of_the_seed_and_change_nothing():
 
 
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
-    args, _, policy = load()
-    start = load_policy(grpo.Args(), load_tokenizer(args))
-    policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # peft would switch it on
-    reference, before = load_reference(policy, args), trained(policy)
+    args = grpo.Args(lora_rank=4)
+    start, policy = load_policy(grpo.Args(), load_tokenizer(args)), load_policy(args, load_tokenizer(args))
+    reference = load_reference(policy, args)
+    move(policy)
+    policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # as that of a weight that texts do not use
+    before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
     policy.train()
     found, entropy = reference(random_batch(vocabulary=16), with_entropy=False)
     assert policy.training and all(module.training for module in policy.modules())
     assert trained(policy) == before and entropy is None and not found.requires_grad
     assert torch.equal(found, logprobs(start)) and not torch.allclose(found, logprobs(policy), atol=0.1)
+    assert all(torch.equal(x, weights[name]) for name, x in policy.named_parameters())
     shared = random_batch(vocabulary=16) | {"prompt_index": torch.arange(6)[:, None]}
     torch.testing.assert_close(reference(shared, with_entropy=False)[0], found, atol=1e-5, rtol=0)
 
@@ -253,20 +256,20 @@ def test_the_dropout_of_an_adapter_is_off(tmp_path):
 @pytest.mark.parametrize(
     "edit, option, says",
     [
-        ({}, {"lora_rank": 8}, "--lora_rank 8: the adapter of --model_name_or_path has 4"),
-        ({}, {"lora_alpha": 8}, "--lora_alpha 8: the adapter of --model_name_or_path has 32"),
-        ({"use_dora": True}, {}, "only a plain LoRA adapter can be trained on, this one has use_dora=True; without"),
-        ({"modules_to_save": ["lm_head"]}, {}, "this one has modules_to_save=['lm_head']"),
+        ({}, {"lora_rank": 8}, "no adapters can be added: ValueError: its r=4 "),
+        ({}, {"lora_alpha": 8}, "its lora_alpha=32 "),
+        ({"use_dora": True}, {}, "its use_dora=True "),
+        ({"modules_to_save": ["lm_head"]}, {}, "its modules_to_save=['lm_head'] "),
         ({"base_model_name_or_path": "nowhere/at-all"}, {}, "no model: OSError"),
-        ({"target_modules": ["q_proj"]}, {}, "no adapters can be added: ValueError: the model has no model.layers.0"),
         (
-            {"target_modules": ["nothing"]},
-            {"lora_rank": 0},
-            "its adapter cannot be merged: ",
+            {"target_modules": ["q_proj"]},
+            {},
+            "can be added: ValueError: only one of adapter and model has ",
         ),
+        ({"target_modules": ["nothing"]}, {"lora_rank": 0}, "Target modules {'nothing'} not found"),
         ({"revision": "v2"}, {}, "needs revision v2 of its base model"),
-        ({"target_modules": ["q_proj"]}, {"lora_rank": 0}, "cannot be merged: ValueError: the model has no base_model"),
-        ({"r": 2}, {"lora_rank": 0}, "its adapter cannot be merged: RuntimeError"),
+        ({"target_modules": ["q_proj"]}, {"lora_rank": 0}, "no model: ValueError: only one of adapter and model has "),
+        ({"r": 2}, {"lora_rank": 0}, "no model: RuntimeError"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(edit, option, says, tmp_path):
@@ -354,5 +357,5 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(InputError, match="--lora_rank 4: LoRA runs on one process or with DDP"):
         launch(grpo.Args(lora_rank=4))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(InputError, match="--lora_rank 4 needs the package peft: pip install peft"):
+    with pytest.raises(InputError, match="--model_name_or_path embedded: no adapters can be added: .*peft"):
         load()

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import models as docs_models
 import worker
 from common.errors import InputError
-from common.harness.loading import enable_checkpointing, freeze_unused, save_pretrained
+from common.harness.loading import choose_trained, enable_checkpointing, save_pretrained
 from common.harness.probes import unused_weights
 from processes import run_processes
 from small_models import SMALL, policy_of, random_batch, refused
@@ -179,7 +179,7 @@ def test_an_expert_that_got_no_token_is_not_frozen():
     lm.model.layers[0].mlp.forward = lm.model.layers[0].mlp.experts.forward
     lm.vision = torch.nn.Linear(3, 3)
     assert unused_weights(lm) == ["vision.weight", "vision.bias"]
-    freeze_unused(docs_models.Args(), "model_name_or_path", lm)
+    choose_trained(docs_models.Args(), "model_name_or_path", lm)
     assert not lm.vision.weight.requires_grad and not unused_weights(lm)
 
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import world_size
+from common.errors import refuse, world_size
 from common.generation import RoomyLayer
 from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
+from common.harness.loading import load_errors, model_path
 from common.harness.lora import find_base
-from common.harness.model_checks import check_not_quantised, load_errors, model_path
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
@@ -235,7 +235,8 @@ def read_sizes(args, option="model_name_or_path", head=True):
         config = AutoConfig.from_pretrained(path)
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
-    check_not_quantised(args, option, config)
+    if getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None):
+        refuse(args, option, "its weights are quantised: a copy in bfloat16 or float32 is needed")
     return Sizes(lm, head)
 
 

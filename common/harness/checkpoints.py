@@ -13,8 +13,8 @@ from common.errors import InputError, one_line
 from common.harness.digests import add_digests, file_checksum
 from common.harness.distributed import strategy
 from common.harness.files import put_in_place, writing
+from common.harness.loading import shorten
 from common.harness.lora import keep_trained
-from common.harness.model_checks import shorten
 
 
 class Checkpoints:

@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from common.harness import lora
-from common.harness.model_checks import model_path
+from common.harness.loading import model_path
 
 MODELS = ("model_name_or_path", "critic_path", "reward_model_path")
 # The files of a model folder that are read whole; of the weights, the first that is there is loaded.

@@ -4,7 +4,7 @@ import torch
 
 from common.batches import micro_batches
 from common.errors import refuse
-from common.harness.loading import check_length, load_classifier, read_tokenizer
+from common.harness.loading import check_positions, load_classifier, load_tokenizer
 from common.harness.rows import TEMPLATE_COLUMNS
 from common.harness.tokens import Row, encode_completions, end_token, tokenize
 from common.rewards import Reward
@@ -20,12 +20,10 @@ def learned_reward(args, prompts, device):
     know the characters of the prompts.
     """
     option = "reward_model_path"
-    tokenizer = read_tokenizer(args, option)
-    eos, unknown = tokenizer.eos_token_id, {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    if eos is None:
-        refuse(args, option, "its tokenizer has no EOS token, the score is read at the end")
+    tokenizer = load_tokenizer(args, option)
+    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     end = end_token(tokenizer)
-    if tokenizer.pad_token_id in (None, end):
+    if tokenizer.pad_token_id == end:
         token = tokenizer.convert_ids_to_tokens(end)
         refuse(args, option, f"its tokenizer needs a pad token other than {token}, where the score is read")
     ids = tokenize([Row("a prompt", prompt.prompt, None, prompt.columns) for prompt in prompts], args, tokenizer)
@@ -34,8 +32,7 @@ def learned_reward(args, prompts, device):
     model = load_classifier(args, option, tokenizer, device)
     tokenizer.padding_side = "right"
     model.requires_grad_(False)
-    longest, most = max(map(len, ids)), args.max_new_tokens
-    check_length(args, option, model, longest + most, f"a prompt of {longest} + --max_new_tokens {most}")
+    check_positions(args, option, model, max(map(len, ids)) + args.max_new_tokens)
 
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
@@ -45,8 +42,7 @@ def learned_reward(args, prompts, device):
         rows = tokenize(rows, args, tokenizer)
         for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
-        longest = max(map(len, rows))
-        check_length(args, option, model, longest, f"the {longest} of a prompt with its completion")
+        check_positions(args, option, model, max(map(len, rows)))
         scores = [0.0] * len(rows)
         for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")

@@ -1,42 +1,55 @@
-"""Load tokenizer, policy, reference and classifiers of a checkpoint; write model/."""
+"""Load tokenizer, policy, reference and classifiers of a checkpoint, or refuse it; write model/."""
 
 import contextlib
 import copy
+import os
+import re
 
 import torch
 from torch import nn
 
-from common.errors import InputError, refuse, say
+from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
+from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
-from common.harness.model_checks import (
-    check_json,
-    check_not_quantised,
-    check_vocabulary,
-    check_weights,
-    load_errors,
-    model_path,
-    shorten,
-)
 from common.harness.probes import causal_problem, find_shortcuts, reads_last_token, sampling_problem, unused_weights
 from common.harness.tokens import end_of_turn, end_token
 from common.policy import Policy
 
+# Weights that no text uses: for images, sound, several tokens at once; and masks that old checkpoints of GPT-Neo hold.
+BESIDE_TEXT = r"vision|visual|image|video|audio|speech|multi_modal|(^|\.)(mm|mtp|nextn)[._]|attention\.(masked_)?bias$"
 
-def read_tokenizer(args, option):
-    """The tokenizer of the model that an option names."""
+
+def model_path(args, option="model_name_or_path"):
+    """The folder or hub id of the model that an option names; `embedded` and `embedded-hard` are folders of common/."""
+    name = getattr(args, option)
+    return os.path.expanduser(str(EMBEDDED_FOLDERS.get(name, name)))
+
+
+@contextlib.contextmanager
+def load_errors(args, option, problem):
+    """A context in which whatever a loader raises is an InputError in one line: `problem` and its text."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # loaders raise nearly every type there is
+        folder = "" if os.path.exists(model_path(args, option)) else "no such folder, and "
+        refuse(args, option, f"{folder}{problem}: {in_short(error)}")
+
+
+def load_tokenizer(args, option="model_name_or_path"):
+    """The tokenizer of the model that an option names. One without a pad token pads with EOS: no mask looks at it."""
     from transformers import AutoTokenizer
+    from transformers.utils import cached_file
 
     with load_errors(args, option, "no tokenizer could be loaded"):
-        check_json(args, option)
-        return AutoTokenizer.from_pretrained(lora.find_tokenizer(model_path(args, option)))
-
-
-def load_tokenizer(args):
-    """The tokenizer of the policy. One without a pad token pads with EOS: no mask looks at the pad id."""
-    tokenizer = read_tokenizer(args, "model_name_or_path")
+        path = model_path(args, option)
+        base, adapter = lora.find_base(path)  # an adapter may leave the tokenizer to its base
+        own = not adapter or cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+        tokenizer = AutoTokenizer.from_pretrained(path if own else base)
     if tokenizer.eos_token_id is None:
-        refuse(args, "model_name_or_path", "its tokenizer has no EOS token, so no completion could end")
+        refuse(args, option, "its tokenizer has no EOS token, so no completion could end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -51,30 +64,21 @@ def find_stop_tokens(tokenizer, generation_config):
 
 def load_policy(args, tokenizer, accelerator=None, temperature=None):
     """The model of `--model_name_or_path` as a `Policy` in training mode, with log-probs at `temperature`
-    [--temperature].
-
-    It has no dropout, which would make the ratio of the first update differ from 1. The checkpoint's own generation
-    settings (top_k, repetition penalty, ...) would be inherited by every `generate`: they return in the saved model.
-    """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    lm, _ = load_model(AutoModelForCausalLM, args, merge=not args.lora_rank)
-    check_vocabulary(args, "model_name_or_path", lm, tokenizer)
-    lm.eval().to(first_device(accelerator))
-    stop_tokens = find_stop_tokens(tokenizer, lm.generation_config)
-    # Checkpointing switches the cache off. Of a sharded model, each pass waits for the other processes; sharing takes
-    # more passes for some batches. It is on the CPU here, so that it takes none of the shortcuts of a GPU.
+    [--temperature]."""
+    option = "model_name_or_path"
+    lm, _ = load_model(args, option, tokenizer, first_device(accelerator))
+    with load_errors(args, option, "its generation_config.json"):
+        stop_tokens = find_stop_tokens(tokenizer, lm.saved_generation_config)
+    # Checkpointing switches the cache off; of a sharded model all processes must take the same number of passes. It is
+    # on the CPU here, where it takes none of the shortcuts of a GPU.
     may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
     shortcuts = find_shortcuts(lm, may_share, accelerator)
     temperature = args.temperature if temperature is None else temperature
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
-    lm.generation_config = GenerationConfig()
     if problem := sampling_problem(policy) or causal_problem(lm):
-        refuse(args, "model_name_or_path", f"a {type(lm).__name__} {problem}")
-    check_positions(args, "model_name_or_path", lm)
-    if args.lora_rank:
-        lora.add_adapters(lm, args, model_path(args))
-    freeze_unused(args, "model_name_or_path", lm)
+        refuse(args, option, f"a {type(lm).__name__} {problem}")
+    check_positions(args, option, lm)
+    choose_trained(args, option, lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
@@ -95,176 +99,171 @@ def load_reference(policy, args, accelerator=None):
     return reference
 
 
-def load_model(auto_class, args, option="model_name_or_path", new_head=False, merge=True):
-    """A model of `auto_class` without dropout, and the names of the weights of its new head: with `new_head` a language
-    model becomes a classifier of one output.
-
-    Of a PEFT adapter folder this is the base model; with `merge` its weights have the adapter added. Its attributes
-    `saved_dtype`, `saved_dropout` and `saved_generation_config` are the checkpoint's, for `save_pretrained`.
-    """
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it reports on the weights in many lines
-    logging.disable_progress_bar()
-    with load_errors(args, option, "no model"), contextlib.ExitStack() as stack:
-        stack.callback(logging.set_verbosity, verbosity)
-        path = model_path(args, option)
-        base, adapter = lora.find_base(path)
-        config = AutoConfig.from_pretrained(base)
-        check_not_quantised(args, option, config)
-        text = config.get_text_config()  # of a model of several inputs; else all of it
-        saved_dtype = config.dtype or text.dtype or torch.float32
-        dropout = {name: x for name, x in text.to_dict().items() if "drop" in name and isinstance(x, float)}
-        for name in dropout:
-            setattr(text, name, 0.0)
-        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
-            new_head = False
-        elif new_head:
-            config.num_labels = 1
-        attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
-        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
-        options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        lm, info = class_for(config, auto_class).from_pretrained(base, config=config, **options)
-    set_threads(lm.num_parameters())
-    kinds = {type(module).__name__ for module in lm.modules()}
-    lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
-    if attention is None and lm.config._attn_implementation != "sdpa":
-        say(args, option, f"a {type(lm).__name__} has no sdpa attention, it runs with eager")
-    if adapter and merge:
-        lm = lora.merge_adapter(lm, args, option, path, adapter)
-    lm.saved_dtype, lm.saved_dropout = saved_dtype, dropout
-    lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
-    return lm, check_weights(args, option, lm, info, new_head)
-
-
-def class_for(config, auto_class):
-    """The class to load: of a checkpoint for images too, that of the whole model, or model/ would be its text model."""
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    if auto_class is not AutoModelForCausalLM or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return auto_class
-    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
-    return AutoModelForImageTextToText if whole in (config.architectures or []) else auto_class
-
-
-def freeze_unused(args, option, lm):
-    """Freeze the weights that texts do not use, those for images or sound, and say so: DDP waits for the gradient of
-    every weight that is not frozen."""
-    names = unused_weights(lm)
-    for name in names:
-        lm.get_parameter(name).requires_grad_(False)
-    if names:
-        count = sum(lm.get_parameter(name).numel() for name in names)
-        say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {shorten(names)}")
-
-
-def check_positions(args, option, lm):
-    """Refuse options that allow rows longer than the model's table of positions."""
-    for names in (("max_length",), ("max_prompt_tokens", "max_new_tokens")):
-        if hasattr(args, names[0]):
-            sizes = " + ".join(f"--{name} {getattr(args, name)}" for name in names)
-            check_length(args, option, lm, sum(getattr(args, name) for name in names), sizes)
-
-
-def check_length(args, option, lm, tokens, what):
-    """Refuse a row, `what`, of so many tokens if positions come from a table with fewer, or are rotary ones whose
-    frequencies change with the longest row of a forward: its neighbours would change a row's log-probs."""
-    config = lm.config.get_text_config()
-    rope, limit = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
-    if not rope:
-        if limit and tokens > limit:
-            refuse(args, option, f"the model has positions for {limit} tokens, less than {what}")
-        return
-    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # or one for each kind of layer
-        kind = each.get("rope_type", "default")
-        most = each.get("original_max_position_embeddings") or limit
-        if (kind == "longrope" or "dynamic" in kind) and tokens > most:
-            changes = f"its rotary positions ({kind}) change where a row of the batch has more than {most} tokens"
-            refuse(args, option, f"{changes}, and with them the log-probs of the other rows; {what} allows that")
-
-
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of one output, read at the last token, that `option` names; a new head starts at zero.
-
-    The last token is the last one that is not padding: a tokenizer without a pad token, or one that pads with what ends
-    a completion, gets one of its own, or the score would be read before the end.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    lm, new = load_model(AutoModelForSequenceClassification, args, option, new_head)
-    kind, outputs = type(lm).__name__, lm.config.num_labels
-    if outputs != 1:
-        refuse(args, option, f"its head has {outputs} outputs, 1 is needed")
-    check_vocabulary(args, option, lm, tokenizer)
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, end_token(tokenizer)):
+    """The classifier of one output, read at the last token, that `option` names. With `new_head` it may be a language
+    model, which gets a head of zeros. A tokenizer that pads with what ends a completion gets a pad token of its own, as
+    the score is read at the last token that is not padding."""
+    lm, new = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
+    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
         if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
             lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if lm.config.is_encoder_decoder or not reads_last_token(lm.eval().to(device)):
-        refuse(args, option, f"a {kind} does not read its score at the last token: a causal model is needed")
+    if lm.config.is_encoder_decoder or not reads_last_token(lm):
+        refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
     for name in new:
         nn.init.zeros_(lm.get_parameter(name))
-    if args.lora_rank and option != "reward_model_path":  # that one is not trained
-        lora.add_to_classifier(lm, args, option)
-    freeze_unused(args, option, lm)
+    choose_trained(args, option, lm)
     return lm
 
 
 def load_scorer(args, option, device):
-    """The reward model that `option` names, with a linear head `score`, as a start for a critic: its tokenizer must
-    have the token ids of the policy's."""
-    tokenizer = read_tokenizer(args, option)
-    vocabulary = tokenizer.get_vocab()
-    other = sorted(repr(token) for token, i in load_tokenizer(args).get_vocab().items() if vocabulary.get(token) != i)
-    if other:
-        refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(other)}")
+    """The reward model that `option` names as a start for a critic: it must know the token ids of the policy."""
+    tokenizer = load_tokenizer(args, option)
+    if other := dict(load_tokenizer(args).get_vocab().items() - tokenizer.get_vocab().items()):
+        refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(sorted(map(repr, other)))}")
     lm = load_classifier(args, option, tokenizer, device)
     check_positions(args, option, lm)
-    if not isinstance(getattr(lm, "score", None), nn.Linear):
-        refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return lm
+
+
+def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
+    """The model of this kind that `option` names and the names of the weights of its new head. An adapter is merged
+    unless it is to be trained on. Dropout is 0, or the first ratio would differ from 1. The attributes `saved_...` are
+    the checkpoint's own settings, which `save_pretrained` writes."""
+    import transformers
+
+    with load_errors(args, option, "no model"):
+        path = model_path(args, option)
+        base, adapter = lora.find_base(path)
+        config = transformers.AutoConfig.from_pretrained(base)
+        text = config.get_text_config()  # of a model of several inputs; else all of it
+        if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
+            refuse(args, option, "its weights are quantised: a copy in bfloat16 or float32 is needed")
+        saved_dtype = next(dtype for dtype in (config.dtype, text.dtype, torch.float32) if dtype is not None)
+        if saved_dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            refuse(args, option, f"model/ would lose precision in its dtype {saved_dtype}")
+        dropout = {name: x for name, x in text.to_dict().items() if "drop" in name and isinstance(x, float)}
+        text.update(dict.fromkeys(dropout, 0.0))
+        auto_class, architecture = getattr(transformers, f"AutoModelFor{kind}"), (config.architectures or [""])[0]
+        if kind == "SequenceClassification":
+            config.num_labels, new_head = 1, new_head and not architecture.endswith(kind)
+        elif architecture.endswith("ForConditionalGeneration"):  # AutoModelForCausalLM may be its text model alone
+            auto_class = transformers.AutoModelForImageTextToText
+        if os.path.isfile(os.path.join(base, "generation_config.json")):  # from_pretrained leaves a damaged one out
+            transformers.GenerationConfig.from_pretrained(base)
+        transformers.logging.set_verbosity_error()  # it reports on the weights in many lines
+        transformers.logging.disable_progress_bar()
+        attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
+        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
+        options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
+        lm, info = auto_class.from_pretrained(base, config=config, **options)
+        new = check_weights(args, option, lm, info, new_head)
+        if adapter and (kind == "SequenceClassification" or not args.lora_rank):
+            lm = lora.merge_adapter(lm, path, adapter)
+    rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    for name in ("image_token", "audio_token", "video_token"):  # no text has them; Gemma 3 1B has no row for one
+        vocabulary.pop(getattr(tokenizer, name, None), None)
+    if beyond := [token for token, i in vocabulary.items() if i >= rows]:
+        refuse(args, option, f"its embedding has {rows} rows, none for {shorten(sorted(map(repr, beyond)))}")
+    lm.saved_dtype, lm.saved_dropout = saved_dtype, dropout
+    lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
+    lm.generation_config = transformers.GenerationConfig()  # else `generate` would inherit top_k, ...
+    set_threads(lm.num_parameters())
+    kinds = {type(module).__name__ for module in lm.modules()}
+    lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
+    return lm.eval().to(device), new
+
+
+def check_weights(args, option, lm, info, new_head):
+    """The names of the weights of a new head. A checkpoint that by transformers' loading `info` lacks other weights,
+    has some in another shape, or has some that the model has not is refused; those that no text needs are said."""
+
+    def in_head(name):
+        part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
+        return new_head and part != lm.base_model_prefix and not hasattr(lm.base_model, part)
+
+    kind = type(lm).__name__
+    beside_text = sorted(name for name in info["unexpected_keys"] if re.search(BESIDE_TEXT, name))
+    for problem, names in (
+        ("lacks weights", info["missing_keys"]),
+        ("has weights in other shapes than those", [name for name, *_ in info["mismatched_keys"]]),
+        ("has weights that are none", set(info["unexpected_keys"]) - set(beside_text)),
+    ):
+        if wrong := sorted(name for name in names if not in_head(name)):
+            refuse(args, option, f"the checkpoint {problem} of a {kind}: {shorten(wrong)}")
+    if beside_text:
+        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {shorten(beside_text)}")
+    return list(filter(in_head, info["missing_keys"]))
+
+
+def check_positions(args, option, lm, tokens=None):
+    """Refuse rows of `tokens` [of what the options allow] if positions come from a table with fewer, or are rotary ones
+    whose frequencies change with the longest row of a forward: its neighbours would change a row's log-probs."""
+    sizes = [getattr(args, name, 0) for name in ("max_length", "max_prompt_tokens", "max_new_tokens")]
+    tokens = tokens or max(sizes[0], sum(sizes[1:]))
+    config = lm.config.get_text_config()
+    rope, limit = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
+    if not rope and limit and tokens > limit:
+        refuse(args, option, f"the model has positions for {limit} tokens, rows may have {tokens}")
+    for part in (rope, *rope.values()) if rope else ():
+        if isinstance(part, dict):  # all parameters, or those of one kind of layer
+            kind, most = part.get("rope_type", ""), part.get("original_max_position_embeddings") or limit
+            if (kind == "longrope" or "dynamic" in kind) and tokens > most:
+                refuse(args, option, f"a row of more than {most} tokens changes the log-probs of others ({kind})")
+
+
+def choose_trained(args, option, lm):
+    """Add the adapters of --lora_rank. Freeze the weights that texts do not use, those for images or sound, and say so:
+    DDP waits for the gradient of every weight that is not frozen."""
+    if args.lora_rank and option != "reward_model_path":  # that one is not trained
+        if option == "model_name_or_path" and not (lm.can_generate() or args.lora_merge):
+            refuse(args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge")
+        with load_errors(args, option, "no adapters can be added"):
+            lora.add_adapters(lm, args, model_path(args, option))
+    if unused := unused_weights(lm):
+        weights = [lm.get_parameter(name).requires_grad_(False) for name in unused]
+        count = f"{sum(weight.numel() for weight in weights):,} of {lm.num_parameters():,}"
+        say(args, option, f"texts do not use {count} weights, frozen: {shorten(unused)}")
 
 
 def enable_checkpointing(lm):
     """Let a model recompute its activations in the backward pass; an InputError if its class cannot."""
     if not lm.supports_gradient_checkpointing:
         raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
-    renamed = hasattr(lm, "activation_checkpointing_enable")  # not yet in transformers 5.17
-    enable = lm.activation_checkpointing_enable if renamed else lm.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    name = "activation_checkpointing_enable"  # not yet in transformers 5.17
+    getattr(lm, name if hasattr(lm, name) else "gradient_checkpointing_enable")({"use_reentrant": False})
+
+
+def shorten(names):
+    """The first three of a list of names as text, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
     """Write the model of `policy`, a part of the prepared `model`, and the tokenizer so that `from_pretrained` loads
-    them, in the dtype of the checkpoint that they came from.
-
-    All processes have to call it, the first one writes. What is trained stays as it is: a checkpoint may still follow.
-    """
+    them, in the dtype of the checkpoint that they came from. All processes have to call it, the first one writes."""
     modules = accelerator.unwrap_model(model).named_modules()
     prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least
-    if accelerator.is_main_process:
-        lm = copy.copy(policy.lm)
-        lm.config, lm.generation_config = copy.deepcopy(lm.config), lm.saved_generation_config
-        for name, value in lm.saved_dropout.items():
-            setattr(lm.config.get_text_config(), name, value)
-        weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
-        tokenizer.save_pretrained(folder)
-        if hasattr(lm, "saves_merged"):  # it has adapters
-            if not lm.saves_merged:
-                return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
-            weights = lora.merge_into(lm, weights)
-        cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
-        for name, x in weights.items():
-            dtype = lm.saved_dtype if x.is_floating_point() else x.dtype
-            weights[name] = cast.setdefault((x.data_ptr(), x.shape), x.to(dtype))
-        lm.save_pretrained(folder, state_dict=weights)
-        parts = [lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs)]
-        for part in filter(None, parts):  # save_pretrained() says the dtype of the weights in training
-            part.dtype = lm.saved_dtype
-        lm.config.save_pretrained(folder)
+    if not accelerator.is_main_process:
+        return
+    tokenizer.save_pretrained(folder)
+    weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+    lm = copy.copy(policy.lm)  # what is trained stays as it is: a checkpoint may still follow
+    lm.config, lm.generation_config = copy.deepcopy(lm.config), lm.saved_generation_config
+    lm.config.get_text_config().update(lm.saved_dropout)
+    if hasattr(lm, "saves_merged"):  # it has adapters
+        if not lm.saves_merged:
+            return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
+        weights = lora.merge_into(lm, weights)
+    cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
+    for name, x in weights.items():
+        dtype = lm.saved_dtype if x.is_floating_point() else x.dtype
+        weights[name] = cast.setdefault((x.data_ptr(), x.shape), x.to(dtype))
+    lm.save_pretrained(folder, state_dict=weights)
+    for part in filter(None, (lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs))):
+        part.dtype = lm.saved_dtype  # save_pretrained() said the dtype of the weights in training
+    lm.config.save_pretrained(folder)
