@@ -138,18 +138,18 @@ def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
     write(tmp_path / "test.jsonl", numbered_pairs(3))
     path = write(tmp_path / "train.jsonl", numbered_pairs(10))
     train, evaluation, summary = load_pairs(make_args(path), PLAIN)
-    assert (len(train), len(evaluation)) == (10, 3) and "3 of prompts also in training" in summary
+    assert (len(train), len(evaluation)) == (10, 3) and "3 also in training" in summary
 
 
 @pytest.mark.parametrize(
     "row, says",
     [
-        ({"prompt": "a", "chosen": "b"}, "must both be text, or both lists of messages; it has prompt, chosen"),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, "must both be text"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "must both be text"),
+        ({"prompt": "a", "chosen": "b"}, "rejected is neither text nor a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither text nor"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither text nor"),
         ({"prompt": "a", "chosen": "b", "rejected": [say("c")]}, "must both be text"),
-        ({"prompt": "a", "chosen": [], "rejected": []}, "must both be text"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "must both be text"),
+        ({"prompt": "a", "chosen": [], "rejected": []}, "one assistant message each"),
+        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "chosen is neither text nor"),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
@@ -166,5 +166,7 @@ def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):
 
 
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"line 1: no column 'ask' but prompt, chosen, rejected: see --prompt_column"):
+    with pytest.raises(
+        InputError, match=r"no prompt column, looked for ask and found prompt, chosen, rejected: name it with"
+    ):
         pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")

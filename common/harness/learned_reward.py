@@ -5,8 +5,7 @@ import torch
 from common.batches import micro_batches
 from common.errors import refuse
 from common.harness.loading import check_length, load_classifier, read_tokenizer
-from common.harness.rows import TEMPLATE_COLUMNS
-from common.harness.tokens import Row, encode_completions, end_token, tokenize
+from common.harness.prompts import TEMPLATE_COLUMNS, Row, encode_completions, end_token, tokenize
 from common.rewards import Reward
 
 

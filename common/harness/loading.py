@@ -19,7 +19,7 @@ from common.harness.model_checks import (
     shorten,
 )
 from common.harness.probes import find_shortcuts, is_causal, reads_last_token, sampling_problem, unused_weights
-from common.harness.tokens import end_of_turn, end_token
+from common.harness.prompts import end_token
 from common.policy import Policy
 
 
@@ -46,7 +46,7 @@ def find_stop_tokens(tokenizer, generation_config):
     """Token ids that end a completion: EOS of tokenizer and generation config, and what ends a turn of a chat."""
     configured = generation_config.eos_token_id
     configured = configured if isinstance(configured, list) else [configured]
-    return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
+    return sorted({tokenizer.eos_token_id, end_token(tokenizer), *configured} - {None})
 
 
 def load_policy(args, tokenizer, accelerator=None, temperature=None):

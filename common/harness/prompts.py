@@ -1,43 +1,116 @@
-"""Token ids of prompts, through the chat template or as plain text; of completions; and of the token that ends one."""
+"""Prompts and completions as text or as messages: read from the rows of data, and made token ids."""
 
 import json
 import re
-from itertools import chain, islice, pairwise
-from typing import NamedTuple
+from itertools import chain, islice, pairwise, takewhile
+from typing import Any, NamedTuple
 
-from common.errors import InputError, one_line
-from common.harness.messages import without_none
-from common.harness.rows import TEMPLATE_COLUMNS
+from common.errors import InputError, one_line, refuse
 
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
+PLAIN_TEMPLATE = (  # of a tokenizer without one: only a template knows how to mark tools and the turns of a dialogue
+    "{% if tools or messages | map(attribute='role') | reject('in', ['system', 'user']) | list %}"
+    "{{ raise_exception('the tokenizer has no chat template, which tools and a dialogue need') }}{% endif %}"
+    "{{ messages | map(attribute='content') | join('\n\n') }}"
+)
+ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
 PROBE = "Elephants are grey."  # an answer that occurs in no chat template
 
 
-class Row(NamedTuple):
-    """A row of the data, before its prompt is tokenized."""
-
+class Row(NamedTuple):  # before its prompt is tokenized
     where: str  # file and row number, for error messages
     prompt: str | list[dict]
     answer: str | None
     columns: dict
 
 
-def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]:
-    """Token ids of each row's prompt: through the chat template if the tokenizer has one, else of the plain text.
+def read_text(value: Any, what: str, where: str) -> str | list[dict]:
+    """A text, or messages with each list of text parts joined to one text; InputError for anything else."""
+    messages, texts = without_none(value) if isinstance(value, list) else [], [value]
+    for message in messages:
+        parts = message.get("content") if isinstance(message, dict) else None
+        if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+            message["content"] = "".join(str(part.get("text", "")) for part in parts)
+    if isinstance(value, list):
+        texts = [
+            message.get(key) if isinstance(message, dict) else None
+            for message in messages
+            for key in ("role", "content")
+        ]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{where}: {what} is neither text nor a list of messages with role and content, both text")
+    if re.search("[\ud800-\udfff]", "".join(texts)):  # in JSON; no tokenizer accepts it
+        raise InputError(f"{where}: {what} is not valid Unicode but has half a surrogate pair")
+    return messages if isinstance(value, list) else value
 
-    A prompt that exceeds `most` tokens (0: no limit) may be cut, but still exceeds it: the caller drops it.
-    """
-    chat, kwargs = bool(tokenizer.chat_template), template_kwargs(args)
-    if kwargs and not chat:
-        raise InputError("--chat_template_kwargs: the tokenizer has no chat template")
-    texts = []
-    for row in rows:
-        messages = build_messages(row.prompt, args)
-        text = chat_text(messages, row, tokenizer, kwargs) if chat else plain_text(messages, row)
-        texts.append(beginning(text, most, tokenizer) if most else text)
-    encoded = encode(texts, tokenizer, add_special_tokens=not chat)  # a template writes them itself
-    if not chat:
-        encoded = [trim_special(ids, tokenizer) for ids in encoded]
-    for ids, row in zip(encoded, rows, strict=True):
+
+def without_none(value: Any) -> Any:
+    """The value without dictionary entries of None, which Arrow adds where only other rows have the key."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return list(map(without_none, value)) if isinstance(value, list) else value
+
+
+def read_prompt(row: dict, column: str | None, where: str) -> tuple[str | list[dict], str | None]:
+    """The prompt in the column, or without one what `chosen` and `rejected` share; and the answer that followed it in
+    the column `messages`."""
+    if column:
+        prompt = read_text(row.get(column) or "", "the prompt", where)
+    else:
+        prompt = shared_prompt(*(read_text(row.get(name), name, where) for name in ("chosen", "rejected")))
+    answer = None
+    if column == "messages" and isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        *prompt, answer = prompt
+    if not (prompt if isinstance(prompt, str) else "".join(turn["content"] for turn in prompt[-1:])).strip():
+        raise InputError(f"{where}: the prompt is empty")
+    return prompt, answer and answer["content"]
+
+
+def shared_prompt(chosen: str | list[dict], rejected: str | list[dict]) -> str | list[dict]:
+    """What both completions share, up to the last assistant turn; in a text without turns, as far as words agree."""
+    shared = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
+    if isinstance(chosen, list):
+        while shared and shared[-1]["role"] == "assistant":
+            shared.pop()
+        return shared
+    before, turn, _ = "".join(shared).rpartition(ASSISTANT_TURN)
+    return before + turn or "".join(shared).rpartition(" ")[0]
+
+
+def split_pair(row: dict, column: str | None, where: str) -> tuple[str | list[dict], str, str]:
+    """(prompt, chosen text, rejected text) of a row in any of the formats."""
+    answers = [read_text(row.get(name), name, where) for name in ("chosen", "rejected")]
+    dialogues = isinstance(answers[0], list)
+    if dialogues != isinstance(answers[1], list):
+        raise InputError(f"{where}: chosen and rejected must both be text, or both lists of messages")
+    if row.get(column) is None or (dialogues and len(answers[0]) > 1 and isinstance(row[column], str)):
+        column = None  # the completions hold the prompt
+    prompt, _ = read_prompt(row, column, where)
+    if column is None or (dialogues and all(answer[: len(prompt)] == prompt for answer in answers)):
+        answers = [answer[len(prompt) :] for answer in answers]
+    if dialogues:
+        if any([message["role"] for message in answer] != ["assistant"] for answer in answers):
+            raise InputError(f"{where}: after the prompt, chosen and rejected must be one assistant message each")
+        answers = [answer[0]["content"] for answer in answers]
+    return prompt, *answers
+
+
+def prompt_key(prompt: str | list[dict]) -> Any:
+    """A hashable key, equal for equal prompts: the text, or role and content of each message."""
+    return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
+
+
+def tokenize(rows: list[Row], args, tokenizer) -> list[list[int]]:
+    """Token ids of each row's prompt: through the chat template if the tokenizer has one, else of the plain text."""
+    plain = not tokenizer.chat_template  # a template writes special tokens itself
+    if plain and args.chat_template_kwargs:
+        refuse(args, "chat_template_kwargs", "the tokenizer has no chat template")
+    encoded = encode([prompt_text(row, args, tokenizer) for row in rows], tokenizer, add_special_tokens=plain)
+    for row, ids in zip(rows, encoded, strict=True):
+        if plain and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # it would end the prompt
+            del ids[-1]
+        if plain and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            del ids[0]
         if not ids:
             raise InputError(f"{row.where}: the tokenizer makes no token of the prompt")
     return encoded
@@ -45,108 +118,52 @@ def tokenize(rows: list[Row], args, tokenizer, most: int = 0) -> list[list[int]]
 
 def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[int]]:
     """Token ids of each text, a thousand texts a call: the tokenizer needs some 400 bytes a token while it works."""
-    encoded = []
-    for start in range(0, len(texts), 1000):
-        part = texts[start : start + 1000]
-        encoded += tokenizer(part, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-    return encoded
+    parts = (texts[start : start + 1000] for start in range(0, len(texts), 1000))
+    options = dict(add_special_tokens=add_special_tokens, verbose=False)
+    return [ids for part in parts for ids in tokenizer(part, **options)["input_ids"]]
 
 
-def beginning(text: str, most: int, tokenizer) -> str:
-    """The text; or its first 16 x `most` characters if these alone make more than 2 x `most` tokens, since the rest can
-    change the last of these tokens, but not halve their number. A text of 5 MB would take 2 GB, only to be dropped."""
-    start = text[: 16 * most]
-    if len(start) < len(text) and len(encode([start], tokenizer, add_special_tokens=False)[0]) > 2 * most:
-        return start
-    return text
-
-
-def build_messages(prompt: str | list[dict], args) -> list[dict]:
-    """The conversation, with `--prompt_template` around its last user message, and with `--system_prompt` in place of
-    any system message of the data (chat templates accept only one)."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+def prompt_text(row: Row, args, tokenizer) -> str:
+    """What the model reads of a row: `--prompt_template` around the last user message, `--system_prompt` in place of a
+    system message of the data, and all of it through the chat template, with the row's tools and kwargs."""
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    if args.prompt_template and users:
+    if args.prompt_template and users:  # not str.format: prompts and templates hold braces of their own
         last = messages[users[-1]]
-        # not str.format: prompts and templates hold braces of their own
         messages[users[-1]] = last | {"content": args.prompt_template.replace("{prompt}", last["content"])}
-    if args.system_prompt:
+    if args.system_prompt:  # templates accept only one
         messages = [message for message in messages if message["role"] != "system"]
         messages.insert(0, {"role": "system", "content": args.system_prompt})
-    return messages
-
-
-def template_kwargs(args) -> dict:
-    """--chat_template_kwargs as a dict."""
-    try:
-        kwargs = json.loads(args.chat_template_kwargs or "{}")
-    except ValueError as error:
-        raise InputError(f"--chat_template_kwargs {args.chat_template_kwargs}: not valid JSON: {error}") from None
-    if not isinstance(kwargs, dict):
-        raise InputError(f"--chat_template_kwargs {args.chat_template_kwargs}: must be a JSON object")
-    return kwargs
-
-
-def chat_text(messages: list[dict], row: Row, tokenizer, given: dict) -> str:
-    """The conversation through the chat template, with the row's tools and kwargs; these win over the `given` ones."""
     begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model continues it
+    values = [args.chat_template_kwargs, *(row.columns.get(name) for name in TEMPLATE_COLUMNS)]
     try:
-        values = (row.columns.get(name) for name in TEMPLATE_COLUMNS)
-        tools, own = (without_none(json.loads(value) if isinstance(value, str) else value) for value in values)
+        given, tools, own = (without_none(json.loads(value) if isinstance(value, str) else value) for value in values)
         return tokenizer.apply_chat_template(
             messages,
             tools=tools or None,
+            chat_template=tokenizer.chat_template or PLAIN_TEMPLATE,
             add_generation_prompt=not begun,
             continue_final_message=begun,
             tokenize=False,
-            **given | (own or {}),
+            **{**(given or {}), **(own or {})},
         )
     except Exception as error:  # a template is a program and may raise anything
-        raise InputError(f"{row.where}: the chat template refuses the prompt: {one_line(error)}") from None
-
-
-def plain_text(messages: list[dict], row: Row) -> str:
-    """System and user text with a blank line between them; only a template knows how to mark turns of a dialogue."""
-    if row.columns.get("tools"):
-        raise InputError(f"{row.where}: tools need a chat template, and the tokenizer has none")
-    if any(message["role"] not in ("system", "user") for message in messages):
-        raise InputError(
-            f"{row.where}: a dialogue of several turns, and the tokenizer has no chat template:"
-            " take a model that has one, or write the dialogue as plain text"
-        )
-    return "\n\n".join(message["content"] for message in messages)
-
-
-def trim_special(ids: list[int], tokenizer) -> list[int]:
-    """The ids without the EOS that some tokenizers append, which would end the prompt, and without a second BOS."""
-    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
-        ids = ids[:-1]
-    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids = ids[1:]
-    return ids
+        what = "the prompt, its tools or --chat_template_kwargs"
+        raise InputError(f"{row.where}: the chat template refuses {what}: {one_line(error)}") from None
 
 
 def end_token(tokenizer) -> int | None:
-    """The id that ends a completion: what the chat template puts after an assistant's answer, else EOS."""
-    closing = end_of_turn(tokenizer)
-    return tokenizer.eos_token_id if closing is None else closing
-
-
-def end_of_turn(tokenizer) -> int | None:
-    """The added token that directly follows an assistant's answer in the chat template; None where there is none."""
-    if not tokenizer.chat_template:
-        return None
-    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": PROBE}]
+    """The id that ends a completion: the added token that directly follows an answer in the chat template, else EOS."""
+    text, turns = "", [{"role": "user", "content": "question"}, {"role": "assistant", "content": PROBE}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception as error:  # a template is a program and may raise anything
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception as error:
         raise InputError(f"the chat template refuses a question with its answer: {one_line(error)}") from None
-    _, answer, after = text.rpartition(PROBE)
-    if not answer:  # a template that leaves the answer out says nothing about its end
-        return None
+    after = text.rpartition(PROBE)[2] if PROBE in text else ""  # a template may leave the answer out
     ids = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
-    return ids[0] if ids and ids[0] in added else None
+    return ids[0] if ids and ids[0] in added else tokenizer.eos_token_id
 
 
 def encode_completions(texts: list[str], tokenizer) -> list[list[int]]:
