@@ -645,10 +645,10 @@ def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_d
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert error_of(tmp_path / "empty.jsonl") == f"{tmp_path / 'empty.jsonl'}: no rows"
     assert "does not contain {prompt}" in error_of(good, prompt_template="Question: {question}")
-    assert "has the splits train: choose with --dataset_split" in error_of(good, dataset_split="dev")
-    assert "has the splits train: choose with --eval_split" in error_of(good, eval_split="dev")
+    assert f"--dataset_split dev: {good} has the splits train" in error_of(good, dataset_split="dev")
+    assert f"--eval_split dev: {good} has the splits train" in error_of(good, eval_split="dev")
     message = error_of(good, max_prompt_tokens=9)
-    assert message.startswith(f"{good}: all 4 prompts are longer than --max_prompt_tokens 9, ")
+    assert message.startswith(f"{good}: --max_prompt_tokens 9: all 4 prompts are longer, ")
     assert message.endswith("the shortest has 10 tokens")
     one = write(tmp_path / "one.jsonl", numbered(1))
     assert "--eval_dataset" in error_of(one)
@@ -667,7 +667,9 @@ def test_several_splits_of_the_eval_dataset_are_a_choice(tmp_path, datasets):
     splits = {name: datasets.Dataset.from_list(numbered(2)) for name in ("easy", "hard")}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "eval")
     good = write(tmp_path / "rows.jsonl", numbered(4))
-    assert "has the splits easy, hard: choose with --eval_split" in error_of(good, eval_dataset=str(tmp_path / "eval"))
+    assert "--eval_split None: " + str(tmp_path / "eval") + " has the splits easy, hard" in error_of(
+        good, eval_dataset=str(tmp_path / "eval")
+    )
     assert len(load(good, eval_dataset=str(tmp_path / "eval"), eval_split="hard")[1]) == 2
 
 

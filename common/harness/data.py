@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from common.answers import extract_answer
 from common.errors import InputError, one_line, refuse
-from common.harness.prompts import TEMPLATE_COLUMNS, Row, prompt_key, read_prompt, tokenize
+from common.harness.prompts import TEMPLATE_COLUMNS, read_prompt, tokenize
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
 EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
@@ -29,7 +29,7 @@ TEXT_MARK = "\0"  # before the text of such a cell on its way through pandas, wh
 
 class Source(NamedTuple):
     name: str  # in messages
-    data: Any  # a list of files, or a datasets.Dataset
+    tables: list  # of files, or one datasets.Dataset
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def find_sources(args, train=True):
     wanted = [args.eval_split] if args.eval_split else ["test", "validation", *only]
     evaluation = next((choices[split] for split in wanted if split in choices), None)
     if not evaluation and (args.eval_dataset or args.eval_split):
-        raise InputError(f"{name} has the splits {', '.join(choices)}: choose with --eval_split")
+        refuse(args, "eval_split", f"{name} has the splits {', '.join(choices)}")
     if evaluation and not train:
         return None, evaluation
     if args.dataset_split not in splits:
-        raise InputError(f"{args.dataset} has the splits {', '.join(splits)}: choose with --dataset_split")
+        refuse(args, "dataset_split", f"{args.dataset} has the splits {', '.join(splits)}")
     return splits[args.dataset_split], evaluation
 
 
@@ -138,25 +138,24 @@ def load_splits(name, *arguments, **options):
     except Exception as error:  # of nearly any type, and often only its cause says what is wrong
         raise InputError(f"{name}: cannot be read: {one_line(error.__cause__ or error)}") from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    return {split: Source(f"{name} [{split}]", dataset) for split, dataset in splits.items()}
+    return {split: Source(f"{name} [{split}]", [dataset]) for split, dataset in splits.items()}
 
 
 def read_rows(source, *text_columns):
     """Yield (where, row) of every row. In a CSV file the cells of TEXT_COLUMNS and of `text_columns` are text."""
     as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT_MARK.__add__)
-    for path in source.data if isinstance(source.data, list) else [None]:
-        name, table = str(path or source.name), source.data
-        if path and not name.endswith(EXTENSIONS):
-            raise InputError(f"{path}: unknown file type, known are {', '.join(EXTENSIONS)}")
-        if path:
-            kind = name.removesuffix(".gz").rpartition(".")[2]
-            if kind.startswith("json"):
-                yield from read_json(path)
-                continue
-            options = {"converters": as_text} if kind == "csv" else {}
-            table = load_splits(name, kind, data_files=name, **options)["train"].data
-        rows = (zip(*batch.values(), strict=True) for batch in table.iter(batch_size=1000))  # faster than row by row
-        for number, values in enumerate(chain.from_iterable(rows), 1):
+    for table in source.tables:
+        name = str(table) if isinstance(table, Path) else source.name
+        if isinstance(table, Path) and not name.endswith(EXTENSIONS):
+            raise InputError(f"{name}: unknown file type, known are {', '.join(EXTENSIONS)}")
+        if name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
+            yield from read_json(table)
+            continue
+        if isinstance(table, Path):
+            kind, options = ("csv", {"converters": as_text}) if ".csv" in name[-7:] else ("parquet", {})
+            (table,) = load_splits(name, kind, data_files=name, **options)["train"].tables
+        batches = (zip(*batch.values(), strict=True) for batch in table.iter(batch_size=1000))  # not row by row: slow
+        for number, values in enumerate(chain.from_iterable(batches), 1):
             values = [value.removeprefix(TEXT_MARK) if isinstance(value, str) else value for value in values]
             yield f"{name}, row {number}", dict(zip(table.column_names, values, strict=True))
 
@@ -210,9 +209,9 @@ def read_prompts(source, args, tokenizer, needs_answers):
     Rows with the same prompt and answer merge before tokenization: one in a hundred of DAPO-Math-17k's is left.
     """
     gold = cache(lambda text: extract_answer(text) or text)
-    kept, counts, most, prompts = {}, Counter(), args.max_prompt_tokens, []
+    rows, counts, most, prompts = {}, Counter(), args.max_prompt_tokens, []
     for where, row in read_rows(source, args.prompt_column, args.answer_column):
-        if not kept:
+        if not rows:
             pairs = {"chosen", "rejected"} <= row.keys()
             column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=not pairs)
             needed = needs_answers and column != "messages"
@@ -223,28 +222,22 @@ def read_prompts(source, args, tokenizer, needs_answers):
             place = repr(answer_column) if answer_column else "the last turn"
             raise InputError(f"{where}: no answer (text or number) in {place}, and the reward needs one")
         answer = text and gold(text)
-        key = prompt_key(prompt), answer, repr([row.get(name) for name in TEMPLATE_COLUMNS])
         row.pop(column, None)
-        first = kept.setdefault(key, Row(where, prompt, answer, row))
-        counts["repeated rows merged"] += first.columns is not row
-        counts["of them with other values in other columns"] += first.columns != row
-    if not kept:
-        raise InputError(f"{source.name}: no rows")
-    encoded = tokenize(list(kept.values()), args, tokenizer)
-    for row, ids in zip(kept.values(), encoded, strict=True):
-        counts["begin the assistant's answer"] += (
-            not isinstance(row.prompt, str) and row.prompt[-1]["role"] == "assistant"
-        )
+        key = repr(prompt), answer, repr([row.get(name) for name in TEMPLATE_COLUMNS])
+        _, _, first, _ = rows.setdefault(key, (where, prompt, row, answer))
+        counts["repeated rows merged"] += first is not row
+        counts["of them with other values in other columns"] += first != row
+    encoded = tokenize([row[:3] for row in rows.values()], args, tokenizer)
+    for (_, prompt, columns, answer), ids in zip(rows.values(), encoded, strict=True):
+        counts["begin the assistant's answer"] += isinstance(prompt, list) and prompt[-1]["role"] == "assistant"
         counts[f"longer than {most} tokens dropped"] += len(ids) > most
         if len(ids) <= most:
             counts["with characters unknown to the tokenizer"] += tokenizer.unk_token_id in ids
             thinks = tokenizer.decode(ids[-8:]).rstrip().endswith("<think>")
-            prompts.append((prompt_key(row.prompt), Prompt(ids, row.prompt, row.answer, row.columns, thinks)))
+            prompts.append((repr(prompt), Prompt(ids, prompt, answer, columns, thinks)))
     if not prompts:
-        shortest = f"the shortest has {min(map(len, encoded))} tokens"
-        raise InputError(
-            f"{source.name}: all {len(kept)} prompts are longer than --max_prompt_tokens {most}, {shortest}"
-        )
+        shortest = f"all {len(rows)} prompts are longer, the shortest has {min(map(len, encoded), default=0)} tokens"
+        raise InputError(f"{source.name}: " + (f"--max_prompt_tokens {most}: {shortest}" if rows else "no rows"))
     return prompts, describe(source, counts)
 
 
@@ -255,10 +248,8 @@ def describe(source, counts):
 
 def gold_text(value, where):
     """The value of an answer column as text; None if it holds no answer."""
-    if isinstance(value, dict):  # verl's reward_model
-        value = value.get("ground_truth")
-    if isinstance(value, list) and len(value) == 1:  # so in some of verl's data
-        value = value[0]
+    value = value.get("ground_truth") if isinstance(value, dict) else value  # verl's reward_model
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value  # so in some of verl's data
     if isinstance(value, float) and not np.isfinite(value):
         raise InputError(f"{where}: the answer {value} is not a finite number: write it as text, or null for no answer")
     return str(value).strip() or None if isinstance(value, str | int | float) else None
@@ -267,8 +258,7 @@ def gold_text(value, where):
 class PromptSampler:
     """Draws indices of `rows` (prompts or pairs) from permutations, a new one each epoch, that depend on `seed` alone.
 
-    Every process draws the whole global batch and takes its own part of it. The state holds a digest of the rows,
-    because an index means nothing among other rows.
+    The state holds a digest of the rows, because an index means nothing among other rows.
     """
 
     def __init__(self, rows, seed):

@@ -1,9 +1,9 @@
 """Preference pairs: read from TRL's preference formats, cut to length, and put into batches."""
 
-import copy
 from collections import Counter
 from functools import reduce
 from itertools import chain
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -12,15 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
 from common.harness.data import EMBEDDED, PROMPT_COLUMNS, describe, find_column, load_rows, read_rows
-from common.harness.prompts import (
-    TEMPLATE_COLUMNS,
-    Row,
-    encode_completions,
-    end_token,
-    prompt_key,
-    split_pair,
-    tokenize,
-)
+from common.harness.prompts import encode_completions, end_token, split_pair, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
@@ -34,16 +26,13 @@ class Pair(NamedTuple):
 
 
 def load_pairs(args, tokenizer, most_eval=0, train=None):
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines that say where they come from and show
-    the first one as the model sees it; `load_rows` has the rules, and `train`.
+    """Training pairs, evaluation pairs, and lines that say where they come from (`load_rows`) and show the first one.
 
     A row is plain text or messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is
     the prompt. `embedded` are pairs sampled from the embedded model. A bad row is an InputError that names it.
     """
-    args = copy.copy(args)
-    for name in ("dataset", "eval_dataset"):
-        if getattr(args, name) == "embedded":
-            setattr(args, name, str(EMBEDDED_PAIRS))
+    own = {name: str(EMBEDDED_PAIRS) for name in ("dataset", "eval_dataset") if getattr(args, name) == "embedded"}
+    args = SimpleNamespace(**vars(args) | own)
     train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
     first = (train or evaluation)[0]
     return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, first.prompt, first.chosen)])
@@ -51,8 +40,7 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
 
 def holds_pairs(source):
     """Whether a source has preference pairs, by the columns of its first row."""
-    _, row = next(read_rows(source), (None, {}))
-    return row.keys() >= {"chosen", "rejected"}
+    return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
 
 
 def read_pairs(source, args, tokenizer):
@@ -63,20 +51,19 @@ def read_pairs(source, args, tokenizer):
         if not rows:
             column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=False)
         prompt, *answers = split_pair(row, column, where)
-        rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
+        rows.append((where, prompt, row))
         texts += [reduce(str.removesuffix, spelled, answer) for answer in answers]
     encoded = [[*ids, end] for ids in encode_completions(texts, tokenizer)]
     pairs, counts = [], Counter()
-    for i, (row, prompt) in enumerate(zip(rows, tokenize(rows, args, tokenizer), strict=True)):
-        both = slice(2 * i, 2 * i + 2)
-        whole = Pair(prompt, *encoded[both])
+    for i, ids in enumerate(tokenize(rows, args, tokenizer)):
+        whole = Pair(ids, *encoded[2 * i : 2 * i + 2])
         pair = cut_pair(whole, args.max_length)
-        good = pair.chosen != pair.rejected and all(map(str.strip, texts[both]))
+        good = pair.chosen != pair.rejected and all(map(str.strip, texts[2 * i : 2 * i + 2]))
         counts["with equal or empty completions dropped"] += not good
         if good:
             counts[f"cut to {args.max_length} tokens"] += pair != whole
             counts["with characters unknown to the tokenizer"] += tokenizer.unk_token_id in chain(*pair[:3])
-            pairs.append((prompt_key(row.prompt), pair))
+            pairs.append((repr(rows[i][1]), pair))
     if not pairs:
         raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
     return pairs, describe(source, counts)
@@ -100,14 +87,14 @@ def pair_batch(pairs, device):
     prompt_ids, prompt_mask = left_pad(prompts, 0, device)
     ids = pad_sequence([torch.tensor(row) for row in completions], batch_first=True)
     mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in completions], batch_first=True)
-    ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
+    logprobs = torch.tensor([pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs])
     return {
         "prompts": prompt_ids,
         "prompt_mask": prompt_mask,
         "completions": ids.to(device, non_blocking=True),
         "completion_mask": mask.to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
+        "ref_logprobs": logprobs.to(device, non_blocking=True),
         "lengths": [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)],
         "groups": [*range(len(pairs))] * 2,
     }
@@ -119,11 +106,8 @@ def pair_tokens(pair):
 
 
 def spread_pairs(accelerator, pairs, args):
-    """This process's share of the pairs, one forward at a time: (indices, real, batch).
-
-    Fillers, for which `real` (B,) is false, give each process as many pairs as the others. The pairs are sorted by
-    length, so that a forward needs little padding.
-    """
+    """This process's share of the pairs, sorted by length, one forward at a time: (indices, real, batch). Fillers, for
+    which `real` (B,) is false, give each process as many pairs as the others."""
     rank, processes = accelerator.process_index, accelerator.num_processes
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
     places = range(rank, -(-len(pairs) // processes) * processes, processes)

@@ -3,7 +3,7 @@
 import json
 import re
 from itertools import chain, islice, pairwise, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.errors import InputError, one_line, refuse
 
@@ -17,31 +17,20 @@ ASSISTANT_TURN = "\n\nAssistant:"  # as hh-rlhf marks it in plain text
 PROBE = "Elephants are grey."  # an answer that occurs in no chat template
 
 
-class Row(NamedTuple):  # before its prompt is tokenized
-    where: str  # file and row number, for error messages
-    prompt: str | list[dict]
-    answer: str | None
-    columns: dict
-
-
 def read_text(value: Any, what: str, where: str) -> str | list[dict]:
     """A text, or messages with each list of text parts joined to one text; InputError for anything else."""
-    messages, texts = without_none(value) if isinstance(value, list) else [], [value]
-    for message in messages:
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-            message["content"] = "".join(str(part.get("text", "")) for part in parts)
     if isinstance(value, list):
-        texts = [
-            message.get(key) if isinstance(message, dict) else None
-            for message in messages
-            for key in ("role", "content")
-        ]
+        value = [message if isinstance(message, dict) else {} for message in without_none(value)]
+        for message in value:
+            parts = message.get("content")
+            if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+                message["content"] = "".join(str(part.get("text", "")) for part in parts)
+    texts = [turn.get(key) for turn in value for key in ("role", "content")] if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"{where}: {what} is neither text nor a list of messages with role and content, both text")
     if re.search("[\ud800-\udfff]", "".join(texts)):  # in JSON; no tokenizer accepts it
         raise InputError(f"{where}: {what} is not valid Unicode but has half a surrogate pair")
-    return messages if isinstance(value, list) else value
+    return value
 
 
 def without_none(value: Any) -> Any:
@@ -95,24 +84,20 @@ def split_pair(row: dict, column: str | None, where: str) -> tuple[str | list[di
     return prompt, *answers
 
 
-def prompt_key(prompt: str | list[dict]) -> Any:
-    """A hashable key, equal for equal prompts: the text, or role and content of each message."""
-    return prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
-
-
-def tokenize(rows: list[Row], args, tokenizer) -> list[list[int]]:
-    """Token ids of each row's prompt: through the chat template if the tokenizer has one, else of the plain text."""
+def tokenize(rows: list[tuple[str, str | list[dict], dict]], args, tokenizer) -> list[list[int]]:
+    """Token ids of the prompts of rows (place for error messages, prompt, other columns): through the chat template if
+    the tokenizer has one, else of the plain text."""
     plain = not tokenizer.chat_template  # a template writes special tokens itself
     if plain and args.chat_template_kwargs:
         refuse(args, "chat_template_kwargs", "the tokenizer has no chat template")
-    encoded = encode([prompt_text(row, args, tokenizer) for row in rows], tokenizer, add_special_tokens=plain)
-    for row, ids in zip(rows, encoded, strict=True):
+    encoded = encode([prompt_text(*row, args, tokenizer) for row in rows], tokenizer, add_special_tokens=plain)
+    for (where, *_), ids in zip(rows, encoded, strict=True):
         if plain and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # it would end the prompt
             del ids[-1]
         if plain and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
             del ids[0]
         if not ids:
-            raise InputError(f"{row.where}: the tokenizer makes no token of the prompt")
+            raise InputError(f"{where}: the tokenizer makes no token of the prompt")
     return encoded
 
 
@@ -123,33 +108,28 @@ def encode(texts: list[str], tokenizer, add_special_tokens: bool) -> list[list[i
     return [ids for part in parts for ids in tokenizer(part, **options)["input_ids"]]
 
 
-def prompt_text(row: Row, args, tokenizer) -> str:
+def prompt_text(where: str, prompt: str | list[dict], columns: dict, args, tokenizer) -> str:
     """What the model reads of a row: `--prompt_template` around the last user message, `--system_prompt` in place of a
     system message of the data, and all of it through the chat template, with the row's tools and kwargs."""
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if args.prompt_template and users:  # not str.format: prompts and templates hold braces of their own
-        last = messages[users[-1]]
-        messages[users[-1]] = last | {"content": args.prompt_template.replace("{prompt}", last["content"])}
+        text = args.prompt_template.replace("{prompt}", messages[users[-1]]["content"])
+        messages[users[-1]] = messages[users[-1]] | {"content": text}
     if args.system_prompt:  # templates accept only one
         messages = [message for message in messages if message["role"] != "system"]
         messages.insert(0, {"role": "system", "content": args.system_prompt})
     begun = messages[-1]["role"] == "assistant"  # the data begins the answer, and the model continues it
-    values = [args.chat_template_kwargs, *(row.columns.get(name) for name in TEMPLATE_COLUMNS)]
+    ends = dict(add_generation_prompt=not begun, continue_final_message=begun)
+    template = tokenizer.chat_template or PLAIN_TEMPLATE
+    values = [args.chat_template_kwargs, *(columns.get(name) for name in TEMPLATE_COLUMNS)]
     try:
         given, tools, own = (without_none(json.loads(value) if isinstance(value, str) else value) for value in values)
-        return tokenizer.apply_chat_template(
-            messages,
-            tools=tools or None,
-            chat_template=tokenizer.chat_template or PLAIN_TEMPLATE,
-            add_generation_prompt=not begun,
-            continue_final_message=begun,
-            tokenize=False,
-            **{**(given or {}), **(own or {})},
-        )
+        kwargs = dict(chat_template=template, tools=tools or None, tokenize=False) | ends
+        return tokenizer.apply_chat_template(messages, **kwargs, **{**(given or {}), **(own or {})})
     except Exception as error:  # a template is a program and may raise anything
         what = "the prompt, its tools or --chat_template_kwargs"
-        raise InputError(f"{row.where}: the chat template refuses {what}: {one_line(error)}") from None
+        raise InputError(f"{where}: the chat template refuses {what}: {one_line(error)}") from None
 
 
 def end_token(tokenizer) -> int | None:
