@@ -724,7 +724,7 @@ def test_resume_continues_where_it_stopped(before):
 
 
 @pytest.mark.parametrize(
-    ("n", "seed", "says"), [(8, 1, "7 rows of data, this one has 8"), (7, 2, "1 as --seed, this one has 2")]
+    ("n", "seed", "says"), [(8, 1, "7 rows, --seed 1; this run has 8,"), (7, 2, "--seed 1; this run has 7, --seed 2")]
 )
 def test_another_order_is_refused_on_resume(n, seed, says):
     with pytest.raises(InputError, match=says):

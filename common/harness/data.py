@@ -289,7 +289,7 @@ class PromptSampler:
 
     def load_state_dict(self, state):
         """Raises InputError if the state is of other data or another seed: the order would be another."""
-        for name, what in (("n", "rows of data"), ("seed", "as --seed"), ("digest", "as digest of its data")):
-            if state[name] != (value := getattr(self, name)):
-                raise InputError(f"the checkpoint is of a run with {state[name]} {what}, this one has {value}")
+        if state != self.state_dict() | {"drawn": state["drawn"]}:
+            told = f"{state['n']} rows, --seed {state['seed']}; this run has {self.n}, --seed {self.seed}"
+            raise InputError(f"the checkpoint is of other data or another order of it: {told}")
         self.drawn = state["drawn"]
