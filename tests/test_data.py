@@ -154,6 +154,16 @@ def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, 
     assert "row 2: no answer (text or number) in 'answer'" in error_of(tmp_path / "rows.csv", needs_answers=True)
 
 
+@pytest.mark.parametrize("rows", ["1+1?,2,note", "1+1?,2,", "7?,1,003\n4?,2", "1+1?,2,note,more"])
+def test_a_csv_row_of_more_fields_than_the_header_is_refused(rows, tmp_path, datasets):
+    """pandas makes an index of the first column, so that the prompt was `2` and the gold `note`."""
+    path = tmp_path / "rows.csv"
+    path.write_text(f"question,answer\n{rows}\n", encoding="utf-8")
+    assert error_of(path).startswith(f"{path}, line 2: more fields than the header")
+    path.write_text('question,answer\n"1,003+1?",1004\n4?,\n', encoding="utf-8")
+    assert [p.prompt for p in load(path, eval_dataset=str(path))[0]] == ["1,003+1?", "4?"]
+
+
 @pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
 def test_a_gold_that_is_not_finite_is_refused(tmp_path, number):
     path = tmp_path / "rows.jsonl"

@@ -154,6 +154,8 @@ def read_rows(source, *text_columns):
         if isinstance(table, Path):
             kind, options = ("csv", {"converters": as_text}) if ".csv" in name[-7:] else ("parquet", {})
             (table,) = load_splits(name, kind, data_files=name, **options)["train"].tables
+            if kind == "csv" and "__index_level_0__" in table.column_names:  # pandas took a field for an index
+                raise InputError(f"{name}, line 2: more fields than the header: quote a text that has commas")
         batches = (zip(*batch.values(), strict=True) for batch in table.iter(batch_size=1000))  # not row by row: slow
         for number, values in enumerate(chain.from_iterable(batches), 1):
             values = [value.removeprefix(TEXT_MARK) if isinstance(value, str) else value for value in values]
