@@ -334,7 +334,9 @@ def test_five_percent_are_held_out_by_seed(tmp_path):
     assert {p.answer for p in train + evaluation} == {str(i) for i in range(200)}
     assert load(path)[:2] == (train, evaluation)
     assert load(path, seed=2)[1] != evaluation
-    assert "held out" in description
+    assert "held out of these by prompt, very few: give --eval_dataset" in description
+    enough = load(write(tmp_path / "enough.jsonl", numbered(320)))[2]
+    assert enough.endswith("16 prompts (held out of these by prompt)")
     assert len(load(write(tmp_path / "few.jsonl", numbered(5)))[1]) == 1
     assert len(load(write(tmp_path / "many.jsonl", numbered(12_000)))[1]) == 512
 
@@ -643,6 +645,12 @@ def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     assert f"no answer column, looked for {known} and found text, label" in message
     assert "--answer_column" in message
     assert "looked for gold and found" in error_of(path, prompt_column="text", answer_column="gold")
+
+
+def test_sharegpt_is_told_what_to_convert(tmp_path, no_datasets):
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    message = error_of(write(tmp_path / "rows.jsonl", [{"conversations": turns, "id": 1}]))
+    assert "found conversations, id (convert ShareGPT's to a column messages of role and content)" in message
 
 
 def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_datasets):

@@ -72,6 +72,11 @@ def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
     assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
 
 
+def test_a_template_without_its_prompt_is_refused_for_pairs_too(tmp_path):
+    with pytest.raises(InputError, match="--prompt_template Q:: does not contain {prompt}"):
+        pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], prompt_template="Q:")
+
+
 def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
     (pair,), _ = pairs_of(tmp_path, [{"prompt": "2+2?", "chosen": "4</s>", "rejected": "5"}])
     assert texts_of(pair) == ("2+2?", "4</s>", "5</s>")

@@ -68,7 +68,8 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
         if len(keys) < 2:
             raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
         held_out = set(choose(keys, min(512, max(1, len(keys) // 20)), args.seed))
-        evaluation, eval_note = [row for row in rows if row[0] in held_out], "held out of these by prompt"
+        evaluation = [row for row in rows if row[0] in held_out]
+        eval_note = "held out of these by prompt" + (", very few: give --eval_dataset" if len(held_out) < 16 else "")
         rows = [row for row in rows if row[0] not in held_out]
     if 0 < most_eval < len(evaluation):
         eval_note += f", chosen from {len(evaluation)}"
@@ -201,6 +202,8 @@ def find_column(kind, asked, known, row, source, needed=True):
     column = next((column for column in wanted if column in row), None)
     if column is None and (asked or needed):
         looked = f"looked for {', '.join(wanted)} and found {', '.join(row)}"
+        if "conversations" in row:
+            looked += " (convert ShareGPT's to a column messages of role and content)"
         raise InputError(f"{source.name}: no {kind} column, {looked}: name it with --{kind}_column")
     return column
 
