@@ -13,8 +13,7 @@ def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
     It reads text: its own tokenizer and chat template encode prompt and completion as `reward_model.py` does, with the
-    end token unless the completion was cut. An InputError refuses a checkpoint without a trained scalar head that reads
-    the last token, and a tokenizer in which that token, or the characters of the prompts, cannot be told.
+    end token unless the completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError.
     """
     option = "reward_model_path"
     tokenizer = read_tokenizer(args, option)

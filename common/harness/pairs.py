@@ -34,8 +34,7 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
     own = {name: str(EMBEDDED_PAIRS) for name in ("dataset", "eval_dataset") if getattr(args, name) == "embedded"}
     args = SimpleNamespace(**vars(args) | own)
     train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
-    first = (train or evaluation)[0]
-    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, first.prompt, first.chosen)])
+    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, *(train or evaluation)[0][:2])])
 
 
 def holds_pairs(source):
@@ -72,8 +71,7 @@ def read_pairs(source, args, tokenizer):
 def cut_pair(pair, max_length):
     """The pair with at most `max_length` tokens in prompt and completion: the prompt loses its first tokens, the same
     for both completions; once it has only one, the completions lose their last tokens, but not the end token."""
-    room = max_length - max(len(pair.chosen), len(pair.rejected))
-    prompt = pair.prompt[-max(1, room) :]
+    prompt = pair.prompt[-max(1, max_length + len(pair.prompt) - pair_tokens(pair)) :]
     most = max_length - len(prompt)
     completions = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pair[1:3]]
     return Pair(prompt, *completions)
@@ -112,8 +110,7 @@ def spread_pairs(accelerator, pairs, args):
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
     places = range(rank, -(-len(pairs) // processes) * processes, processes)
     size = args.micro_batch_size // 2
-    for start in range(0, len(places), size):
-        part = places[start : start + size]
+    for part in (places[start : start + size] for start in range(0, len(places), size)):
         indices = [order[place % len(pairs)] for place in part]
         real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
         yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
