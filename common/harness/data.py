@@ -52,10 +52,9 @@ def load_prompts(args, tokenizer, needs_answers, train=None):
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped.
 
-    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and a note. Without evaluation data
-    (`find_sources`) 5 % of the prompts, at most 512, are held out by `seed`. Training does not depend on `most_eval`
-    (0: all), which a resumed run may change. Training data that is not needed (`train`; None: not by a run that only
-    evaluates) is read only to hold some of it out.
+    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and a note. Without evaluation data 5 %
+    of the prompts, at most 512, are held out by `seed`. Training does not depend on `most_eval` (0: all). If `train` is
+    false (None: in a run that only evaluates), training data is read only to hold some of it out.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
@@ -96,8 +95,8 @@ def find_sources(args, train=True):
     if args.eval_dataset:
         name = args.eval_dataset
         choices = find_splits(name, args.dataset_config if name == args.dataset else None)
-    only = choices if args.eval_dataset and len(choices) == 1 else ()
-    wanted = [args.eval_split] if args.eval_split else ["test", "validation", *only]
+    single = choices if args.eval_dataset and len(choices) == 1 else ("test", "validation")
+    wanted = [args.eval_split] if args.eval_split else single
     evaluation = next((choices[split] for split in wanted if split in choices), None)
     if not evaluation and (args.eval_dataset or args.eval_split):
         refuse(args, "eval_split", f"{name} has the splits {', '.join(choices)}")
@@ -174,11 +173,8 @@ class JsonFloat(float):
 
 
 def read_json(path):
-    """Yield (where, row) of JSON lines or of one JSON array.
-
-    Not through datasets: it turns "2024-01-02" into a datetime and 1 beside 2.5 into 1.0, and fails on a column whose
-    type changes late in the file.
-    """
+    """Yield (where, row) of JSON lines or one JSON array. Not through datasets: it turns "2024-01-02" into a datetime,
+    1 beside 2.5 into 1.0, and fails on a column whose type changes late in the file."""
     where = path
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
@@ -262,9 +258,7 @@ def gold_text(value, where):
 
 class PromptSampler:
     """Draws indices of `rows` (prompts or pairs) from permutations, a new one each epoch, that depend on `seed` alone.
-
-    The state holds a digest of the rows, because an index means nothing among other rows.
-    """
+    The state holds a digest of the rows, because an index means nothing among other rows."""
 
     def __init__(self, rows, seed):
         self.rows, self.n, self.seed, self.drawn = rows, len(rows), seed, 0

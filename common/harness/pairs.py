@@ -28,8 +28,7 @@ class Pair(NamedTuple):
 def load_pairs(args, tokenizer, most_eval=0, train=None):
     """Training pairs, evaluation pairs, and lines that say where they come from (`load_rows`) and show the first one.
 
-    A row is plain text or messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is
-    the prompt. `embedded` are pairs sampled from the embedded model. A bad row is an InputError that names it.
+    A row is plain text or messages: `chosen` and `rejected`, which share the prompt, or with `prompt` beside them.
     """
     own = {name: str(EMBEDDED_PAIRS) for name in ("dataset", "eval_dataset") if getattr(args, name) == "embedded"}
     args = SimpleNamespace(**vars(args) | own)
