@@ -52,16 +52,21 @@ def load_prompts(args, tokenizer, needs_answers, train=None):
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped.
 
-    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and a note. Without evaluation data 5 %
-    of the prompts, at most 512, are held out by `seed`. Training does not depend on `most_eval` (0: all). If `train` is
-    false (None: in a run that only evaluates), training data is read only to hold some of it out.
+    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and counts to be told. Without data for
+    evaluation 5 % of the prompts, at most 512, are held out by `seed`. Training does not depend on `most_eval` (0: all).
+    If `train` is false (None: in a run that only evaluates), training data is read only to hold some of it out.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
     source, eval_source = find_sources(args, args.max_steps != 0 or args.resume if train is None else train)
-    rows, note = read(source, args, tokenizer, *options) if source else ([], "")
+
+    def load(source):
+        rows, counts = read(source, args, tokenizer, *options)
+        return rows, ", ".join([source.name, *(f"{count} {what}" for what, count in counts.items() if count)])
+
+    rows, note = load(source) if source else ([], "")
     if eval_source:
-        evaluation, eval_note = read(eval_source, args, tokenizer, *options)
+        evaluation, eval_note = load(eval_source)
     else:
         keys = list(dict.fromkeys(key for key, _ in rows))
         if len(keys) < 2:
@@ -205,7 +210,7 @@ def find_column(kind, asked, known, row, source, needed=True):
 
 
 def read_prompts(source, args, tokenizer, needs_answers):
-    """[(key, Prompt)] of the prompts that fit `--max_prompt_tokens`, and a note on what was merged and dropped.
+    """[(key, Prompt)] of the prompts that fit `--max_prompt_tokens`, and {what was merged or dropped: how many}.
 
     Rows with the same prompt and answer merge before tokenization: one in a hundred of DAPO-Math-17k's is left.
     """
@@ -239,12 +244,7 @@ def read_prompts(source, args, tokenizer, needs_answers):
     if not prompts:
         shortest = f"all {len(rows)} prompts are longer, the shortest has {min(map(len, encoded), default=0)} tokens"
         raise InputError(f"{source.name}: " + (f"--max_prompt_tokens {most}: {shortest}" if rows else "no rows"))
-    return prompts, describe(source, counts)
-
-
-def describe(source, counts):
-    """The name of a source with the counts that are not 0: "train.jsonl, 3 longer than 512 tokens dropped"."""
-    return ", ".join([source.name, *(f"{count} {what}" for what, count in counts.items() if count)])
+    return prompts, counts
 
 
 def gold_text(value, where):

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import EMBEDDED, PROMPT_COLUMNS, describe, find_column, load_rows, read_rows
+from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, load_rows, read_rows
 from common.harness.prompts import encode_completions, end_token, split_pair, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
@@ -42,7 +42,7 @@ def holds_pairs(source):
 
 
 def read_pairs(source, args, tokenizer):
-    """[(key of the prompt, pair)] of each row whose completions differ, and a note on what was cut and dropped."""
+    """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}."""
     rows, texts, end = [], [], end_token(tokenizer)
     spelled = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # so some data end an answer
     for where, row in read_rows(source, args.prompt_column):
@@ -64,7 +64,7 @@ def read_pairs(source, args, tokenizer):
             pairs.append((repr(rows[i][1]), pair))
     if not pairs:
         raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
-    return pairs, describe(source, counts)
+    return pairs, counts
 
 
 def cut_pair(pair, max_length):
