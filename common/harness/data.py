@@ -53,7 +53,7 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped.
 
     `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and counts to be told. Without data for
-    evaluation 5 % of the prompts, at most 512, are held out by `seed`. Training does not depend on `most_eval` (0: all).
+    evaluation 5 % of the prompts, at most 512, are held out by `seed`. `most_eval` (0: all) does not change training.
     If `train` is false (None: in a run that only evaluates), training data is read only to hold some of it out.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
