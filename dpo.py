@@ -46,13 +46,13 @@ from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, find_eval_source, find_splits, get_split, load_eval_prompts, load_prompts
+from common.harness.data import PromptSampler, find_sources, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
-from common.harness.rows import TEMPLATE_COLUMNS
+from common.harness.prompts import TEMPLATE_COLUMNS
 from common.harness.run import Run
 from common.masked import completion_mask, nearly_equal, pass_at_k
 from common.rewards import load_rewards, score_rewards, weighted_sum
@@ -365,18 +365,18 @@ def load_data(args, tokenizer):
 
     Given pairs are evaluated on held-out pairs, and by sampling too where --eval_dataset has prompts.
     """
-    splits = find_splits(args.dataset, args.dataset_config, siblings=False)
-    if not holds_pairs(get_split(splits, args.dataset_split, args.dataset, "--dataset_split")):
-        prompts, eval_prompts, summary = load_prompts(args, tokenizer, args.needs_answers)
+    source, eval_source = find_sources(args)
+    if not holds_pairs(source):
+        prompts, eval_prompts, summary = load_prompts(args, tokenizer, args.needs_answers, train=True)
         return prompts, [], eval_prompts, [], summary
     if args.rounds > 1:
         raise InputError(f"--rounds {args.rounds}: {args.dataset} holds pairs, and rounds make their own from prompts")
-    if not args.eval_dataset or holds_pairs(find_eval_source(args, {})):
-        pairs, eval_pairs, summary = load_pairs(args, tokenizer, args.eval_prompts)
+    if not args.eval_dataset or holds_pairs(eval_source):
+        pairs, eval_pairs, summary = load_pairs(args, tokenizer, args.eval_prompts, train=True)
         return [], pairs, [], eval_pairs, summary
     own = dataclasses.replace(args, eval_dataset=None, eval_split=None)
-    pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts)
-    eval_prompts, note = load_eval_prompts(args, tokenizer, args.needs_answers)
+    pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts, train=True)
+    _, eval_prompts, note = load_prompts(args, tokenizer, args.needs_answers, train=False)
     return [], pairs, eval_prompts, eval_pairs, f"{summary}\n{note}"
 
 

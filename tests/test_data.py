@@ -10,15 +10,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from common.answers import answers_match
 from common.errors import InputError
 from common.harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
-from common.harness.messages import shared_prompt
 from common.harness.pairs import Pair, load_pairs
-from common.harness.tokens import encode_completions, end_token
+from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 from testbed import GSM8K
 
@@ -27,10 +26,11 @@ STRICT_TEMPLATE = (
     "{{ m.content }}{% endfor %}"
 )
 CHAT = make_tokenizer(TEMPLATE)
+REFUSES = "the chat template refuses the prompt, its tools or --chat_template_kwargs"
 
 
-def load(dataset, tokenizer=PLAIN, needs_answers=False, **options):
-    return load_prompts(make_args(dataset, **options), tokenizer, needs_answers)
+def load(dataset, tokenizer=PLAIN, needs_answers=False, train=None, **options):
+    return load_prompts(make_args(dataset, **options), tokenizer, needs_answers, train)
 
 
 def load_rows(folder, rows, tokenizer=PLAIN, needs_answers=False, **options):
@@ -154,6 +154,16 @@ def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, 
     assert "row 2: no answer (text or number) in 'answer'" in error_of(tmp_path / "rows.csv", needs_answers=True)
 
 
+@pytest.mark.parametrize("rows", ["1+1?,2,note", "1+1?,2,", "7?,1,003\n4?,2", "1+1?,2,note,more"])
+def test_a_csv_row_of_more_fields_than_the_header_is_refused(rows, tmp_path, datasets):
+    """pandas makes an index of the first column, so that the prompt was `2` and the gold `note`."""
+    path = tmp_path / "rows.csv"
+    path.write_text(f"question,answer\n{rows}\n", encoding="utf-8")
+    assert error_of(path).startswith(f"{path}, line 2: more fields than the header")
+    path.write_text('question,answer\n"1,003+1?",1004\n4?,\n', encoding="utf-8")
+    assert [p.prompt for p in load(path, eval_dataset=str(path))[0]] == ["1,003+1?", "4?"]
+
+
 @pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
 def test_a_gold_that_is_not_finite_is_refused(tmp_path, number):
     path = tmp_path / "rows.jsonl"
@@ -217,7 +227,7 @@ def test_hub_dataset_with_config(datasets, monkeypatch):
     train, evaluation, description = load("some/math", dataset_config="main")
     assert [p.answer for p in train] == ["0", "1", "2"]
     assert [p.answer for p in evaluation] == ["3", "4"]
-    assert description == "training: 3 prompts (some/math [train]); evaluation: 2 (some/math [test])"
+    assert description == "training: 3 prompts (some/math [train]); evaluation: 2 prompts (some/math [test])"
     for name in ("some/math", "other/math"):
         assert load("some/math", dataset_config="main", eval_dataset=name)[1] == evaluation
 
@@ -272,7 +282,7 @@ def test_rows_with_the_same_prompt_and_answer_merge(tmp_path):
         write(tmp_path / "a.jsonl", rows), eval_dataset=str(write(tmp_path / "b.jsonl", [{"prompt": "x"}]))
     )
     assert [p.columns["id"] for p in train] == [0, 2, 3]
-    assert "1 repeated rows merged (1 of them with other values in other columns)" in description
+    assert "1 repeated rows merged, 1 of them with other values in other columns" in description
 
 
 def test_long_prompts_are_dropped_and_counted(tmp_path):
@@ -297,28 +307,6 @@ class Recorder:
 
     def __getattr__(self, name):
         return getattr(self.tokenizer, name)
-
-
-@pytest.mark.parametrize("template", [None, TEMPLATE])
-def test_the_tokenizer_never_sees_a_prompt_that_is_far_too_long(tmp_path, template):
-    """It takes 400 bytes a token: 2 GB for a line of 5 MB, only to drop it."""
-    tokenizer = Recorder(make_tokenizer(template))
-    path = write(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "x" * 300_000}, {"prompt": "y" * 30}])
-    other = write(tmp_path / "other.jsonl", [{"prompt": "b"}])
-    train, _, description = load(path, tokenizer, eval_dataset=str(other), max_prompt_tokens=60)
-    assert [p.prompt for p in train] == ["a", "y" * 30] and "1 longer than 60 tokens dropped" in description
-    assert max(len(text) for call in tokenizer.calls for text in call) == 16 * 60
-
-
-def test_a_long_text_of_few_tokens_is_kept(tmp_path):
-    """The bound on characters must not drop what fits: one token may stand for any number of them."""
-    vocabulary = {"<unk>": 0, "</s>": 1, "a": 2}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
-    texts = ["a " * 4 + "x" * 10_000, "a " * 3 + " " * 1000 + "a", " " * 10_000 + "a", "a " * 6]
-    prompts = load_rows(tmp_path, [{"prompt": text} for text in texts], words, max_prompt_tokens=5)
-    assert [len(p.ids) for p in prompts] == [5, 4, 1]
 
 
 def test_many_texts_are_tokenized_in_parts_and_keep_their_order(tmp_path):
@@ -346,7 +334,9 @@ def test_five_percent_are_held_out_by_seed(tmp_path):
     assert {p.answer for p in train + evaluation} == {str(i) for i in range(200)}
     assert load(path)[:2] == (train, evaluation)
     assert load(path, seed=2)[1] != evaluation
-    assert "held out" in description
+    assert "held out of these by prompt, very few: give --eval_dataset" in description
+    enough = load(write(tmp_path / "enough.jsonl", numbered(320)))[2]
+    assert enough.endswith("16 prompts (held out of these by prompt)")
     assert len(load(write(tmp_path / "few.jsonl", numbered(5)))[1]) == 1
     assert len(load(write(tmp_path / "many.jsonl", numbered(12_000)))[1]) == 512
 
@@ -401,14 +391,14 @@ def test_an_evaluation_alone_reads_training_data_only_to_hold_some_of_it_out(tmp
         write(tmp_path / "test.jsonl", numbered(3))
         train, evaluation, description = load(max_steps=0, **options)
         assert (train, len(evaluation)) == ([], 3)
-        assert description.startswith("training: 0 prompts (not read, --max_steps 0 only evaluates); evaluation: 3 (")
-    for options in (dict(max_steps=1), dict(max_steps=0, resume=True), dict(max_steps=0, pair_prompts=4)):
-        assert "not valid JSON" in error_of(path, **options)
+        assert description.startswith("evaluation: 3 prompts (")
+    for options in (dict(max_steps=1), dict(max_steps=0, resume=True), dict(max_steps=0, train=True)):
+        assert "cannot be read as JSON" in error_of(path, **options)
     train, evaluation, description = load(other, max_steps=0)
     assert (len(train), len(evaluation)) == (2, 1) and "held out" in description
     write(tmp_path / "test.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     pairs, evaluation, description = load_pairs(make_args(path, max_steps=0), PLAIN)
-    assert (pairs, len(evaluation)) == ([], 1) and description.startswith("training: 0 pairs (not read")
+    assert (pairs, len(evaluation)) == ([], 1) and description.startswith("evaluation: 1 pairs (")
 
 
 def test_evaluation_prompts_in_training_are_counted(tmp_path):
@@ -468,10 +458,11 @@ def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
 def test_a_part_that_is_no_text_is_refused(tmp_path):
     parts = [text_part("2+2?"), {"type": "image", "url": "x.png"}]
     message = error_of(write(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}]))
-    assert message.endswith("line 1: a message has a part of type image; only parts of type text are read")
-    rows = [{"prompt": [{"role": "user", "content": [text_part(text), text_part("2")]}]} for text in (None, 0)]
-    message = error_of(write(tmp_path / "a.jsonl", rows))  # Arrow writes None; TypeError
-    assert message.endswith("line 2: a message has a part whose text is of type int")
+    assert message.endswith(
+        "line 1: the prompt is neither text nor a list of messages with role and content, both text"
+    )
+    (prompt,) = load_rows(tmp_path, [{"prompt": [{"role": "user", "content": [text_part(None), text_part("2")]}]}])
+    assert prompt.prompt == [{"role": "user", "content": "2"}]  # Arrow writes None
 
 
 KWARGS_TEMPLATE = (
@@ -499,10 +490,11 @@ def test_kwargs_and_tools_reach_the_template(tmp_path):
     assert ["".join(tokenizer.convert_ids_to_tokens(pair.prompt)) for pair in loaded] == expected
 
 
-@pytest.mark.parametrize(("kwargs", "says"), [("{a", "not valid JSON"), ("[1]", "JSON object")])
+@pytest.mark.parametrize(("kwargs", "says"), [("{a", "Expecting property name"), ("[1]", "not a mapping")])
 def test_wrong_kwargs_are_refused(tmp_path, kwargs, says):
     path = write(tmp_path / "a.jsonl", numbered(3))
-    assert says in error_of(path, CHAT, chat_template_kwargs=kwargs)
+    message = error_of(path, CHAT, chat_template_kwargs=kwargs)
+    assert "--chat_template_kwargs: " in message and says in message
     assert "no chat template" in error_of(path, PLAIN, chat_template_kwargs='{"a": 1}')
 
 
@@ -595,10 +587,10 @@ def test_a_template_that_refuses_an_answer_is_one_line():
 @pytest.mark.parametrize(
     ("lines", "number", "says"),
     [
-        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "not valid JSON"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "not valid JSON"),
-        ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], 2, "not valid JSON"),
-        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], 2, "not a JSON object but list"),
+        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "cannot be read as JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "cannot be read as JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], 2, "cannot be read as JSON"),
+        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], 2, "not an object but list"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], 2, "the prompt is empty"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], 2, "the prompt is empty"),
         ([b'{"prompt": [], "answer": "1"}'], 1, "the prompt is empty"),
@@ -609,7 +601,7 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], 2, "no answer"),
         ([b'{"prompt": "a", "answer": ["1", "2"]}'], 1, "no answer (text or number) in 'answer'"),
         ([b'{"prompt": "a", "reward_model": {"style": "rule"}}'], 1, "no answer (text or number) in 'reward_model'"),
-        ([b'{"chosen": "a b", "rejected": ["c"], "answer": "1"}'], 1, "the prompt is empty"),
+        ([b'{"chosen": "a b", "rejected": ["c"], "answer": "1"}'], 1, "rejected is neither text nor"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, no_datasets, lines, number, says):
@@ -635,7 +627,10 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     assert f"{tmp_path / 'broken.parquet'}: cannot be read: " in error_of(tmp_path / "broken.parquet")
     (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]', encoding="utf-8")
-    assert error_of(tmp_path / "array.json") == f"{tmp_path / 'array.json'}, row 2: not a JSON object but int"
+    assert (
+        error_of(tmp_path / "array.json")
+        == f"{tmp_path / 'array.json'}, row 2: cannot be read as JSON: not an object but int"
+    )
 
 
 def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
@@ -652,21 +647,27 @@ def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     assert "looked for gold and found" in error_of(path, prompt_column="text", answer_column="gold")
 
 
+def test_sharegpt_is_told_what_to_convert(tmp_path, no_datasets):
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    message = error_of(write(tmp_path / "rows.jsonl", [{"conversations": turns, "id": 1}]))
+    assert "found conversations, id (convert ShareGPT's to a column messages of role and content)" in message
+
+
 def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_datasets):
     good = write(tmp_path / "rows.jsonl", numbered(4))
     assert error_of(tmp_path / "absent.jsonl") == f"{tmp_path / 'absent.jsonl'}: no such file or folder"
     assert error_of(good, eval_dataset="absent.csv") == "absent.csv: no such file or folder"
-    assert error_of("./absent") == "absent: no such file or folder"
+    assert error_of("./absent") == "./absent: no such file or folder"
     (tmp_path / "data.pkl").write_bytes(b"")
     assert "data.pkl: unknown file type, known are .jsonl, .json, .parquet, .csv" in error_of(tmp_path / "data.pkl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert error_of(tmp_path / "empty.jsonl") == f"{tmp_path / 'empty.jsonl'}: no rows"
     assert "does not contain {prompt}" in error_of(good, prompt_template="Question: {question}")
-    assert "has no split 'dev' but train: choose with --dataset_split" in error_of(good, dataset_split="dev")
-    assert "has no split 'dev' but train: choose with --eval_split" in error_of(good, eval_split="dev")
+    assert f"--dataset_split dev: {good} has the splits train" in error_of(good, dataset_split="dev")
+    assert f"--eval_split dev: {good} has the splits train" in error_of(good, eval_split="dev")
     message = error_of(good, max_prompt_tokens=9)
-    assert message.startswith(f"{good}: all 4 prompts are longer than --max_prompt_tokens 9, ")
-    assert message.endswith("the shortest has at least 10 tokens")
+    assert message.startswith(f"{good}: --max_prompt_tokens 9: all 4 prompts are longer, ")
+    assert message.endswith("the shortest has 10 tokens")
     one = write(tmp_path / "one.jsonl", numbered(1))
     assert "--eval_dataset" in error_of(one)
 
@@ -677,14 +678,16 @@ def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     message = error_of("some/math")
-    assert message == "cannot load the dataset some/math: Config name is missing. Pick one of: ['main', 'socratic']"
+    assert message == "some/math: cannot be read: Config name is missing. Pick one of: ['main', 'socratic']"
 
 
 def test_several_splits_of_the_eval_dataset_are_a_choice(tmp_path, datasets):
     splits = {name: datasets.Dataset.from_list(numbered(2)) for name in ("easy", "hard")}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "eval")
     good = write(tmp_path / "rows.jsonl", numbered(4))
-    assert "has the splits easy, hard: choose with --eval_split" in error_of(good, eval_dataset=str(tmp_path / "eval"))
+    assert "--eval_split None: " + str(tmp_path / "eval") + " has the splits easy, hard" in error_of(
+        good, eval_dataset=str(tmp_path / "eval")
+    )
     assert len(load(good, eval_dataset=str(tmp_path / "eval"), eval_split="hard")[1]) == 2
 
 
@@ -694,7 +697,7 @@ def test_what_a_tokenizer_cannot_render_names_the_row(tmp_path):
     message = error_of(path)
     assert message.startswith(f"{path}, line 2: ") and "no chat template" in message
     message = error_of(path, make_tokenizer(STRICT_TEMPLATE), system_prompt="S")
-    assert message == f"{path}, line 1: the chat template refuses the prompt: no system role"
+    assert message == f"{path}, line 1: {REFUSES}: no system role"
     mute = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))  # drops what it does not know
     assert (
         error_of(write(path, [{"prompt": "a"}]), mute) == f"{path}, line 1: the tokenizer makes no token of the prompt"
@@ -739,7 +742,7 @@ def test_resume_continues_where_it_stopped(before):
 
 
 @pytest.mark.parametrize(
-    ("n", "seed", "says"), [(8, 1, "7 rows of data, this one has 8"), (7, 2, "1 as --seed, this one has 2")]
+    ("n", "seed", "says"), [(8, 1, "7 rows, --seed 1; this run has 8,"), (7, 2, "--seed 1; this run has 7, --seed 2")]
 )
 def test_another_order_is_refused_on_resume(n, seed, says):
     with pytest.raises(InputError, match=says):

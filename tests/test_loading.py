@@ -29,7 +29,7 @@ from common.harness.loading import (
     load_tokenizer,
     save_pretrained,
 )
-from common.harness.tokens import end_token
+from common.harness.prompts import end_token
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,

@@ -72,6 +72,11 @@ def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
     assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
 
 
+def test_a_template_without_its_prompt_is_refused_for_pairs_too(tmp_path):
+    with pytest.raises(InputError, match="--prompt_template Q:: does not contain {prompt}"):
+        pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], prompt_template="Q:")
+
+
 def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
     (pair,), _ = pairs_of(tmp_path, [{"prompt": "2+2?", "chosen": "4</s>", "rejected": "5"}])
     assert texts_of(pair) == ("2+2?", "4</s>", "5</s>")
@@ -138,18 +143,18 @@ def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
     write(tmp_path / "test.jsonl", numbered_pairs(3))
     path = write(tmp_path / "train.jsonl", numbered_pairs(10))
     train, evaluation, summary = load_pairs(make_args(path), PLAIN)
-    assert (len(train), len(evaluation)) == (10, 3) and "3 of prompts also in training" in summary
+    assert (len(train), len(evaluation)) == (10, 3) and "3 also in training" in summary
 
 
 @pytest.mark.parametrize(
     "row, says",
     [
-        ({"prompt": "a", "chosen": "b"}, "must both be text, or both lists of messages; it has prompt, chosen"),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, "must both be text"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "must both be text"),
+        ({"prompt": "a", "chosen": "b"}, "rejected is neither text nor a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither text nor"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither text nor"),
         ({"prompt": "a", "chosen": "b", "rejected": [say("c")]}, "must both be text"),
-        ({"prompt": "a", "chosen": [], "rejected": []}, "must both be text"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "must both be text"),
+        ({"prompt": "a", "chosen": [], "rejected": []}, "one assistant message each"),
+        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "chosen is neither text nor"),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
@@ -166,5 +171,7 @@ def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):
 
 
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"line 1: no column 'ask' but prompt, chosen, rejected: see --prompt_column"):
+    with pytest.raises(
+        InputError, match=r"no prompt column, looked for ask and found prompt, chosen, rejected: name it with"
+    ):
         pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")

@@ -5,8 +5,7 @@ import torch
 from common.batches import micro_batches
 from common.errors import refuse
 from common.harness.loading import check_positions, load_classifier, load_tokenizer
-from common.harness.rows import TEMPLATE_COLUMNS
-from common.harness.tokens import Row, encode_completions, end_token, tokenize
+from common.harness.prompts import TEMPLATE_COLUMNS, encode_completions, end_token, tokenize
 from common.rewards import Reward
 
 
@@ -14,42 +13,35 @@ def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
 
     It reads text: its own tokenizer and chat template encode prompt and completion as `reward_model.py` does, with the
-    run's --prompt_template and --system_prompt, and the end token unless the completion was cut; special tokens that
-    the policy spells are text. An InputError refuses a checkpoint without a trained scalar head that reads the last
-    token, and a tokenizer that has no EOS, pads with the end token (the score would be read before it), or does not
-    know the characters of the prompts.
+    end token unless the completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError.
     """
     option = "reward_model_path"
     tokenizer = load_tokenizer(args, option)
-    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     end = end_token(tokenizer)
-    if tokenizer.pad_token_id == end:
-        token = tokenizer.convert_ids_to_tokens(end)
-        refuse(args, option, f"its tokenizer needs a pad token other than {token}, where the score is read")
-    ids = tokenize([Row("a prompt", prompt.prompt, None, prompt.columns) for prompt in prompts], args, tokenizer)
+    if tokenizer.pad_token_id == end:  # the score would be read before the end token
+        refuse(args, option, f"its tokenizer needs a pad token other than {tokenizer.convert_ids_to_tokens(end)}")
+    ids = tokenize([("a prompt", prompt.prompt, prompt.columns) for prompt in prompts], args, tokenizer)
+    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
     if any(unknown & set(row) for row in ids):
         refuse(args, option, "its tokenizer does not know characters of the prompts")
-    model = load_classifier(args, option, tokenizer, device)
+    model = load_classifier(args, option, tokenizer, device).requires_grad_(False)
     tokenizer.padding_side = "right"
-    model.requires_grad_(False)
     check_positions(args, option, model, max(map(len, ids)) + args.max_new_tokens)
 
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         used = [name for name in TEMPLATE_COLUMNS if name in columns]
-        rows = [Row("a prompt", prompt, None, {name: columns[name][i] for name in used})
-                for i, prompt in enumerate(prompts)]  # fmt: skip
-        rows = tokenize(rows, args, tokenizer)
+        own = [{name: columns[name][i] for name in used} for i in range(len(prompts))]
+        rows = tokenize([("a prompt", *row) for row in zip(prompts, own, strict=True)], args, tokenizer)
         for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
         check_positions(args, option, model, max(map(len, rows)))
-        scores = [0.0] * len(rows)
+        scores = {}
         for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
-            inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt")
+            inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt").to(device)
             with torch.no_grad():
-                values = model(**inputs.to(device)).logits[:, 0].float().tolist()
-            for i, value in zip(part, values, strict=True):
-                scores[i] = value
-        return scores
+                values = model(**inputs).logits[:, 0].float()
+            scores.update(zip(part, values.tolist(), strict=True))
+        return [scores[i] for i in range(len(rows))]
 
     return Reward("reward_model", 1.0, reward_model)

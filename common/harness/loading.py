@@ -13,7 +13,7 @@ from common.harness import lora
 from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.probes import causal_problem, find_shortcuts, reads_last_token, sampling_problem, unused_weights
-from common.harness.tokens import end_of_turn, end_token
+from common.harness.prompts import end_token
 from common.policy import Policy
 
 # Weights that no text uses: for images, sound, several tokens at once; and masks that old checkpoints of GPT-Neo hold.
@@ -59,7 +59,7 @@ def find_stop_tokens(tokenizer, generation_config):
     """Token ids that end a completion: EOS of tokenizer and generation config, and what ends a turn of a chat."""
     configured = generation_config.eos_token_id
     configured = configured if isinstance(configured, list) else [configured]
-    return sorted({tokenizer.eos_token_id, end_of_turn(tokenizer), *configured} - {None})
+    return sorted({tokenizer.eos_token_id, end_token(tokenizer), *configured} - {None})
 
 
 def load_policy(args, tokenizer, accelerator=None, temperature=None):

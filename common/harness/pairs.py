@@ -1,19 +1,18 @@
 """Preference pairs: read from TRL's preference formats, cut to length, and put into batches."""
 
-import copy
+from collections import Counter
 from functools import reduce
 from itertools import chain
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import EMBEDDED, UNREAD, find_sources, hold_out, limit
-from common.harness.messages import prompt_key, split_pair
-from common.harness.rows import TEMPLATE_COLUMNS, Source, read_rows
-from common.harness.tokens import Row, encode_completions, end_token, tokenize
+from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, load_rows, read_rows
+from common.harness.prompts import encode_completions, end_token, split_pair, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
@@ -26,78 +25,52 @@ class Pair(NamedTuple):
     ref_rejected: float = 0.0
 
 
-def load_pairs(args, tokenizer, most_eval: int = 0) -> tuple[list[Pair], list[Pair], str]:
-    """Training pairs, evaluation pairs (at most `most_eval`; 0: all), and lines that say where they come from and show
-    the first one as the model sees it.
+def load_pairs(args, tokenizer, most_eval=0, train=None):
+    """Training pairs, evaluation pairs, and lines that say where they come from (`load_rows`) and show the first one.
 
-    Evaluation data is found as `load_prompts` finds it; what is held out is split by prompt. A row is plain text or
-    messages: `prompt`, `chosen`, `rejected`, or the last two alone, whose common beginning is the prompt. The data of
-    `embedded` are pairs sampled from the embedded model. A bad row is an InputError that names file and row.
+    A row is plain text or messages: `chosen` and `rejected`, which share the prompt, or with `prompt` beside them.
     """
-    args = copy.copy(args)
-    for name in ("dataset", "eval_dataset"):
-        if getattr(args, name) == "embedded":
-            setattr(args, name, str(EMBEDDED_PAIRS))
-    source, eval_source = find_sources(args)
-    train, note = read_pairs(source, args, tokenizer) if source else ([], UNREAD)
-    if eval_source:
-        evaluation, eval_note = read_pairs(eval_source, args, tokenizer)
-    else:
-        held_out = set(hold_out(list(dict.fromkeys(key for key, _ in train)), args.seed)[1])
-        evaluation, eval_note = [row for row in train if row[0] in held_out], "held out of these by prompt"
-        train = [row for row in train if row[0] not in held_out]
-    evaluation, eval_note = limit(evaluation, most_eval, args.seed, eval_note)
-    trained = {key for key, _ in train}
-    if seen := sum(key in trained for key, _ in evaluation):
-        eval_note += f", {seen} of prompts also in training"
-    summary = f"training: {len(train)} pairs ({note}); evaluation: {len(evaluation)} ({eval_note})"
-    train, evaluation = ([pair for _, pair in rows] for rows in (train, evaluation))
-    first = (train or evaluation)[0]
-    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, first.prompt, first.chosen)])
+    own = {name: str(EMBEDDED_PAIRS) for name in ("dataset", "eval_dataset") if getattr(args, name) == "embedded"}
+    args = SimpleNamespace(**vars(args) | own)
+    train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
+    return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, *(train or evaluation)[0][:2])])
 
 
-def holds_pairs(source: Source) -> bool:
+def holds_pairs(source):
     """Whether a source has preference pairs, by the columns of its first row."""
-    _, row = next(iter(read_rows(source)), (None, {}))
-    return row.keys() >= {"chosen", "rejected"}
+    return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
 
 
-def read_pairs(source: Source, args, tokenizer) -> tuple[list[tuple[Any, Pair]], str]:
-    """(key of the prompt, pair) of each row whose completions differ, and a note on what was cut and dropped."""
-    rows, answers, end = [], [], end_token(tokenizer)
+def read_pairs(source, args, tokenizer):
+    """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}."""
+    rows, texts, end = [], [], end_token(tokenizer)
     spelled = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # so some data end an answer
     for where, row in read_rows(source, args.prompt_column):
-        prompt, *texts = split_pair(row, args, where)
-        rows.append(Row(where, prompt, None, {name: row.get(name) for name in TEMPLATE_COLUMNS}))
-        answers.append([reduce(str.removesuffix, spelled, text) for text in texts])
-    if not rows:
-        raise InputError(f"{source.name}: no rows")
-    prompts = tokenize(rows, args, tokenizer)
-    encoded = iter(encode_completions(list(chain(*answers)), tokenizer))
-    pairs, cut = [], 0
-    for row, prompt, texts in zip(rows, prompts, answers, strict=True):
-        whole = Pair(prompt, [*next(encoded), end], [*next(encoded), end])
+        if not rows:
+            column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=False)
+        prompt, *answers = split_pair(row, column, where)
+        rows.append((where, prompt, row))
+        texts += [reduce(str.removesuffix, spelled, answer) for answer in answers]
+    encoded = [[*ids, end] for ids in encode_completions(texts, tokenizer)]
+    pairs, counts = [], Counter()
+    for i, ids in enumerate(tokenize(rows, args, tokenizer)):
+        whole = Pair(ids, *encoded[2 * i : 2 * i + 2])
         pair = cut_pair(whole, args.max_length)
-        if pair.chosen != pair.rejected and all(map(str.strip, texts)):
-            cut += pair != whole
-            pairs.append((prompt_key(row.prompt), pair))
+        good = pair.chosen != pair.rejected and all(map(str.strip, texts[2 * i : 2 * i + 2]))
+        counts["with equal or empty completions dropped"] += not good
+        if good:
+            counts[f"cut to {args.max_length} tokens"] += pair != whole
+            counts["with characters unknown to the tokenizer"] += tokenizer.unk_token_id in chain(*pair[:3])
+            pairs.append((repr(rows[i][1]), pair))
     if not pairs:
         raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
-    note = source.name
-    if dropped := len(rows) - len(pairs):
-        note += f", {dropped} with equal or empty completions dropped"
-    if cut:
-        note += f", {cut} cut to {args.max_length} tokens"
-    if unknown := sum(any(tokenizer.unk_token_id in ids for ids in pair[:3]) for _, pair in pairs):
-        note += f", {unknown} with characters unknown to the tokenizer"
-    return pairs, note
+    return pairs, counts
 
 
-def cut_pair(pair: Pair, max_length: int) -> Pair:
+def cut_pair(pair, max_length):
     """The pair with at most `max_length` tokens in prompt and completion: the prompt loses its first tokens, the same
     for both completions; once it has only one, the completions lose their last tokens, but not the end token."""
-    room = max_length - max(len(pair.chosen), len(pair.rejected))
-    prompt = pair.prompt[-max(1, room) :]
+    prompt = pair.prompt[-max(1, max_length + len(pair.prompt) - pair_tokens(pair)) :]
     most = max_length - len(prompt)
     completions = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pair[1:3]]
     return Pair(prompt, *completions)
@@ -108,19 +81,18 @@ def pair_batch(pairs, device):
     `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
     prompts = [pair.prompt for pair in pairs] * 2
     completions = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)]
     prompt_ids, prompt_mask = left_pad(prompts, 0, device)
     ids = pad_sequence([torch.tensor(row) for row in completions], batch_first=True)
     mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in completions], batch_first=True)
-    ref_logprobs = [pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs]
+    logprobs = torch.tensor([pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs])
     return {
         "prompts": prompt_ids,
         "prompt_mask": prompt_mask,
         "completions": ids.to(device, non_blocking=True),
         "completion_mask": mask.to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_logprobs).to(device, non_blocking=True),
-        "lengths": lengths,
+        "ref_logprobs": logprobs.to(device, non_blocking=True),
+        "lengths": [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)],
         "groups": [*range(len(pairs))] * 2,
     }
 
@@ -131,17 +103,13 @@ def pair_tokens(pair):
 
 
 def spread_pairs(accelerator, pairs, args):
-    """This process's share of the pairs, one forward at a time: (indices, real, batch).
-
-    Fillers, for which `real` (B,) is false, give each process as many pairs as the others. The pairs are sorted by
-    length, so that a forward needs little padding.
-    """
+    """This process's share of the pairs, sorted by length, one forward at a time: (indices, real, batch). Fillers, for
+    which `real` (B,) is false, give each process as many pairs as the others."""
     rank, processes = accelerator.process_index, accelerator.num_processes
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
     places = range(rank, -(-len(pairs) // processes) * processes, processes)
     size = args.micro_batch_size // 2
-    for start in range(0, len(places), size):
-        part = places[start : start + size]
+    for part in (places[start : start + size] for start in range(0, len(places), size)):
         indices = [order[place % len(pairs)] for place in part]
         real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
         yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
