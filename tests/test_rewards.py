@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import grpo
-from common import rewards, user_rewards
+from common import rewards
 from common.batches import Completion
 from common.errors import InputError
 from common.rewards import (
@@ -149,22 +149,36 @@ def test_what_only_watches_gives_no_row_a_reward(user_file):
         ("[1.0, 0.0, float('inf')]", "mine.*inf.*row 2"),
         ("['1.0', 0.0, 0.0]", "mine.*'1.0'.*row 0"),
         ("[0.0, [1.0], 0.0]", "mine.*row 1"),
-        ("[0.0, 1.0]", "mine.*2 values.*rows 0 to 2"),
-        ("[0.0] * 4", "mine.*4 values.*rows 0 to 2"),
+        ("[0.0, 1.0]", "mine.*2 values.*3 rows"),
+        ("[0.0] * 4", "mine.*4 values.*3 rows"),
         ("1.0", "mine.*float.*list"),
         ("None", "mine.*NoneType.*list"),
-        ("[1 / (p != 'q1') for p in prompts]", "mine.*row 1.*ZeroDivisionError"),
-        ("missing", "mine.*row 0.*NameError"),
+        ("[1 / (c != 's1') for c in completions]", "mine.*row 1.*ZeroDivisionError"),
+        ("missing", "mine.*3 rows.*NameError"),
     ],
 )
 def test_bad_values_name_function_and_row(user_file, returned, message):
     """a NaN, a missing value or an exception must stop the run and say where."""
-    (reward,) = chosen(user_file(f"def mine(prompts, **_):\n    return {returned}\n") + ":mine")
+    (reward,) = chosen(user_file(f"def mine(completions, **_):\n    return {returned}\n") + ":mine")
     with pytest.raises(InputError, match=message) as caught:
-        score(reward, [row(f"q{i}") for i in range(3)], ["", "", ""], [False] * 3)
+        score(reward, [row(f"q{i}") for i in range(3)], ["s0", "s1", "s2"], [False] * 3)
     assert "\n" not in str(caught.value)
     if "Error" in message:
         assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("end", ["1 / (completion != 'b')", "float('nan')", "print()"])
+def test_a_function_that_fails_is_called_once(user_file, end):
+    """To name the row it was called again row by row: a judge is paid for each call."""
+    body = "calls = []\ndef mine(completions, **_):\n    calls.append(completions)\n"
+    path = user_file(f"{body}    return [{end} for completion in completions]\n")
+    (reward,) = chosen(path + ":mine")
+    texts = ["a", "b", "c"]
+    try:
+        score(reward, [row()] * 3, texts, [False] * 3)
+    except InputError as error:
+        assert ("row 1" if "/" in end else "row 0") in str(error)
+    assert sys.modules["reward_file_mine"].calls == [texts]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -172,7 +186,7 @@ def test_sys_exit_in_a_reward_is_an_input_error(user_file, kind):
     """The run ended without a word and with exit code 0."""
     body = f"import sys\n{kind} mine(prompts, **_):\n    if 'q2' in prompts: sys.exit(0)\n    return [0.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
-    with pytest.raises(InputError, match="'mine' failed on row 2: SystemExit: 0") as caught:
+    with pytest.raises(InputError, match="'mine' failed on 4 rows: SystemExit: 0") as caught:
         score(reward, [row(f"q{i}") for i in range(4)], [""] * 4, [False] * 4)
     assert isinstance(caught.value.__cause__, SystemExit)
     with pytest.raises(InputError, match="SystemExit: 3"):
@@ -240,7 +254,7 @@ def test_a_reward_cannot_move_the_run(user_file, tmp_path, monkeypatch, end):
         try:
             score(reward, [row()] * 2, [""] * 2, [False] * 2)
         except InputError as error:
-            assert "row 0: ValueError: here" in str(error)
+            assert "on 2 rows: ValueError: here" in str(error)
         assert Path.cwd() == tmp_path
     assert set(sys.modules["reward_file_mine"].here) == {str(tmp_path)}
 
@@ -309,7 +323,7 @@ def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
     if fits:
         assert score(reward, [row()] * 2, [""] * 2, [False] * 2).tolist() == [0.0, float(value)]
     else:
-        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; beyond 1e\+15"):
+        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; .*beyond 1e\+15"):
             score(reward, [row()] * 2, [""] * 2, [False] * 2)
 
 
@@ -337,7 +351,7 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
 
 def test_function_without_kwargs_is_told_so(user_file):
     (reward,) = chosen(user_file("def f(prompts, completions):\n    return [0.0]\n") + ":f")
-    with pytest.raises(InputError, match=r"\*\*kwargs"):
+    with pytest.raises(InputError, match="reward 'f' failed on row 0: TypeError: .* unexpected keyword argument 'answer'"):
         score(reward, [row()], [""], [False])
 
 
@@ -413,10 +427,11 @@ def test_accuracy_does_not_apply_without_an_answer():
 def test_math_verify_missing_says_what_to_install(monkeypatch):
     """A missing extra must not score 0 in silence."""
     monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
+    rewards._math_verify_pool.cache_clear()
     with pytest.raises(InputError, match="pip install"):
         chosen("math_verify")
     with pytest.raises(InputError, match="pip install"):
-        math_verify_reward("#### 3", "3")
+        math_verify_reward("#### 3", "4")
 
 
 @pytest.mark.needs("math_verify")
@@ -494,7 +509,7 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0, 2.0]}), ("g", {"b": [3.0]}))]
     other = [{"a": [5.0]}, {"b": [8.0]}]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *other])
-    assert user_rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
+    assert rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
 
 
@@ -523,7 +538,7 @@ def mine(log_metric, log_extra, **_):
         text.ids, text.extra = [], {}
     (reward,) = chosen(user_file(body) + ":mine")
     score(reward, [row()] * 3, texts, [False] * 3)
-    assert user_rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
+    assert rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
     written = [json.dumps(text.extra, allow_nan=False) for text in texts]
     assert written == [f"""{{"('x', 1)": {value}}}""" for value in ("null", "null", "0.5")]
 
