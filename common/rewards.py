@@ -105,8 +105,8 @@ class Reward:
 
 
 def load_rewards(args) -> list[Reward]:
-    """The rewards that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each): `BUILT_IN`, or functions
-    of the user as `file.py:function` or `package.module:function`. Raises InputError for what does not fit."""
+    """The rewards that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each): `BUILT_IN`, or the
+    user's `file.py:function` or `package.module:function`. Raises InputError for what does not fit."""
     count, weights = len(args.reward), args.reward_weights or [1.0] * len(args.reward)
     if not 0 < count == len(weights) or not all(map(math.isfinite, weights)):
         raise InputError(f"--reward names {count}: --reward_weights must be as many finite numbers, not {weights}")
@@ -194,8 +194,8 @@ def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
     """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
 
-    `rows` hold `prompt`, `answer`, `columns`, `thinks`. A user's function is called once. An InputError names it, and the
-    row if that is known, for what it raises and for what is not one finite number below `MAX_REWARD` a row.
+    `rows` hold `prompt`, `answer`, `columns`, `thinks`. A user's function is called once. An InputError names it, and
+    the row if that is known, for what it raises and for what is not one finite number below `MAX_REWARD` a row.
     """
     values = []
     if reward.function in BUILT_IN.values():
