@@ -2127,8 +2127,8 @@ MUTANTS = [
         "test_checkpoints.py::test_what_is_kept_returns_bit_by_bit"),
     # --- state that is passed ---
     mutant("what clean_exit made its handler never hears of the run", "common",
-        "isinstance(handler, Process)), None) or Process()",
-        "handler is Process), None) or Process()",
+        "process = handler if isinstance(handler, Process) else Process()",
+        "process = handler if handler is Process else Process()",
         "test_errors.py::test_a_process_that_failed_leaves_nothing_to_the_next_run",
         "test_errors.py::test_sigterm_has_its_own_exit_code"),
     mutant("a run that failed in this process keeps the next one out", "common",
