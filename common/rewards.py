@@ -6,11 +6,14 @@ import copy
 import functools
 import importlib.util
 import inspect
+import json
 import logging
 import math
-import multiprocessing
 import os
+import signal
+import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ from common.errors import InputError, one_line
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
+MATH_VERIFY_LOCK = threading.Lock()  # of its one pipe
 
 
 def accuracy_reward(completion: str, answer: str, truncated: bool = False) -> float:
@@ -38,42 +42,56 @@ def format_reward(completion: str, answer: str | None = None, truncated: bool = 
 
 
 def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`.
-
-    math-verify's own timeouts are signals: they work in the main thread alone and cannot interrupt one large power. So
-    it runs in a process of its own. After `MATH_VERIFY_SECONDS` that is killed, which counts as wrong and is logged.
-    """
+    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
+    process of its own. After `MATH_VERIFY_SECONDS` that ends, which counts as wrong and is logged. A comparison whose
+    process was ended by something else is made again."""
     predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
-    if predicted is None or answers_match(predicted, gold):
-        return float(predicted is not None)
-    if max(len(predicted), len(gold)) > MAX_ANSWER:
-        return 0.0
-    pool = _math_verify_pool()
-    try:
-        return pool.apply_async(_math_verify, (predicted, gold)).get(MATH_VERIFY_SECONDS)
-    except multiprocessing.TimeoutError:
-        pool.terminate()
-        _math_verify_pool.cache_clear()
-        message = "math-verify took over %s s on %.80r: scored 0"
-        logging.getLogger(__name__).warning(message, MATH_VERIFY_SECONDS, predicted)
-        return 0.0
+    if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
+        return float(predicted is not None and answers_match(predicted, gold))
+    for _ in range(3):
+        with MATH_VERIFY_LOCK, contextlib.suppress(BrokenPipeError):
+            process = _math_verify_process(os.getpid())
+            print(json.dumps([MATH_VERIFY_SECONDS, gold, predicted]), file=process.stdin, flush=True)
+            if reply := process.stdout.readline():
+                return float(reply)
+        _math_verify_process.cache_clear()
+        if process.wait() == -signal.SIGALRM:
+            break
+    message = "math-verify took over %s s on %.80r, or its process was killed three times: scored 0"
+    logging.getLogger(__name__).warning(message, MATH_VERIFY_SECONDS, predicted)
+    return 0.0
 
 
 @functools.cache
-def _math_verify_pool():
+def _math_verify_process(parent: int) -> subprocess.Popen:
+    """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
     if importlib.util.find_spec("math_verify") is None:
         raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
-    pool = multiprocessing.get_context("spawn").Pool(1)  # a fork would copy the threads' locks and the GPU's state
-    pool.apply(_math_verify, ("0", "1"))  # it imports the running script, torch and sympy first
-    return pool
+    program = [sys.executable, "-P", "-c", inspect.getsource(_compare) + "_compare()"]  # it needs neither torch nor us
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    if not process.stdout.readline():
+        raise InputError("reward math_verify: its process did not start")
+    return process
 
 
-def _math_verify(predicted: str, gold: str) -> float:
+def _compare():
+    import json
+    import logging
+    import signal
+    import sys
+
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
-    gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in (gold, predicted))
-    return float(verify(gold, predicted, timeout_seconds=None))
+    logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
+    replies, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:  # until the parent is gone
+        seconds, *texts = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # its SIGALRM ends this process whatever that computes
+        gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
+        print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int) -> torch.Tensor:
@@ -115,7 +133,7 @@ def load_rewards(args) -> list[Reward]:
         if names.count(name) > 1 or (name in BUILT_IN and name != spec):
             raise InputError(f"--reward {spec}: another reward has the same name in the metrics; rename it")
     if "math_verify" in names:
-        _math_verify_pool()
+        _math_verify_process(os.getpid())
     functions = [BUILT_IN.get(spec) or _load_function(spec) for spec in args.reward]
     return [Reward(*parts) for parts in zip(names, map(float, weights), functions, strict=True)]
 

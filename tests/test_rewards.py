@@ -2,6 +2,9 @@
 
 import functools
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -9,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -26,7 +30,7 @@ from common.rewards import (
     soft_overlong_punishment,
     weighted_sum,
 )
-from testbed import embedded, embedded_prompts, metric_rows
+from testbed import ROOT, embedded, embedded_prompts, metric_rows
 
 
 def chosen(*names, weights=None):
@@ -427,7 +431,7 @@ def test_accuracy_does_not_apply_without_an_answer():
 def test_math_verify_missing_says_what_to_install(monkeypatch):
     """A missing extra must not score 0 in silence."""
     monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
-    rewards._math_verify_pool.cache_clear()
+    rewards._math_verify_process.cache_clear()
     with pytest.raises(InputError, match="pip install"):
         chosen("math_verify")
     with pytest.raises(InputError, match="pip install"):
@@ -451,6 +455,67 @@ def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
     thread.start()
     thread.join()
     assert results == [1.0]
+
+
+RUN = """
+import os, sys, time
+from common import rewards
+compare = lambda text: rewards.math_verify_reward("#### " + text, "8")
+process = lambda: rewards._math_verify_process(os.getpid())
+"""
+
+
+def program(tmp_path, body, **options):
+    """A program in a session of its own, whose group the test signals, and the pipe of what it prints."""
+    (tmp_path / "program.py").write_text(RUN + body, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
+    )
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("when", ["between", "during"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
+    """Its Pool hung at the next call, or scored 0."""
+    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    process = rewards._math_verify_process(os.getpid())
+    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
+    if when == "between":
+        os.kill(process.pid, number)
+        process.wait()
+    else:
+        os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
+        killer.start()
+        if number == signal.SIGTERM:
+            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
+    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    assert rewards._math_verify_process(os.getpid()).pid != process.pid
+
+
+@pytest.mark.needs("math_verify")
+def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
+    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
+    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
+    run = program(tmp_path, body, stdin=subprocess.PIPE)
+    assert run.stdout.readline() == "1.0\n"
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
+    body = "print(process().pid, flush=True)\n"
+    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
+    worker = psutil.Process(int(run.stdout.readline()))
+    time.sleep(0.5)
+    run.kill()
+    run.wait()
+    worker.wait(timeout=60)  # at once, or when its time is up
 
 
 def test_functions_of_trl_read_messages_and_latex(monkeypatch):
