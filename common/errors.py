@@ -1,6 +1,7 @@
 """Bad input, signals, and the clean end of a process."""
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -55,18 +56,21 @@ def set_handlers(action):
 
 
 def in_fork():
-    """Give a fork, such as a worker of a reward's `multiprocessing.Pool`, other handlers than `Process`: SIGTERM ends
-    it, the first Ctrl-C does not, which a terminal sends to forks too, since the current step may need them."""
-    for number, action in ((signal.SIGINT, outlive_first), (signal.SIGTERM, signal.SIG_DFL)):
-        if isinstance(signal.getsignal(number), Process):
-            signal.signal(number, action)
+    """Let signals end a fork, as a `multiprocessing.Pool` ends its workers."""
+    if isinstance(signal.getsignal(signal.SIGTERM), Process):
+        set_handlers(signal.SIG_DFL)
 
 
-def outlive_first(number, frame):
-    """Ignore a signal and its echo; the next one has its default action again."""
-    signal.signal(number, signal.SIG_IGN)
-    time.sleep(Process.ECHO)
-    signal.signal(number, signal.SIG_DFL)
+def in_worker(process):
+    """Take a worker of a reward's Pool out of the run's process group, since the current step needs it when that is
+    signalled (Ctrl-C in a terminal, a scheduler's SIGTERM), and let it end with the run."""
+    os.setpgid(0, 0)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)  # with the programs that it started
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -83,6 +87,7 @@ def clean_exit():
     """
     process = Process()
     before = set_handlers(process)
+    multiprocessing.util.register_after_fork(process, in_worker)  # in the workers that fork
     if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal's encoding does not
     try:
