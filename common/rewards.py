@@ -23,7 +23,7 @@ import torch
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
 from common.batches import Completion
-from common.errors import InputError, one_line
+from common.errors import InputError, one_line, world_size
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
@@ -170,6 +170,11 @@ TORCH = (  # what is set for the whole process in torch: (what reads it, what se
 )
 
 
+def _modes() -> tuple:
+    nesting = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
+    return torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, ("cpu", "cuda")), nesting
+
+
 @contextlib.contextmanager
 def users_code(what: str, completions: list = ()):
     """Run code of the user. What it sets for the whole process is undone: the working directory, since the run's paths
@@ -180,7 +185,10 @@ def users_code(what: str, completions: list = ()):
             stack.enter_context(contextlib.chdir(os.curdir))
             for get, put in TORCH:
                 stack.callback(put, get())
+            before = _modes()
             yield
+            if _modes() != before:
+                raise RuntimeError("it left torch.autocast or torch.inference_mode on: enter them by `with`")
     except (KeyboardInterrupt, InputError):
         raise
     except BaseException as error:  # also SystemExit, and what libraries in Rust raise
@@ -224,21 +232,20 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
         return torch.tensor(values, dtype=torch.float64)  # (R,)
     keywords = trl_keywords(reward, rows, texts, truncated)
     completions = list(keywords["completions"])  # the function may change its own list
-    with users_code(f"reward '{reward.name}'", completions):
+    who = f"reward '{reward.name}'" + (f" on process {os.environ['RANK']}" if world_size() > 1 else "")
+    with users_code(who, completions):
         found = reward.function(**keywords)
         found = asyncio.run(found) if inspect.iscoroutine(found) else found  # TRL takes async functions too
         found = found.tolist() if hasattr(found, "tolist") else found  # tensors and arrays
         shown = f"{len(found)} values" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
         if shown != f"{len(rows)} values":
-            raise InputError(
-                f"reward '{reward.name}' returned {shown} for {len(rows)} rows; return a list, one for each"
-            )
+            raise InputError(f"{who} returned {shown} for {len(rows)} rows; return a list, one for each")
         for _completion, value in zip(completions, found, strict=True):  # `users_code` names the row that it is of
             number = math.nan if value is None or isinstance(value, str | bytes) else float(value)
             if value is not None and not abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
                 shown = f"{one_line(repr(value)):.80} for row {len(values)}, weight {reward.weight:g}"
                 advice = f"return a finite number, with its weight not beyond {MAX_REWARD:g}, or None for no reward"
-                raise InputError(f"reward '{reward.name}' returned {shown}; {advice}")
+                raise InputError(f"{who} returned {shown}; {advice}")
             values.append(number)
     return torch.tensor(values, dtype=torch.float64)  # (R,)
 

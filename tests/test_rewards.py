@@ -293,6 +293,29 @@ def test_a_reward_cannot_change_how_torch_computes(user_file, place, fails):
     assert not torch.overrides._get_current_function_mode_stack()  # not a default device, which each call would ask
 
 
+MODES = ["torch.autocast('cpu', torch.bfloat16)", "torch.autocast('cpu', enabled=False)", "torch.inference_mode()"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reward_that_leaves_a_mode_of_torch_on_is_told_so(user_file, mode):
+    """The update ran in bfloat16, or ended as a traceback at its first backward."""
+    body = f"import torch\nmode = {mode}\ndef mine(prompts, **_):\n    mode.__enter__()\n    return [0.0]\n"
+    (reward,) = chosen(user_file(body) + ":mine")
+    with pytest.raises(InputError, match="'mine' failed on row 0: RuntimeError: it left torch.autocast or"):
+        try:
+            score(reward, [row()], [""], [False])
+        finally:
+            sys.modules["reward_file_mine"].mode.__exit__(None, None, None)
+
+
+def test_the_error_of_a_reward_names_the_process(user_file, monkeypatch):
+    (reward,) = chosen(user_file("def mine(**_):\n    return [float('nan')]\n") + ":mine")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(InputError, match="reward 'mine' on process 5 returned nan for row 0"):
+        score(reward, [row()], [""], [False])
+
+
 @pytest.mark.parametrize("conversational", [False, True])
 def test_a_reward_for_messages_says_why_it_got_text(user_file, conversational):
     """`completion[0]["content"]`, as in TRL's examples, said only: string indices must be integers."""

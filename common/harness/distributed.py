@@ -110,7 +110,10 @@ def describe_processes(accelerator):
     """A line that says how many processes there are, on which devices, and how they share the weights."""
     device = accelerator.device.type
     device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
-    return f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
+    line = f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
+    if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+        line += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
+    return line
 
 
 def set_up_fsdp(plugin, mixed_precision):
