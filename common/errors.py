@@ -79,12 +79,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 @contextlib.contextmanager
 def clean_exit():
-    """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
-
-    A signal ends the run after its step (`Process`). One of several processes leaves without the interpreter's
-    clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the others only
-    when this one is gone.
-    """
+    """End on an InputError with its message as one line and exit code 2, on a signal after the step (`Process`). One of
+    several processes leaves without the interpreter's clean-up: freeing a process group that a wrapped model still uses
+    can hang, and the launcher stops the others only when this one is gone."""
     process = Process()
     before = set_handlers(process)
     multiprocessing.util.register_after_fork(process, in_worker)  # in the workers that fork
@@ -107,16 +104,14 @@ def clean_exit():
 
 
 def report(error, run):
-    """Print why the process ends, and abandon its run, unless that is None; returns the exit code.
-
-    The first process of each machine waits least: once it is gone, the launcher ends the others before they print.
-    """
+    """Print why the process ends, and abandon its run, unless that is None; returns the exit code. The first process of
+    each machine waits least: once it is gone, the launcher ends the others before they print."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
         time.sleep(1 if first else 3)
     when = run.abandon() if run else ""
     if isinstance(error, KeyboardInterrupt):
-        number = error.args[0] if error.args else signal.SIGINT
+        (number,) = error.args or (signal.SIGINT,)
         if first:
             print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
         return 128 + number

@@ -67,20 +67,15 @@ def _math_verify_process(parent: int) -> subprocess.Popen:
     """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
     if importlib.util.find_spec("math_verify") is None:
         raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
-    program = [sys.executable, "-P", "-c", inspect.getsource(_compare) + "_compare()"]  # it needs neither torch nor us
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
-    if not process.stdout.readline():
+    program = f"import json, logging, signal, sys\n{inspect.getsource(_compare)}_compare()"  # it needs no torch
+    options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
+    if process.stdout.readline() != "ready\n":
         raise InputError("reward math_verify: its process did not start")
     return process
 
 
 def _compare():
-    import json
-    import logging
-    import signal
-    import sys
-
     from math_verify import parse, verify
 
     logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
@@ -142,8 +137,7 @@ def _load_function(spec: str) -> Callable:
     source, _, name = spec.rpartition(":")
     path = Path(source)
     if not source or not name:
-        choices = ", ".join([*BUILT_IN, "file.py:function", "package.module:function"])
-        raise InputError(f"--reward '{spec}': it must be one of {choices}")
+        raise InputError(f"--reward '{spec}': not {', '.join(BUILT_IN)}, file.py:function or package.module:function")
     if path.suffix == ".py" and not path.is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
     with users_code(f"--reward '{spec}': the import"):
@@ -197,17 +191,13 @@ def users_code(what: str, completions: list = ()):
         where = f" on row {rows[0]}" if len(rows) == 1 else f" on {len(completions)} rows" if completions else ""
         message = f"{what} failed{where}: {type(error).__name__}: {one_line(error)}"
         if "string indices must be integers" in message and isinstance(completions[0], str):
-            message += "; completions are text here: write completion for completion[0]['content'], "
-            message += "or give data whose prompts are messages"
+            message += "; completions are text here; completion[0]['content'] needs data whose prompts are messages"
         raise InputError(message) from error
 
 
 def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
-    """The parts {name: (R,)} of the rewards of R completions, in which rows of one prompt are adjacent, and `correct`.
-
-    `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if no row has
-    one. If a part of the reward decides it (`deciding_part`), that part is taken, and nothing is scored twice.
-    """
+    """The parts {name: (R,)} of the rewards of R completions, in which rows of one prompt are adjacent, and `correct`
+    (R,): 1.0 or 0.0 by `deciding_part` or else by accuracy, NaN for a row without a gold, None if no row has one."""
     rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
     truncated = torch.as_tensor(truncated).tolist()
     parts = {reward.name: score(reward, rows, texts, truncated) for reward in reward_functions}
@@ -218,11 +208,9 @@ def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str
 
 
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
-    """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
-
-    `rows` hold `prompt`, `answer`, `columns`, `thinks`. A user's function is called once. An InputError names it, and
-    the row if that is known, for what it raises and for what is not one finite number below `MAX_REWARD` a row.
-    """
+    """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row. A
+    user's function is called once. An InputError names it, and the row if that is known, for what it raises and for
+    what is not one finite number a row, not beyond `MAX_REWARD`."""
     values = []
     if reward.function in BUILT_IN.values():
         for row, text, cut in zip(rows, texts, truncated, strict=True):
@@ -251,12 +239,9 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
 
 
 def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
-    r"""What TRL's GRPOTrainer passes to the function of `reward`, by the same names (docs/rewards.md), and `truncated`.
-
-    TRL's own functions read messages alone and parse the solution as LaTeX, so they get messages for plain prompts too,
-    and the gold between dollar signs: without them math-verify reads 2\sqrt{2} as 2. Messages, columns and ids are
-    copies, one for each row: what a function does to them must not reach later steps.
-    """
+    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/rewards.md), and `truncated`, as copies: what a
+    function does to them must not reach later steps. TRL's own functions read messages alone and parse the solution as
+    LaTeX: they get messages for plain prompts too, and dollar signs around the gold, without which 2\sqrt{2} is 2."""
     from transformers import TrainerState
 
     function, run = reward.function, reward.run
@@ -272,8 +257,8 @@ def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[b
     if all(isinstance(text, Completion) for text in texts):
         keywords["completion_ids"] = [list(text.ids) for text in texts]
     steps = dict(global_step=run.step, max_steps=run.args.max_steps) if run else {}
-    keywords["trainer_state"] = TrainerState(**steps)
-    keywords |= {"log_metric": reward.log_metric, "log_extra": functools.partial(_log_extra, texts)}
+    keywords |= {"trainer_state": TrainerState(**steps), "log_metric": reward.log_metric}
+    keywords["log_extra"] = functools.partial(_log_extra, texts)
     columns, golds = {}, [row.answer for row in rows]
     if any(gold is not None for gold in golds):
         latex = [f"${gold}$" if from_trl and gold and gold[0] != "$" else gold for gold in golds]
@@ -315,10 +300,8 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN.
-
-    A part of weight 0 only watches: it gives no row a reward that would have none without it.
-    """
+    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN. A part
+    of weight 0 only watches: it gives no row a reward that would have none without it."""
     weighing = [reward for reward in reward_functions if reward.weight] or reward_functions
     values = torch.stack([reward.weight * parts[reward.name] for reward in weighing])  # (functions, R)
     return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

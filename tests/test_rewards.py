@@ -390,7 +390,7 @@ def test_function_without_kwargs_is_told_so(user_file):
         (["no_such_package.x:f"], None, "no_such_package"),
         (["math:nothing"], None, "math has no function nothing"),
         (["math:pi"], None, "math has no function pi"),
-        (["math:"], None, "must be one of"),
+        (["math:"], None, "package.module:function"),
         (["accuracy"], [1.0, 2.0], "1.*2"),
         (["accuracy", "format"], [1.0], "2.*1"),
         (["accuracy"], [float("nan")], "finite"),

@@ -13,8 +13,8 @@ SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 ti
 
 
 def choose_device():
-    """The device to train on: torch's accelerator, or the CPU if there is none, if ACCELERATE_USE_CPU asks for it, or
-    if the accelerator has no float64 (MPS, some XPUs), which is said."""
+    """torch's accelerator, or the CPU if there is none, if ACCELERATE_USE_CPU asks for it, or if the accelerator has no
+    float64 (MPS, some XPUs), which is said."""
     from accelerate.utils import parse_flag_from_env
 
     device = torch.accelerator.current_accelerator(check_available=True)
@@ -65,7 +65,7 @@ def launch(args):
         refuse(args, "lora_rank", f"LoRA runs on one process or with DDP, not {strategy(accelerator)}")
     if kind == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
-    if kind == "DEEPSPEED":
+    elif kind == "DEEPSPEED":
         set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
     if accelerator.device.type != "cpu":
         set_up_attention()
