@@ -1,8 +1,8 @@
 """Bad input, signals, and the clean end of a process."""
 
 import contextlib
+import multiprocessing.util
 import os
-import pathlib
 import signal
 import sys
 import textwrap
@@ -18,8 +18,8 @@ class InputError(ValueError):
 class Process:
     """The handler of SIGINT (Ctrl-C) and SIGTERM that `clean_exit` sets, with the run of this process once it has one.
 
-    The first signal ends the run after the current step, or at once if there is no step yet that would be lost. The
-    next one has its default action, which ends the process at once, whatever it is waiting for.
+    The first signal ends the run after the current step, or at once if there is none yet that would be lost. The next
+    one has its default action, which ends the process whatever it is waiting for.
     """
 
     ECHO = 1.0  # seconds in which a second signal is taken for the first one, passed on by a launcher
@@ -33,47 +33,44 @@ class Process:
             raise KeyboardInterrupt(number)
         set_handlers(signal.SIG_IGN)
         self.signal = number
-        if int(os.environ.get("RANK", 0)) == 0:  # not by print(), which the signal may have interrupted
-            name = signal.Signals(number).name
-            text = f"\n{script_name()}: {name}: stops after this step; a second one ends at once\n"
-            os.write(2, text.encode())
+        if os.environ.get("RANK", "0") == "0":  # not by print(), which the signal may have interrupted
+            text = f"{signal.Signals(number).name}: stops after this step; a second one ends at once"
+            os.write(2, f"\n{script_name()}: {text}\n".encode())
         time.sleep(self.ECHO)
         set_handlers(signal.SIG_DFL)
 
 
 def process_of(run):
-    """The `Process` of the `clean_exit` around this code, which from now on ends this run.
-
-    Without `clean_exit`, as in a notebook, it is a new one that handles no signal: Ctrl-C stays Python's own.
-    """
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    process = next((handler for handler in handlers if isinstance(handler, Process)), None) or Process()
+    """The `Process` of the `clean_exit` around this code, which from now on ends this run; without `clean_exit`, as in
+    a notebook, a new one that handles no signal."""
+    handler = signal.getsignal(signal.SIGTERM)
+    process = handler if isinstance(handler, Process) else Process()
     process.run, process.signal = run, 0
     return process
 
 
 def set_handlers(action):
     """Set the action of SIGINT and SIGTERM; returns {signal: the one before}, empty outside of the main thread."""
-    if threading.current_thread() is threading.main_thread():
-        return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
-    return {}
+    main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM) if main}
 
 
 def in_fork():
-    """Give a fork, such as a worker of a reward's `multiprocessing.Pool`, other handlers than `Process`.
-
-    SIGTERM ends it. The first Ctrl-C does not: a terminal sends it to forks too, and the current step may need them.
-    """
-    for number, action in ((signal.SIGINT, outlive_first), (signal.SIGTERM, signal.SIG_DFL)):
-        if isinstance(signal.getsignal(number), Process):
-            signal.signal(number, action)
+    """Let signals end a fork, as a `multiprocessing.Pool` ends its workers."""
+    if isinstance(signal.getsignal(signal.SIGTERM), Process):
+        set_handlers(signal.SIG_DFL)
 
 
-def outlive_first(number, frame):
-    """Ignore a signal and its echo; the next one has its default action again."""
-    signal.signal(number, signal.SIG_IGN)
-    time.sleep(Process.ECHO)
-    signal.signal(number, signal.SIG_DFL)
+def in_worker(process):
+    """Take a worker of a reward's Pool out of the run's process group, since the current step needs it when that is
+    signalled (Ctrl-C in a terminal, a scheduler's SIGTERM), and let it end with the run."""
+    os.setpgid(0, 0)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)  # with the programs that it started
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -82,14 +79,12 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 @contextlib.contextmanager
 def clean_exit():
-    """End on an InputError with its message as one line and exit code 2; other exceptions keep their traceback.
-
-    A signal ends the run after its step (`Process`). One of several processes leaves at once, without the
-    interpreter's clean-up: freeing a process group that a wrapped model still uses can hang, and the launcher stops the
-    others only when this one is gone.
-    """
+    """End on an InputError with its message as one line and exit code 2, on a signal after the step (`Process`). One of
+    several processes leaves without the interpreter's clean-up: freeing a process group that a wrapped model still uses
+    can hang, and the launcher stops the others only when this one is gone."""
     process = Process()
     before = set_handlers(process)
+    multiprocessing.util.register_after_fork(process, in_worker)  # in the workers that fork
     if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal's encoding does not
     try:
@@ -109,17 +104,14 @@ def clean_exit():
 
 
 def report(error, run):
-    """Print why the process ends, and abandon its run, unless that is None; returns the exit code.
-
-    If all processes fail, the first one of each machine prints the error: it waits least, and the launcher ends the
-    others once it is gone. The launcher also ends those that fail only because another one is gone.
-    """
-    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    """Print why the process ends, and abandon its run, unless that is None; returns the exit code. The first process of
+    each machine waits least: once it is gone, the launcher ends the others before they print."""
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
         time.sleep(1 if first else 3)
     when = run.abandon() if run else ""
     if isinstance(error, KeyboardInterrupt):
-        number = error.args[0] if error.args else signal.SIGINT
+        (number,) = error.args or (signal.SIGINT,)
         if first:
             print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
         return 128 + number
@@ -133,7 +125,7 @@ def report(error, run):
 
 
 def script_name():
-    return pathlib.Path(sys.argv[0]).name
+    return os.path.basename(sys.argv[0])
 
 
 def refuse(args, option, problem):

@@ -1,15 +1,20 @@
-"""Rewards: rules (accuracy, format, math-verify, the overlong punishment), the user's own functions, and their sum."""
+"""Rewards: rules (accuracy, format, math-verify, the overlong punishment), users' functions as TRL calls them, sums."""
 
 import asyncio
-import atexit
+import contextlib
+import copy
 import functools
-import importlib
 import importlib.util
 import inspect
+import json
 import logging
 import math
-import multiprocessing
+import os
+import signal
+import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,76 +22,71 @@ from pathlib import Path
 import torch
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
-from common.errors import InputError, one_line
-from common.user_rewards import trl_keywords, undone
+from common.batches import Completion
+from common.errors import InputError, one_line, world_size
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
 MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
-MATH_VERIFY_START_SECONDS = 120.0  # its process imports the running script, torch and sympy first
+MATH_VERIFY_LOCK = threading.Lock()  # of its one pipe
 
 
 def accuracy_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """1.0 if the completion's final answer matches the gold `answer`, else 0.0.
-
-    The gold is the answer itself, or a whole solution with a marker, which `extract_answer` finds.
-    """
+    """1.0 if the final answer of the completion matches the gold, an answer or a whole solution with one, else 0.0."""
     predicted = extract_answer(completion, truncated)
     return float(predicted is not None and answers_match(predicted, extract_answer(answer) or answer))
 
 
-def format_reward(completion: str, truncated: bool = False) -> float:
+def format_reward(completion: str, answer: str | None = None, truncated: bool = False) -> float:
     """1.0 if `extract_answer` finds an answer, else 0.0. For think tags take TRL's `think_format_reward`."""
     return float(extract_answer(completion, truncated) is not None)
 
 
 def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`.
-
-    math-verify's own timeouts are signals: they work in the main thread alone and cannot interrupt one large power. So
-    it runs without them in a process of its own. After `MATH_VERIFY_SECONDS` that is killed, which counts as wrong and
-    is logged. Raises InputError if the package is missing.
-    """
-    _require_math_verify()
+    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
+    process of its own. After `MATH_VERIFY_SECONDS` that ends, which counts as wrong and is logged. A comparison whose
+    process was ended by something else is made again."""
     predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
-    if predicted is None or answers_match(predicted, gold):
-        return float(predicted is not None)
-    if max(len(predicted), len(gold)) > MAX_ANSWER:
-        return 0.0
-    try:
-        return _math_verify_process().apply_async(_math_verify, (predicted, gold)).get(MATH_VERIFY_SECONDS)
-    except multiprocessing.TimeoutError:
-        _math_verify_process().terminate()
+    if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
+        return float(predicted is not None and answers_match(predicted, gold))
+    for _ in range(3):
+        with MATH_VERIFY_LOCK, contextlib.suppress(BrokenPipeError):
+            process = _math_verify_process(os.getpid())
+            print(json.dumps([MATH_VERIFY_SECONDS, gold, predicted]), file=process.stdin, flush=True)
+            if reply := process.stdout.readline():
+                return float(reply)
         _math_verify_process.cache_clear()
-        message = "math-verify took over %s s on %.80r: scored 0"
-        logging.getLogger(__name__).warning(message, MATH_VERIFY_SECONDS, predicted)
-        return 0.0
-
-
-def _require_math_verify() -> None:
-    if importlib.util.find_spec("math_verify") is None:
-        raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
+        if process.wait() == -signal.SIGALRM:
+            break
+    message = "math-verify took over %s s on %.80r, or its process was killed three times: scored 0"
+    logging.getLogger(__name__).warning(message, MATH_VERIFY_SECONDS, predicted)
+    return 0.0
 
 
 @functools.cache
-def _math_verify_process():
-    pool = multiprocessing.get_context("spawn").Pool(1)  # a fork would copy the threads' locks and the GPU's state
-    atexit.register(pool.terminate)
-    try:
-        pool.apply_async(_math_verify, ("0", "1")).get(MATH_VERIFY_START_SECONDS)
-    except multiprocessing.TimeoutError as error:
-        pool.terminate()
-        message = "math-verify's process did not start; the running script needs an `if __name__ == '__main__':` guard"
-        raise InputError(message) from error
-    return pool
+def _math_verify_process(parent: int) -> subprocess.Popen:
+    """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
+    program = f"import json, logging, signal, sys\n{inspect.getsource(_compare)}_compare()"  # it needs no torch
+    options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
+    if process.stdout.readline() != "ready\n":
+        raise InputError("reward math_verify: its process did not start")
+    return process
 
 
-def _math_verify(predicted: str, gold: str) -> float:
+def _compare():
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
-    texts = (f"${gold}$", f"${predicted}$")
-    gold_parsed, predicted_parsed = (parse(text, parsing_timeout=None) for text in texts)
-    return float(verify(gold_parsed, predicted_parsed, timeout_seconds=None))
+    logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
+    replies, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:  # until the parent is gone
+        seconds, *texts = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # its SIGALRM ends this process whatever that computes
+        gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
+        print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int) -> torch.Tensor:
@@ -97,31 +97,12 @@ def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int)
     return ((max_length - cache - lengths.double()) / cache).clamp(-1.0, 0.0)  # (R,)
 
 
-# ------------------------------------------------------------------------------------------- choosing and scoring
-
-
-def as_reward(rule: Callable, compares: bool = True) -> Callable:
-    """A rule for one completion as a reward function of many, which returns None where a gold answer is missing."""
-
-    def reward(completions, answer, truncated):
-        rows = zip(completions, answer, truncated, strict=True)
-        if not compares:
-            return [rule(text, cut) for text, _, cut in rows]
-        return [None if gold is None else rule(text, gold, cut) for text, gold, cut in rows]
-
-    return reward
-
-
-BUILT_IN = {
-    "accuracy": as_reward(accuracy_reward),
-    "format": as_reward(format_reward, compares=False),
-    "math_verify": as_reward(math_verify_reward),
-}
+BUILT_IN = {"accuracy": accuracy_reward, "format": format_reward, "math_verify": math_verify_reward}
 
 
 @dataclass
 class Reward:
-    """One part of the reward: its name in the metrics, its weight, and a function called as TRL calls it."""
+    """One part of the reward: its name in the metrics, its weight, and a rule of `BUILT_IN` or a user's function."""
 
     name: str
     weight: float
@@ -129,152 +110,188 @@ class Reward:
     logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since metrics were last written
     run: object = None  # set by `Run`; the function reads it through `trainer_state`
 
-    def __post_init__(self):
-        self.built_in = self.function in BUILT_IN.values()  # else it is the user's
-
-
-ACCURACY = Reward("accuracy", 1.0, BUILT_IN["accuracy"])
+    def log_metric(self, name: str, value: float) -> None:
+        """What TRL passes as `log_metric`: the value counts towards the mean `logged/<name>`."""
+        if not math.isfinite(value):
+            raise ValueError(f"log_metric({name!r}, {value!r}): give a finite number")
+        self.logged.setdefault(str(name), []).append(float(value))
 
 
 def load_rewards(args) -> list[Reward]:
-    """The functions that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each).
-
-    A name is `accuracy`, `format`, `math_verify`, or the user's `file.py:function` or `package.module:function`, which
-    has the signature of reward functions in TRL's GRPOTrainer; in the metrics it has the function's name. Raises
-    InputError for what cannot be found or does not fit.
-    """
-    weights = [1.0] * len(args.reward) if args.reward_weights is None else args.reward_weights
-    if not args.reward or len(weights) != len(args.reward):
-        raise InputError(f"--reward names {len(args.reward)}, --reward_weights has {len(weights)}; give one each")
-    if not all(map(math.isfinite, weights)):
-        raise InputError(f"--reward_weights must be finite numbers, not {weights}")
+    """The rewards that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each): `BUILT_IN`, or the
+    user's `file.py:function` or `package.module:function`. Raises InputError for what does not fit."""
+    count, weights = len(args.reward), args.reward_weights or [1.0] * len(args.reward)
+    if not 0 < count == len(weights) or not all(map(math.isfinite, weights)):
+        raise InputError(f"--reward names {count}: --reward_weights must be as many finite numbers, not {weights}")
     names = [spec.rpartition(":")[2] for spec in args.reward]
-    if len(set(names)) < len(names):
-        raise InputError(f"--reward {' '.join(args.reward)}: two have the same name in the metrics: rename one")
-    taken = [spec for spec, name in zip(args.reward, names, strict=True) if name in BUILT_IN and spec != name]
-    if taken:
-        raise InputError(f"--reward {taken[0]}: your function has the name of a built-in reward; rename it")
-    if "math_verify" in args.reward:
-        _require_math_verify()
+    for spec, name in zip(args.reward, names, strict=True):
+        if names.count(name) > 1 or (name in BUILT_IN and name != spec):
+            raise InputError(f"--reward {spec}: another reward has the same name in the metrics; rename it")
+    if "math_verify" in names:
+        _math_verify_process(os.getpid())
     functions = [BUILT_IN.get(spec) or _load_function(spec) for spec in args.reward]
     return [Reward(*parts) for parts in zip(names, map(float, weights), functions, strict=True)]
 
 
 def _load_function(spec: str) -> Callable:
     source, _, name = spec.rpartition(":")
+    path = Path(source)
     if not source or not name:
-        choices = ", ".join([*BUILT_IN, "file.py:function", "package.module:function"])
-        raise InputError(f"--reward '{spec}': it must be one of {choices}")
-    if source.endswith(".py") and not Path(source).is_file():
+        raise InputError(f"--reward '{spec}': not {', '.join(BUILT_IN)}, file.py:function or package.module:function")
+    if path.suffix == ".py" and not path.is_file():
         raise InputError(f"--reward '{spec}': there is no file {source}")
-    try:
-        with undone():
-            module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    with users_code(f"--reward '{spec}': the import"):
+        if path.suffix == ".py":
+            found = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
+            module = importlib.util.module_from_spec(found)
+            sys.modules[found.name] = module  # dataclasses and pickle look a class's module up there
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(source)
         function = getattr(module, name, None)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, and what libraries in Rust raise
-        message = f"--reward '{spec}': importing {source} failed: {type(error).__name__}: {one_line(error)}"
-        raise InputError(message) from error
     if not callable(function):
         raise InputError(f"--reward '{spec}': {source} has no function {name}")
     return function
 
 
-def _load_file(path: Path):
-    spec = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up there
-    spec.loader.exec_module(module)
-    return module
+TORCH = (  # what is set for the whole process in torch: (what reads it, what sets it)
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
+
+
+def _modes() -> tuple:
+    nesting = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
+    return torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, ("cpu", "cuda")), nesting
+
+
+@contextlib.contextmanager
+def users_code(what: str, completions: list = ()):
+    """Run code of the user. What it sets for the whole process is undone: the working directory, since the run's paths
+    are relative, and `TORCH`; random generators stay as it leaves them. What it raises, but Ctrl-C, becomes an
+    InputError that begins with `what` and names the row whose completion a variable of the code held."""
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.chdir(os.curdir))
+            for get, put in TORCH:
+                stack.callback(put, get())
+            before = _modes()
+            yield
+            if _modes() != before:
+                raise RuntimeError("it left torch.autocast or torch.inference_mode on: enter them by `with`")
+    except (KeyboardInterrupt, InputError):
+        raise
+    except BaseException as error:  # also SystemExit, and what libraries in Rust raise
+        held = {id(value) for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values()}
+        rows = [i for i, text in enumerate(completions) if id(text) in held or len(completions) == 1]
+        where = f" on row {rows[0]}" if len(rows) == 1 else f" on {len(completions)} rows" if completions else ""
+        message = f"{what} failed{where}: {type(error).__name__}: {one_line(error)}"
+        if "string indices must be integers" in message and isinstance(completions[0], str):
+            message += "; completions are text here; completion[0]['content'] needs data whose prompts are messages"
+        raise InputError(message) from error
 
 
 def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str], truncated: torch.Tensor):
-    """The parts {name: (R,)} of the rewards of R completions, in which rows of one prompt are adjacent, and `correct`.
-
-    `correct` (R,) is 1.0 or 0.0 whatever the rewards are, NaN for a row without a gold answer, and None if no row has
-    one. If a part of the reward decides it (`deciding_part`), that part is taken, and nothing is scored twice.
-    """
+    """The parts {name: (R,)} of the rewards of R completions, in which rows of one prompt are adjacent, and `correct`
+    (R,): 1.0 or 0.0 by `deciding_part` or else by accuracy, NaN for a row without a gold, None if no row has one."""
     rows = [prompt for prompt in prompts for _ in range(len(texts) // len(prompts))]
     truncated = torch.as_tensor(truncated).tolist()
     parts = {reward.name: score(reward, rows, texts, truncated) for reward in reward_functions}
     if all(prompt.answer is None for prompt in prompts):
         return parts, None
     name = deciding_part(parts)
-    return parts, parts[name] if name else score(ACCURACY, rows, texts, truncated)
+    return parts, parts[name] if name else score(Reward("accuracy", 1.0, accuracy_reward), rows, texts, truncated)
 
 
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
-    """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row.
-
-    `rows` hold `prompt`, `answer` and `columns`; a built-in that needs an answer does not apply where it is None. The
-    user's function gets copies of messages and columns, and what it sets for the process ends with the call (`undone`).
-    InputError, with function and row, for whatever it raises but Ctrl-C, for too few or too many values, and for one
-    that is not a finite number or whose weighted size is beyond `MAX_REWARD`.
-    """
-    try:
-        values = _call(reward, "all rows together", rows, texts, truncated)
-    except InputError:
-        for i in range(len(rows)):  # each row alone: the InputError then names it
-            _call(reward, f"row {i}", rows[i : i + 1], texts[i : i + 1], truncated[i : i + 1])
-        raise
-    if not reward.built_in:
-        values = _check_values(reward, values, len(rows))
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)  # (R,)
-
-
-def _check_values(reward: Reward, values, rows: int) -> list:
-    """What a user's function returned, as a list of floats and None, one for each row."""
-    if not isinstance(values, (list, tuple)) or len(values) != rows:
-        found = f"{len(values)} values" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
-        rows_text = f"rows 0 to {rows - 1}"
-        raise InputError(f"reward '{reward.name}' returned {found} for {rows_text}; return a list, one value per row")
-    return [value if value is None else _number(reward, i, value) for i, value in enumerate(values)]
-
-
-def _call(reward: Reward, where: str, rows: list, texts: list[str], truncated: list[bool]):
-    try:
-        if reward.built_in:
-            texts = ["<think>" + text if row.thinks else text for row, text in zip(rows, texts, strict=True)]
-            return reward.function(texts, [row.answer for row in rows], truncated)
-        with undone():
-            values = reward.function(**trl_keywords(reward, rows, texts, truncated))
-            values = asyncio.run(values) if inspect.iscoroutine(values) else values  # TRL takes async functions too
-            return values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError(_failure(reward, where, rows, error)) from error
+    """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row. A
+    user's function is called once. An InputError names it, and the row if that is known, for what it raises and for
+    what is not one finite number a row, not beyond `MAX_REWARD`."""
+    values = []
+    if reward.function in BUILT_IN.values():
+        for row, text, cut in zip(rows, texts, truncated, strict=True):
+            applies = row.answer is not None or reward.function is format_reward
+            text = "<think>" + text if row.thinks else text
+            values.append(reward.function(text, row.answer, cut) if applies else math.nan)
+        return torch.tensor(values, dtype=torch.float64)  # (R,)
+    keywords = trl_keywords(reward, rows, texts, truncated)
+    completions = list(keywords["completions"])  # the function may change its own list
+    who = f"reward '{reward.name}'" + (f" on process {os.environ['RANK']}" if world_size() > 1 else "")
+    with users_code(who, completions):
+        found = reward.function(**keywords)
+        found = asyncio.run(found) if inspect.iscoroutine(found) else found  # TRL takes async functions too
+        found = found.tolist() if hasattr(found, "tolist") else found  # tensors and arrays
+        shown = f"{len(found)} values" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+        if shown != f"{len(rows)} values":
+            raise InputError(f"{who} returned {shown} for {len(rows)} rows; return a list, one for each")
+        for _completion, value in zip(completions, found, strict=True):  # `users_code` names the row that it is of
+            number = math.nan if value is None or isinstance(value, str | bytes) else float(value)
+            if value is not None and not abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
+                shown = f"{one_line(repr(value)):.80} for row {len(values)}, weight {reward.weight:g}"
+                advice = f"return a finite number, with its weight not beyond {MAX_REWARD:g}, or None for no reward"
+                raise InputError(f"{who} returned {shown}; {advice}")
+            values.append(number)
+    return torch.tensor(values, dtype=torch.float64)  # (R,)
 
 
-def _failure(reward: Reward, where: str, rows: list, error: BaseException) -> str:
-    """What a reward raised, with advice on the two errors that functions written for TRL raise here."""
-    message = f"reward '{reward.name}' failed on {where}: {type(error).__name__}: {one_line(error)}"
-    problem, plain = str(error) if isinstance(error, TypeError) else "", isinstance(rows[0].prompt, str)
-    if "unexpected keyword argument" in problem:
-        message += "; let it take **kwargs, as in TRL"
-    if "string indices must be integers" in problem and plain:
-        message += "; completions are text here, since the prompts of the data are text: write completion for "
-        message += 'completion[0]["content"], or give data whose prompts are messages'
-    return message
+def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
+    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/rewards.md), and `truncated`, as copies: what a
+    function does to them must not reach later steps. TRL's own functions read messages alone and parse the solution as
+    LaTeX: they get messages for plain prompts too, and dollar signs around the gold, without which 2\sqrt{2} is 2."""
+    from transformers import TrainerState
+
+    function, run = reward.function, reward.run
+    while isinstance(function, functools.partial):
+        function = function.func
+    from_trl = (getattr(function, "__module__", None) or "").startswith("trl.")  # also what its factories make
+    prompts, completions = [copy.deepcopy(row.prompt) for row in rows], [str(text) for text in texts]
+    if from_trl:
+        prompts = [[{"role": "user", "content": x}] if isinstance(x, str) else x for x in prompts]
+    if not isinstance(prompts[0], str):
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    keywords = {"prompts": prompts, "completions": completions, "truncated": list(truncated)}
+    if all(isinstance(text, Completion) for text in texts):
+        keywords["completion_ids"] = [list(text.ids) for text in texts]
+    steps = dict(global_step=run.step, max_steps=run.args.max_steps) if run else {}
+    keywords |= {"trainer_state": TrainerState(**steps), "log_metric": reward.log_metric}
+    keywords["log_extra"] = functools.partial(_log_extra, texts)
+    columns, golds = {}, [row.answer for row in rows]
+    if any(gold is not None for gold in golds):
+        latex = [f"${gold}$" if from_trl and gold and gold[0] != "$" else gold for gold in golds]
+        columns = {"answer": golds, "solution": latex}
+    for name in dict.fromkeys(name for row in rows for name in row.columns):
+        columns[name] = [copy.deepcopy(row.columns.get(name)) for row in rows]
+    return columns | keywords
 
 
-def _number(reward: Reward, row: int, value) -> float:
-    """A value of any type as a float; InputError if it is not a finite number, or too large."""
-    number, shown, cause = math.nan, f"a value of type {type(value).__name__}", None
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-        if abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
-            return number
-        shown = f"{one_line(repr(value)):.80}"
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        cause = error
-    message = f"reward '{reward.name}' returned {shown} for row {row}"
-    if math.isfinite(number):
-        raise InputError(f"{message}, weight {reward.weight:g}; beyond {MAX_REWARD:g} the loss would overflow")
-    raise InputError(f"{message}; return a finite number, or None where it does not apply") from cause
+def _log_extra(texts: list, column: str, values: list) -> None:
+    """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl, where
+    NaN and infinity become null, since JSON has neither."""
+    if len(values) != len(texts):
+        raise ValueError(f"log_extra({column!r}): {len(values)} values for {len(texts)} completions")
+    for text, value in zip(texts, values, strict=True):
+        if isinstance(text, Completion):
+            value = None if isinstance(value, float) and not math.isfinite(value) else value
+            text.extra[str(column)] = value if isinstance(value, str | int | float | None) else str(value)
+
+
+def take_logged(accelerator, rewards: list[Reward], beside: dict[str, float]) -> dict[str, float]:
+    """{logged/name: mean over all processes} of the values that these rewards gave to `log_metric` since the last call,
+    the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
+    from accelerate.utils import gather_object
+
+    values, own = {}, [reward.logged for reward in rewards if reward.function not in BUILT_IN.values()]
+    for logged in gather_object(own) if own else ():
+        for name, numbers in logged.items():
+            values.setdefault(name, []).extend(numbers)
+    for logged in own:
+        logged.clear()
+    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
+    return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
@@ -283,10 +300,8 @@ def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
 
 
 def weighted_sum(reward_functions: list[Reward], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN.
-
-    A part of weight 0 only watches: it gives no row a reward that would have none without it.
-    """
+    """The sum of weight x part (R,). A NaN, where a function returned None, adds nothing; NaN alone makes NaN. A part
+    of weight 0 only watches: it gives no row a reward that would have none without it."""
     weighing = [reward for reward in reward_functions if reward.weight] or reward_functions
     values = torch.stack([reward.weight * parts[reward.name] for reward in weighing])  # (functions, R)
     return values.nansum(dim=0).masked_fill(values.isnan().all(dim=0), math.nan)

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import tracemalloc
 from fractions import Fraction
 
 import pytest
@@ -26,6 +27,10 @@ from testbed import GSM8K
         (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right"),
         (r"$\boxed 3$", "3"),
         (r"\fbox{3}", "3"),
+        (r"\boxed{~12~}", "12"),
+        (r"\boxed{12\ }", "12"),
+        (r"\boxed{~12\ } 13", "12"),
+        ("#### ~12~", "~12~"),  # Markdown, struck out
         ("<answer> 3 </answer>", "3"),
         (r"<answer>\boxed{3}</answer>", "3"),
         ("<answer>The answer is 3</answer>", "3"),
@@ -194,6 +199,10 @@ SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
     (r"\\frac{1}{2}", "0.5"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\\{3, 4\\}", "3, 4"), (r"\\(3\\)", "3"),
     (r"32,\\! 349", "32349"), (r"\\sqrt{2}", r"\sqrt2"),
     (r"\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"\begin{pmatrix}\frac12&x\\-1&3\end{pmatrix}", r"\begin{pmatrix} 1/2 & x \\ -1 & 3 \end{pmatrix}"),
+    (r"\varnothing", r"\emptyset"), ("∅", r"\varnothing"), ("2^10", "2^{10}"), ("10^12", "10^{12}"),
     ("12<|im_end|>", "12"), ("12</s> 13", "12"), ("1/2<|endoftext|>", "0.5"),
     ('"12"', "12"), ("'12'", "12"), ("\u201c12\u201d", "12"), ("\u201812\u2019", "12"), ('"12."', "12"),
     ('"New York"', "new york"), (r'"\frac{1}{2}"', "0.5"), ('\\text{"Monday"}', "Monday"),
@@ -211,7 +220,7 @@ SAME = [(text, gold) for gold, texts in SPELLINGS.items() for text in texts] + [
     ("60 km per hour", "60 kilometers per hour"), ("5 pounds", "£5"), ("5 lbs", "5 lb"), ("5mg", "5 mg"),
     # powers and indices, with braces and without
     ("x_1", "x_{1}"), ("x_n = 3", "x_{n} = 3"), ("x_{max} = 3", "3"), ("x_max = 3", "3"), (r"\log_2 3", r"\log_{2}3"),
-    (r"\log_2x", r"\log_{ 2 } x"), ("a_nb", "a_{n}b"), ("101_2", "101_{2}"), ("x^2y", "x^{2}y"), ("x^10", "x^{10}"),
+    (r"\log_2x", r"\log_{ 2 } x"), ("a_nb", "a_{n}b"), ("101_2", "101_{2}"), ("x^2y", "x^{2}y"),
     ("x^-1", "x^{-1}"), ("x^0.5", "x^{0.5}"), ("e^ {-x}", "e^-x"), (r"x^\pi", r"x^{\pi}"), ("x²3", "x^{2}3"),
     (r"x^\frac12", "x^(1/2)"), (r"\mathbf{x^{2}}", "x^2"), ("10^ { 3 }", "1000"), ("√12", r"\sqrt{12}"),
     # quotients with a slash
@@ -242,7 +251,8 @@ DIFFERENT = [(text, "3") for text in NOT_THREE] + [
     ("1, 2", "1, 3"),
     (r"2\frac{1}{2}x", r"\frac{21}{2}x"), ("3/4", "4/3"), ("0x10", "16"), ("010", "8"), ("10**10**10", "10"),
     ("2**3", "8"),
-    ("1.2.3", "1.2"), ("x^2", "x2"), ("1" * 5000, "1" * 5001), ("A", "B"), ("1+1", "2"),
+    ("1.2.3", "1.2"), ("x^2", "x2"), ("x^10", "x^{10}"), ("x^-10", "x^{-10}"), ("x^10", "x^{1}0"),
+    ("1" * 5000, "1" * 5001), ("A", "B"), ("1+1", "2"),
     # blanks that group no digits
     ("5 600", "5"), ("5 600", "600"), ("5 600", "5.600"), ("5 600", "5, 600"), ("5 600", "0.56"),
     ("5 600 or 600", "600"),
@@ -260,7 +270,11 @@ DIFFERENT = [(text, "3") for text in NOT_THREE] + [
     # units
     ("28 pct", "0.28"), ("28 pct", "28 cm"), ("28 percentage points", "28%"), ("28 pt", "28%"), ("1+1 = 2 cm", "2 m"),
     # backslashes, ends and quotes that stay
-    (r"1\\2", "12"), (r"5 \\ 600", "5600"), (r"\\frac{1}{2}", r"\\frac{1}{3}"), (r"\\alpha", "alpha"),
+    (r"1\\2", "12"), (r"5 \\ 600", "5600"), (r"a \\ b", r"a \b"), (r"a \\ b", "ab"), (r"1 \\ 2", "1 2"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 12 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}"),
+    (r"\\frac{1}{2}", r"\\frac{1}{3}"), (r"\\alpha", "alpha"),
     (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 1-2 \end{pmatrix}"),
     ("</s>4", "4"), ("</s>4", "<eos>5"), ("12<|im_end|>13", "13"), ("12<|im_end|>13", "1213"),
     ("**", "``"), ("''", '""'),
@@ -415,6 +429,9 @@ DENSE = ["(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\fra
          "illion ", "ten-"]  # fmt: skip
 
 
+LIMIT = 0.25  # seconds; on a quiet machine the worst take 0.03, and what backtracks takes minutes
+
+
 def fastest(function) -> float:
     """The CPU time of the best of five calls, fewer if one is fast enough: a loaded machine must not fail the test."""
     times = []
@@ -423,7 +440,7 @@ def fastest(function) -> float:
         start = time.process_time()
         function()
         times.append(time.process_time() - start)
-        if times[-1] < 0.05:
+        if times[-1] < LIMIT:
             break
     return min(times)
 
@@ -438,17 +455,27 @@ def test_huge_completions_take_under_50_ms(name):
         lambda: accuracy_reward("#### 3", text),
         lambda: answers_match(text, "3"),
     ):
-        assert fastest(function) < 0.05
+        assert fastest(function) < LIMIT
 
 
 @pytest.mark.parametrize("piece", DENSE)
-def test_dense_answers_take_under_50_ms(piece):
+def test_dense_answers_take_no_longer(piece):
     """As above, for what passes the length bound and meets every pattern and all recursion."""
     closing = piece[-1].translate(str.maketrans("([{", ")]}"))
     half = answers.MAX_ANSWER // 2 // len(piece) - 2
     for text in (piece * 2 * half, "1 " + piece * half + "!", piece * half + "1" + closing * half):
         assert len(text) < answers.MAX_ANSWER
-        assert fastest(lambda text=text: answers_match(text, text + " ")) < 0.05
+        assert fastest(lambda text=text: answers_match(text, text + " ")) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["boxes", "answers", "answers in Chinese", "headings"])
+def test_markers_without_number_are_not_kept(name):
+    """A list of 50,000 of them took 0.1 to 0.2 s at the first call, most of it for the garbage collector."""
+    tracemalloc.start()
+    extract_answer(HUGE[name][: answers.MAX_TEXT])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6
 
 
 def test_answers_are_exact_far_down_a_long_completion():

@@ -14,7 +14,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
-from accelerate.utils.launch import prepare_multi_gpu_env
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +22,7 @@ import worker
 from common.errors import InputError
 from common.harness.distributed import (
     SMALL_MODEL,
+    describe_processes,
     launch,
     on_first,
     raise_on_all,
@@ -191,12 +192,20 @@ def test_the_engine_clips_at_max_grad_norm(value):
 
 def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("accelerate.Accelerator.num_processes", 1)
-    monkeypatch.setattr("accelerate.state.PartialState.__init__", lambda self, *a, **k: None)
-    monkeypatch.setattr("accelerate.Accelerator.__init__", lambda self, **k: None)
+    monkeypatch.setattr("common.harness.distributed.world_size", lambda: 2)
     with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
         launch(script("grpo").Args())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_launcher_that_starts_one_process_of_several_is_told_so(processes, monkeypatch):
+    # `accelerate launch --cpu --num_processes 2` starts one, and said nothing.
+    command = ["--cpu", "--num_processes", str(processes), "script.py"]
+    given = prepare_simple_launcher_cmd_env(_validate_launch_command(launch_command_parser().parse_args(command))[0])[1]
+    for name in given.keys() - os.environ.keys():
+        monkeypatch.setenv(name, given[name])
+    line = describe_processes(launch(script("grpo").Args()))
+    assert line.startswith("processes: 1 on cpu") and ("asked for several" in line) == (processes == 2)
 
 
 @pytest.mark.parametrize("kind", ["FSDP", pytest.param("DEEPSPEED", marks=needs_deepspeed)])

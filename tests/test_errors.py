@@ -3,13 +3,16 @@
 The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
 """
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import types
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -235,12 +238,66 @@ def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
         process = signal.getsignal(signal.SIGTERM)
         process.run = types.SimpleNamespace(first_eval={})  # it has begun to train
         assert forked(signal.SIGTERM) == signal.SIGTERM
-        assert forked(signal.SIGINT, signal.SIGTERM) == signal.SIGTERM
-        assert forked(signal.SIGINT, signal.SIGINT) == signal.SIGINT
-        assert forked(signal.SIGINT) == 0  # a terminal's Ctrl-C reaches it too: the step needs it
+        assert forked(signal.SIGINT) == signal.SIGINT
         assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is process
     assert forked(signal.SIGTERM) == signal.SIGTERM
     assert capfd.readouterr().err == ""
+
+
+WORKERS = """
+import multiprocessing, time, types
+from concurrent.futures import ProcessPoolExecutor
+from common.errors import clean_exit, process_of
+
+def work(number):
+    time.sleep(1)
+    return number
+
+with clean_exit():
+    process_of(types.SimpleNamespace(first_eval={{}}))  # it has begun to train
+    with {pool}(2) as pool:
+        pool.map(str, range(2))
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        print(*pool.map(work, range(4)))
+"""
+
+
+def start_workers(folder, pool):
+    """A process in a group of its own that has begun to work with two workers, and these."""
+    (folder / "workers.py").write_text(WORKERS.format(pool=pool), encoding="utf-8")
+    command, environment = [sys.executable, str(folder / "workers.py")], os.environ | {"PYTHONPATH": str(ROOT)}
+    options = dict(stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    trainer = subprocess.Popen(command, **options)
+    workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+    time.sleep(0.5)
+    assert len(workers) == 2
+    return trainer, workers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("pool", ["multiprocessing.Pool", "ProcessPoolExecutor"])
+def test_a_signal_to_the_group_leaves_the_workers_of_a_reward_to_finish_the_step(pool, number, tmp_path):
+    """After a scheduler's SIGTERM a Pool hung with its orphans, and a ProcessPoolExecutor lost the step."""
+    trainer, workers = start_workers(tmp_path, pool)
+    try:
+        os.killpg(trainer.pid, number)
+        assert trainer.communicate(timeout=60)[0] == "0 1 2 3\n" and trainer.returncode == 0
+        psutil.wait_procs(workers, timeout=60)
+    finally:
+        for process in (psutil.Process(trainer.pid), *workers) if trainer.poll() is None else workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+@pytest.mark.parametrize("pool", ["multiprocessing.Pool", "ProcessPoolExecutor"])
+def test_the_workers_of_a_reward_end_with_the_run(pool, tmp_path):
+    """They are no longer in its group, which a scheduler kills at last; a ProcessPoolExecutor's stayed for ever."""
+    trainer, workers = start_workers(tmp_path, pool)
+    trainer.kill()
+    trainer.wait()
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 import functools
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -9,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 import grpo
-from common import rewards, user_rewards
+from common import rewards
 from common.batches import Completion
 from common.errors import InputError
 from common.rewards import (
@@ -26,7 +30,7 @@ from common.rewards import (
     soft_overlong_punishment,
     weighted_sum,
 )
-from testbed import embedded, embedded_prompts, metric_rows
+from testbed import ROOT, embedded, embedded_prompts, metric_rows
 
 
 def chosen(*names, weights=None):
@@ -149,22 +153,36 @@ def test_what_only_watches_gives_no_row_a_reward(user_file):
         ("[1.0, 0.0, float('inf')]", "mine.*inf.*row 2"),
         ("['1.0', 0.0, 0.0]", "mine.*'1.0'.*row 0"),
         ("[0.0, [1.0], 0.0]", "mine.*row 1"),
-        ("[0.0, 1.0]", "mine.*2 values.*rows 0 to 2"),
-        ("[0.0] * 4", "mine.*4 values.*rows 0 to 2"),
+        ("[0.0, 1.0]", "mine.*2 values.*3 rows"),
+        ("[0.0] * 4", "mine.*4 values.*3 rows"),
         ("1.0", "mine.*float.*list"),
         ("None", "mine.*NoneType.*list"),
-        ("[1 / (p != 'q1') for p in prompts]", "mine.*row 1.*ZeroDivisionError"),
-        ("missing", "mine.*row 0.*NameError"),
+        ("[1 / (c != 's1') for c in completions]", "mine.*row 1.*ZeroDivisionError"),
+        ("missing", "mine.*3 rows.*NameError"),
     ],
 )
 def test_bad_values_name_function_and_row(user_file, returned, message):
     """a NaN, a missing value or an exception must stop the run and say where."""
-    (reward,) = chosen(user_file(f"def mine(prompts, **_):\n    return {returned}\n") + ":mine")
+    (reward,) = chosen(user_file(f"def mine(completions, **_):\n    return {returned}\n") + ":mine")
     with pytest.raises(InputError, match=message) as caught:
-        score(reward, [row(f"q{i}") for i in range(3)], ["", "", ""], [False] * 3)
+        score(reward, [row(f"q{i}") for i in range(3)], ["s0", "s1", "s2"], [False] * 3)
     assert "\n" not in str(caught.value)
     if "Error" in message:
         assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("end", ["1 / (completion != 'b')", "float('nan')", "print()"])
+def test_a_function_that_fails_is_called_once(user_file, end):
+    """To name the row it was called again row by row: a judge is paid for each call."""
+    body = "calls = []\ndef mine(completions, **_):\n    calls.append(completions)\n"
+    path = user_file(f"{body}    return [{end} for completion in completions]\n")
+    (reward,) = chosen(path + ":mine")
+    texts = ["a", "b", "c"]
+    try:
+        score(reward, [row()] * 3, texts, [False] * 3)
+    except InputError as error:
+        assert ("row 1" if "/" in end else "row 0") in str(error)
+    assert sys.modules["reward_file_mine"].calls == [texts]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -172,7 +190,7 @@ def test_sys_exit_in_a_reward_is_an_input_error(user_file, kind):
     """The run ended without a word and with exit code 0."""
     body = f"import sys\n{kind} mine(prompts, **_):\n    if 'q2' in prompts: sys.exit(0)\n    return [0.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
-    with pytest.raises(InputError, match="'mine' failed on row 2: SystemExit: 0") as caught:
+    with pytest.raises(InputError, match="'mine' failed on 4 rows: SystemExit: 0") as caught:
         score(reward, [row(f"q{i}") for i in range(4)], [""] * 4, [False] * 4)
     assert isinstance(caught.value.__cause__, SystemExit)
     with pytest.raises(InputError, match="SystemExit: 3"):
@@ -240,7 +258,7 @@ def test_a_reward_cannot_move_the_run(user_file, tmp_path, monkeypatch, end):
         try:
             score(reward, [row()] * 2, [""] * 2, [False] * 2)
         except InputError as error:
-            assert "row 0: ValueError: here" in str(error)
+            assert "on 2 rows: ValueError: here" in str(error)
         assert Path.cwd() == tmp_path
     assert set(sys.modules["reward_file_mine"].here) == {str(tmp_path)}
 
@@ -273,6 +291,29 @@ def test_a_reward_cannot_change_how_torch_computes(user_file, place, fails):
         assert score(reward, [row()], [""], [False]) != score(reward, [row()], [""], [False])
     assert [read() for read in SETTINGS.values()] == before
     assert not torch.overrides._get_current_function_mode_stack()  # not a default device, which each call would ask
+
+
+MODES = ["torch.autocast('cpu', torch.bfloat16)", "torch.autocast('cpu', enabled=False)", "torch.inference_mode()"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reward_that_leaves_a_mode_of_torch_on_is_told_so(user_file, mode):
+    """The update ran in bfloat16, or ended as a traceback at its first backward."""
+    body = f"import torch\nmode = {mode}\ndef mine(prompts, **_):\n    mode.__enter__()\n    return [0.0]\n"
+    (reward,) = chosen(user_file(body) + ":mine")
+    with pytest.raises(InputError, match="'mine' failed on row 0: RuntimeError: it left torch.autocast or"):
+        try:
+            score(reward, [row()], [""], [False])
+        finally:
+            sys.modules["reward_file_mine"].mode.__exit__(None, None, None)
+
+
+def test_the_error_of_a_reward_names_the_process(user_file, monkeypatch):
+    (reward,) = chosen(user_file("def mine(**_):\n    return [float('nan')]\n") + ":mine")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(InputError, match="reward 'mine' on process 5 returned nan for row 0"):
+        score(reward, [row()], [""], [False])
 
 
 @pytest.mark.parametrize("conversational", [False, True])
@@ -309,7 +350,7 @@ def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
     if fits:
         assert score(reward, [row()] * 2, [""] * 2, [False] * 2).tolist() == [0.0, float(value)]
     else:
-        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; beyond 1e\+15"):
+        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; .*beyond 1e\+15"):
             score(reward, [row()] * 2, [""] * 2, [False] * 2)
 
 
@@ -337,7 +378,7 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
 
 def test_function_without_kwargs_is_told_so(user_file):
     (reward,) = chosen(user_file("def f(prompts, completions):\n    return [0.0]\n") + ":f")
-    with pytest.raises(InputError, match=r"\*\*kwargs"):
+    with pytest.raises(InputError, match="'f' failed on row 0: .* unexpected keyword argument 'answer'"):
         score(reward, [row()], [""], [False])
 
 
@@ -349,7 +390,7 @@ def test_function_without_kwargs_is_told_so(user_file):
         (["no_such_package.x:f"], None, "no_such_package"),
         (["math:nothing"], None, "math has no function nothing"),
         (["math:pi"], None, "math has no function pi"),
-        (["math:"], None, "must be one of"),
+        (["math:"], None, "package.module:function"),
         (["accuracy"], [1.0, 2.0], "1.*2"),
         (["accuracy", "format"], [1.0], "2.*1"),
         (["accuracy"], [float("nan")], "finite"),
@@ -413,10 +454,11 @@ def test_accuracy_does_not_apply_without_an_answer():
 def test_math_verify_missing_says_what_to_install(monkeypatch):
     """A missing extra must not score 0 in silence."""
     monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
+    rewards._math_verify_process.cache_clear()
     with pytest.raises(InputError, match="pip install"):
         chosen("math_verify")
     with pytest.raises(InputError, match="pip install"):
-        math_verify_reward("#### 3", "3")
+        math_verify_reward("#### 3", "4")
 
 
 @pytest.mark.needs("math_verify")
@@ -429,13 +471,74 @@ def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
     monkeypatch.setattr(rewards, "MATH_VERIFY_SECONDS", 0.5)
     start = time.perf_counter()
     assert math_verify_reward(r"\boxed{10^{10^{10}}}", "3") == 0.0
-    assert time.perf_counter() - start < 5 and "math-verify took" in caplog.text
+    assert time.perf_counter() - start < 60 and "math-verify took" in caplog.text
     monkeypatch.undo()
     results = []
     thread = threading.Thread(target=lambda: results.append(math_verify_reward(r"\boxed{2^{3}}", "8")))
     thread.start()
     thread.join()
     assert results == [1.0]
+
+
+RUN = """
+import os, sys, time
+from common import rewards
+compare = lambda text: rewards.math_verify_reward("#### " + text, "8")
+process = lambda: rewards._math_verify_process(os.getpid())
+"""
+
+
+def program(tmp_path, body, **options):
+    """A program in a session of its own, whose group the test signals, and the pipe of what it prints."""
+    (tmp_path / "program.py").write_text(RUN + body, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
+    )
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("when", ["between", "during"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
+    """Its Pool hung at the next call, or scored 0."""
+    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    process = rewards._math_verify_process(os.getpid())
+    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
+    if when == "between":
+        os.kill(process.pid, number)
+        process.wait()
+    else:
+        os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
+        killer.start()
+        if number == signal.SIGTERM:
+            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
+    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    assert rewards._math_verify_process(os.getpid()).pid != process.pid
+
+
+@pytest.mark.needs("math_verify")
+def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
+    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
+    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
+    run = program(tmp_path, body, stdin=subprocess.PIPE)
+    assert run.stdout.readline() == "1.0\n"
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
+    body = "print(process().pid, flush=True)\n"
+    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
+    worker = psutil.Process(int(run.stdout.readline()))
+    time.sleep(0.5)
+    run.kill()
+    run.wait()
+    worker.wait(timeout=60)  # at once, or when its time is up
 
 
 def test_functions_of_trl_read_messages_and_latex(monkeypatch):
@@ -494,7 +597,7 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0, 2.0]}), ("g", {"b": [3.0]}))]
     other = [{"a": [5.0]}, {"b": [8.0]}]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *other])
-    assert user_rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
+    assert rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
 
 
@@ -523,7 +626,7 @@ def mine(log_metric, log_extra, **_):
         text.ids, text.extra = [], {}
     (reward,) = chosen(user_file(body) + ":mine")
     score(reward, [row()] * 3, texts, [False] * 3)
-    assert user_rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
+    assert rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
     written = [json.dumps(text.extra, allow_nan=False) for text in texts]
     assert written == [f"""{{"('x', 1)": {value}}}""" for value in ("null", "null", "0.5")]
 

@@ -13,10 +13,8 @@ SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 ti
 
 
 def choose_device():
-    """The device to train on: torch's accelerator, or the CPU if there is none or ACCELERATE_USE_CPU asks for it.
-
-    A device without float64 (MPS, some XPUs) is not used, and this is said.
-    """
+    """torch's accelerator, or the CPU if there is none, if ACCELERATE_USE_CPU asks for it, or if the accelerator has no
+    float64 (MPS, some XPUs), which is said."""
     from accelerate.utils import parse_flag_from_env
 
     device = torch.accelerator.current_accelerator(check_available=True)
@@ -26,64 +24,60 @@ def choose_device():
     one = torch.ones(1, device=torch.device(device.type, index))  # whatever else is wrong with the device shows here
     try:
         one.double().sum().item()
+        return device
     except (RuntimeError, TypeError):  # a TypeError is MPS's
         if os.environ.get("RANK", "0") == "0":
             print(f"{device.type} is not used: it has no float64, which weights and metrics need; this runs on cpu")
         return torch.device("cpu")
-    return device
 
 
 def launch(args):
-    """The Accelerator of this process. An InputError refuses what would train wrongly or fail later: processes that do
-    not know of each other, and strategies and precisions that are not supported."""
+    """The Accelerator of this process. An InputError refuses what would train wrongly or fail later."""
     from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import parse_flag_from_env, set_seed
 
-    device = choose_device()
+    device, where = choose_device(), "several run on CUDA or ROCm GPUs, or on CPU (ACCELERATE_USE_CPU=true)"
     if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
-        where = "several run on CUDA or ROCm GPUs, or on CPU (ACCELERATE_USE_CPU=true)"
         raise InputError(f"{world_size()} processes on {device.type}: {where}; start one")
     if device.type == "cpu":
         torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
+    # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
+    options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
     try:
-        # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
-        options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
         accelerator = Accelerator(cpu=device.type == "cpu", **options)
     except ValueError as error:
         raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
-    processes = accelerator.num_processes
-    if world_size() != processes:
-        raise InputError(
-            f"the launcher started {world_size()} processes but Accelerate sees {processes}: each would train alone "
-            "and write the same files; on CPU set ACCELERATE_USE_CPU=true"
-        )
-    kind = accelerator.distributed_type
-    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"):
-        raise InputError(f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)")
-    for name in ("FSDP", "DEEPSPEED"):
-        if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name:  # Accelerate goes on without it
-            needs = f"the launcher asks for {name}, which needs GPUs (FSDP: several)"
-            raise InputError(f"{needs}: {processes} x {accelerator.device.type} would train without it")
-    if accelerator.gradient_accumulation_steps != 1:  # backward() would divide the loss by it
-        raise InputError("gradient_accumulation_steps of accelerate must be 1: use --micro_batch_size")
-    if accelerator.mixed_precision == "fp16":
-        raise InputError("mixed precision fp16 is not supported (no loss scaling here): use bf16 or no")
-    if accelerator.parallelism_config is not None:  # the processes of a tensor or sequence group need the same prompts
-        raise InputError("parallelism_config of accelerate is not supported: each process has prompts of its own")
+    kind, processes = accelerator.distributed_type, accelerator.num_processes
+    asked = [name for name in ("FSDP", "DEEPSPEED") if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name]
+    missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
+    refuse_any({
+        f"the launcher started {world_size()} processes but Accelerate sees {processes}: on CPU set "
+        "ACCELERATE_USE_CPU=true": world_size() != processes,  # each would train alone and write the same files
+        f"the launcher asks for {' '.join(asked)}, which needs GPUs (FSDP: several)": asked,
+        "set gradient_accumulation_steps to 1, and use --micro_batch_size": accelerator.gradient_accumulation_steps > 1,
+        "mixed precision fp16 is not supported: use bf16 or no": accelerator.mixed_precision == "fp16",  # loss scaling
+        "parallelism_config is not supported: each process has its own prompts": accelerator.parallelism_config,
+        f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)": kind in ("MEGATRON_LM", "XLA"),
+        f"--report_to {' '.join(sorted(missing))}: the package is not installed": missing,
+    })  # fmt: skip
     if args.lora_rank and is_sharded(accelerator):
         refuse(args, "lora_rank", f"LoRA runs on one process or with DDP, not {strategy(accelerator)}")
     if kind == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
-    if kind == "DEEPSPEED":
+    elif kind == "DEEPSPEED":
         set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
-    missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
-    if missing:
-        raise InputError(f"--report_to {' '.join(sorted(missing))}: the package is not installed")
     if accelerator.device.type != "cpu":
         set_up_attention()
     set_seed(args.seed)
     return accelerator
+
+
+def refuse_any(problems):
+    """Raise the first of {message: whether it applies} that applies as an InputError."""
+    for message, applies in problems.items():
+        if applies:
+            raise InputError(message)
 
 
 def set_up_attention():
@@ -105,9 +99,8 @@ def set_up_attention():
 
 
 def set_threads(weights):
-    """Set the number of CPU threads for a model of so many weights: this process's share of the cores, one for a small
-    model. A second thread would gain it little, and next to a busy process, as threads wait for each other by spinning,
-    it makes short operations tens of times slower (docs/performance.md)."""
+    """Set the number of CPU threads for a model of so many weights: this process's share of the cores, or one for a
+    small model, whose threads wait for each other by spinning (docs/performance.md)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
@@ -117,19 +110,22 @@ def describe_processes(accelerator):
     """A line that says how many processes there are, on which devices, and how they share the weights."""
     device = accelerator.device.type
     device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
-    return f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
+    line = f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
+    if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+        line += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
+    return line
 
 
 def set_up_fsdp(plugin, mixed_precision):
     """Refuse the options of FSDP that are not supported; keep what `forward` returns in float32."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-    if plugin.fsdp_version != 2:
-        raise InputError("FSDP 1 is not supported: set fsdp_version: 2 (configs/fsdp2.yaml)")
-    if plugin.cpu_ram_efficient_loading:  # only the first process would have weights, the reference stays unsharded
-        raise InputError("fsdp_cpu_ram_efficient_loading is not supported: set it to false (configs/fsdp2.yaml)")
-    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
-        raise InputError("fsdp_offload_params is not supported: set it to false (configs/fsdp2.yaml)")
+    refuse_any({
+        "FSDP 1 is not supported: set fsdp_version: 2 (configs/fsdp2.yaml)": plugin.fsdp_version != 2,
+        # Only the first process would have weights, and the reference stays unsharded.
+        "set fsdp_cpu_ram_efficient_loading to false (configs/fsdp2.yaml)": plugin.cpu_ram_efficient_loading,
+        "set fsdp_offload_params to false (configs/fsdp2.yaml)": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+    })  # fmt: skip
     if mixed_precision == "bf16":
         # Accelerate's policy rounds what leaves `forward`, float32 log-probs, to bfloat16, and sums gradients in that.
         plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -139,18 +135,16 @@ def set_up_deepspeed(config, args):
     """Refuse the options of DeepSpeed that are not supported, and complete its configuration."""
     from transformers.integrations import unset_hf_deepspeed_config
 
-    zero = config["zero_optimization"]
-    if config.get("gradient_accumulation_steps", "auto") not in ("auto", 1):
-        raise InputError("gradient_accumulation_steps of DeepSpeed must be 1: use --micro_batch_size")
-    clipping = config.get("gradient_clipping", "auto")
-    if clipping not in ("auto", args.max_grad_norm):
-        raise InputError(
-            f"gradient_clipping {clipping} of DeepSpeed is not --max_grad_norm {args.max_grad_norm}: leave it out"
-        )
-    if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
-        raise InputError("ZeRO-3 cannot write model/: set zero3_save_16bit_model: true (configs/zero3.yaml)")
-    if (zero.get("offload_param") or {}).get("device", "none") != "none":
-        raise InputError("offload_param of DeepSpeed is not supported: set it to none (configs/zero3.yaml)")
+    zero, offload = config["zero_optimization"], config["zero_optimization"].get("offload_param") or {}
+    unsaved = zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save")
+    steps, clipping = (config.get(name, "auto") for name in ("gradient_accumulation_steps", "gradient_clipping"))
+    others = f"gradient_clipping {clipping} of DeepSpeed is not --max_grad_norm {args.max_grad_norm}: leave it out"
+    refuse_any({
+        "gradient_accumulation_steps of DeepSpeed must be 1: use --micro_batch_size": steps not in ("auto", 1),
+        others: clipping not in ("auto", args.max_grad_norm),
+        "ZeRO-3 cannot write model/: set zero3_save_16bit_model: true (configs/zero3.yaml)": unsaved,
+        "offload_param of DeepSpeed is not supported: set it to none": offload.get("device", "none") != "none",
+    })  # fmt: skip
     config["gradient_clipping"] = args.max_grad_norm
     config["train_micro_batch_size_per_gpu"] = 1  # asked for where no DataLoader is prepared; micro-batches are ours
     unset_hf_deepspeed_config()  # else ZeRO-3 partitions every model that is loaded, the frozen reference too
@@ -183,22 +177,16 @@ def gradient_sync(accelerator, model, last):
 
 
 def clip_grad_norm(accelerator, parameters, max_norm):
-    """The norm (0-d) of the gradients over all processes before they are scaled down to `max_norm` (0: off).
-
-    DeepSpeed has scaled them at the last backward, over all parameters together, and stepped: its norm is returned.
-    """
+    """The norm (0-d) of the gradients over all processes before they are scaled down to `max_norm` (0: off). DeepSpeed
+    has scaled them at the last backward, over all parameters together, and stepped: its norm is returned."""
     norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 
 @contextlib.contextmanager
 def unsharded(accelerator, model):
-    """A context in which the prepared `model` has all its weights on every process, so that each samples on its own.
-
-    Otherwise FSDP2 and ZeRO-3 would gather each layer for each token, and all processes would have to sample equally
-    many. A copy of the weights must fit beside the shards (FSDP2: the policy's; ZeRO-3: a critic's too). All processes
-    have to enter; the other strategies have nothing to gather.
-    """
+    """A context in which the prepared `model` has all its weights on every process, so that each samples as many tokens
+    as it needs, without a gather for each of them. All processes have to enter."""
     if strategy(accelerator) == "ZeRO-3":
         import deepspeed
 

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import world_size
 from common.masked import group_statistics
-from common.user_rewards import take_logged
+from common.rewards import take_logged
 
 
 @dataclass
@@ -122,8 +122,7 @@ class Metrics:
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             result |= quantiles(name, torch.cat(parts), accelerator)
-        own = [reward for reward in reward_functions if not reward.built_in]
-        return result | (take_logged(accelerator, own, result) if own else {})
+        return result | take_logged(accelerator, reward_functions, result)
 
 
 def quantiles(name, values, accelerator):
