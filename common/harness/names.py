@@ -90,15 +90,10 @@ NAMES = [
 ]
 
 
-EARLIER = {"rollout_batch_size": "generate_batch_size"}  # names that options here had before
-
-
 def name_here(option, fields):
     """What follows an unknown option in an error: its name here if it is one of TRL or verl, or "". `fields` are the
     options of the script."""
     name = option.lstrip("-+").partition("=")[0].replace("-", "_").removeprefix("actor_rollout_ref.")
-    if name in EARLIER:
-        return f": it is --{EARLIER[name]} now"
     rows = [row for row in NAMES if name in f"{row.trl} {row.verl}".split()]
     row = next((row for row in rows if row.here in fields), rows[-1] if rows else None)
     if row is None or not row.here:

@@ -36,7 +36,7 @@ def start(folder, script=grpo, **options):
     run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     run.keep(numbers=numbers)
-    run.restore()
+    run.start()
     return run, optimizer, numbers
 
 
