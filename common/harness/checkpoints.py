@@ -22,9 +22,8 @@ from common.harness.model_checks import model_path, shorten
 # The options that may differ on a resume; --max_steps too if the schedule does not depend on it.
 MAY_CHANGE = "--output_dir --resume --reward_changed --save_every --keep_checkpoints --save_model_every --eval_every"
 MAY_CHANGE += " --lora_merge --report_to --dry_run"
-# The files of a model's folder that decide what is loaded.
-FILES = "*config.json *.jinja additional_chat_templates/* tokenizer* vocab* merges.txt *_tokens*.json *.model"
-FILES += " *model*.safetensors* *model*.bin*"
+# The files in the folder of a model that decide what is loaded.
+SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin")
 PIECE = 2**16  # bytes
 
 
@@ -154,10 +153,8 @@ def find_checkpoints(folder):
 
 
 def add_digests(digests, args):
-    """Add to `digests` {name: SHA-256} the files of rewards and models that a run of `args` reads, if they are here.
-
-    An option whose name ends in _path names a model. A digest that is there stays: it is of what was loaded.
-    """
+    """Add to `digests` {name: SHA-256} the files of rewards and models that a run of `args` reads, if they are here. An
+    option whose name ends in _path names a model. A digest that is there stays: it is of what was loaded."""
     from transformers.utils import cached_file
 
     files = {}
@@ -167,16 +164,13 @@ def add_digests(digests, args):
             files[f"--reward {source}"] = pathlib.Path(path)
     for option in [name for name, value in vars(args).items() if name.endswith("_path") and value]:
         with contextlib.suppress(Exception):  # of nearly every type: loading will say what is not there
-            label, name = f"--{option} {getattr(args, option)}", model_path(args, option)
-            base, adapter = find_base(name)
-            places = {f"{label} on {base}" if adapter else label: (base, "config.json")}
-            places |= {label: (name, "adapter_config.json")} if adapter else {}
-            for label, place in places.items():
+            base, adapter = find_base(name := model_path(args, option))
+            for place, config in ({base: "config.json"} | ({name: "adapter_config.json"} if adapter else {})).items():
                 # Of a hub id this is the snapshot that will be loaded: the newest one, or offline that of the cache.
-                folder = pathlib.Path(cached_file(*place)).parent
-                paths = [path for pattern in FILES.split() for path in folder.glob(pattern) if path.is_file()]
-                files |= {f"{label}/{path.relative_to(folder).as_posix()}": path for path in paths}
-    digests |= {name: digest(path, in_parts=True) for name, path in files.items() if name not in digests}
+                paths = pathlib.Path(cached_file(place, config)).parent.iterdir()
+                files |= {f"--{option} {place}/{path.name}": path for path in paths if path.suffix in SUFFIXES}
+    for name in files.keys() - digests.keys():
+        digests[name] = str(digest(files[name], in_parts=True))[:16]
 
 
 def digest(path, in_parts=False):
