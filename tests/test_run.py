@@ -466,17 +466,18 @@ def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_res
 
 
 @pytest.mark.parametrize(
-    "every, written",
-    [(0, []), (2, [4, 6]), (3, [6]), (1, [4, 5, 6])],
+    "every, there, written",
+    [(0, None, []), (2, None, [4, 6]), (2, 4, [6]), (3, None, [6]), (1, 4, [5, 6]), (1, None, [4, 5, 6])],
 )
-def test_a_resume_writes_the_model_of_its_step(every, written, tmp_path):
+def test_a_resume_writes_the_model_of_its_step_unless_it_is_there(every, there, written, tmp_path):
     saved = []
     run, optimizer, _ = start(tmp_path)
     for _ in range(4):
         advance(run, optimizer, save=False)
     run.save()
     run.close()
-    (tmp_path / "model-step-6").mkdir()  # of the life before this resume: it is written again
+    for name in (there, 6):  # that of a later step is of the life before this resume: it is written again
+        (tmp_path / f"model-step-{name}").mkdir()
     run, *_ = start(tmp_path, resume=True, save_model_every=every)
     run.save_model = lambda *given: saved.append(given[-1])
     run.save_step_model(None, None, None)

@@ -34,7 +34,7 @@ class Metrics:
 
     def add_stats(self, group, stats, mask):
         """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
-        Names in `_max` are maxima; of `x_quantiles` the 50th, 90th and 99th percentile are `x_p50`, `x_p90`, `x_p99`."""
+        Names in `_max` are maxima; of `x_quantiles` 50th, 90th and 99th percentile are `x_p50`, `x_p90` and `x_p99`."""
         for name, values in stats.items():
             counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
             if name.endswith("_quantiles"):

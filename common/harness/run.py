@@ -42,7 +42,7 @@ class Run:
         self.step, self.first_eval, self.last_eval = 0, None, None  # the number of finished steps
         self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
-        self.exit_code, self.interrupted, self.said_unscored = 0, False, False
+        self.exit_code, self.interrupted, self.said_unscored, self.resumed_model = 0, False, False, 0
         self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
         self.bar = self.lock = self.made_folder = None
@@ -126,6 +126,8 @@ class Run:
         path, same_evaluations = on_first(accelerator, lambda: self.checkpoints.check(loaded=True))
         if path:
             self.checkpoints.load(path)
+            there = on_first(accelerator, (self.folder / f"model-step-{self.step}").exists)
+            self.resumed_model = self.step if there else 0
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
@@ -242,8 +244,8 @@ class Run:
         self.checkpoints.save(self.step)
 
     def save_step_model(self, model, policy, tokenizer):
-        """Write model-step-N/ if it is due after this step N."""
-        if self.step > 0 and self.due(self.args.save_model_every, at_end=False):
+        """Write model-step-N/ if it is due after this step N; not at a resume from N that finds it there."""
+        if self.step not in (0, self.resumed_model) and self.due(self.args.save_model_every, at_end=False):
             self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def save_model(self, model, policy, tokenizer, name):
