@@ -1,4 +1,4 @@
-"""common/harness/digests.py: a resume with another model or reward is refused, and what is read of their files."""
+"""The digests of common/harness/checkpoints.py: a resume with another model or reward is refused, and what is read of their files."""
 
 import json
 
