@@ -382,7 +382,8 @@ SENTENCES = {
             "The sum over a group of its rows' token means, G times GRPO's loss, as Eq. 8 has it; the mean over "
             "prompts is ours."
         ),
-        "main 5797ce": "Options that cannot work are refused before a model is loaded; and the name of the run.",
+        "main 5797ce": "Options that cannot work are refused before a model is loaded; and the run, with the metric "
+        "that is 0 where no completion has an advantage.",
         "main 5d7df7": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
