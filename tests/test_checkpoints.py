@@ -1,6 +1,7 @@
 """common/harness/checkpoints.py: what a checkpoint may hold, what is damaged, and which ones are a run's own."""
 
 import _pyio
+import dataclasses
 import hashlib
 import io
 import json
@@ -8,6 +9,7 @@ import os
 import pickle
 import shutil
 import signal
+import types
 
 import pytest
 import torch
@@ -139,7 +141,7 @@ def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", '{"script": "grpo"', "[]", '{"script": "grpo"}', '"\\u0000"', "\0" * 400]
+    "content", [None, "", '{"script": "grpo"', "[]", "[" * 200_000, '{"script": "grpo"}', '"\\u0000"', "\0" * 400]
 )
 def test_a_damaged_meta_file_is_one_line(content, checkpoint):
     if content is None:
@@ -192,6 +194,7 @@ def test_a_step_is_saved_once(tmp_path):
 @pytest.mark.parametrize(
     "name, value, says",
     [
+        ("device", "cuda", None),
         ("script", "ppo", "is of another run: script was ppo, is grpo"),
         ("processes", 2, "of another run: processes was 2, is 1"),
         ("strategy", "FSDP2", "of another run: strategy was FSDP2, is single"),
@@ -199,7 +202,7 @@ def test_a_step_is_saved_once(tmp_path):
         ("threads", 64, None),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_and_other_threads_are_said(name, value, says, checkpoint, capsys):
+def test_a_checkpoint_of_another_run_is_refused_and_another_machine_is_said(name, value, says, checkpoint, capsys):
     meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
     meta["facts"][name] = value
     (checkpoint / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
@@ -207,7 +210,8 @@ def test_a_checkpoint_of_another_run_is_refused_and_other_threads_are_said(name,
         assert says in refusal(checkpoint.parents[1], resume=True)
     else:
         start(checkpoint.parents[1], resume=True)
-        assert "threads was 64, is 1: it does not resume bit for bit" in capsys.readouterr().out
+        now = {"threads": 1, "device": "cpu"}[name]
+        assert f"\n{name} was {value}, is {now}: it does not resume bit for bit" in f"\n{capsys.readouterr().out}"
 
 
 def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
@@ -217,6 +221,25 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
         run.close()
     assert "--max_steps was 5, is 9" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
     assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "dpo", "reward_model"])
+def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
+    run, optimizer, _ = start(tmp_path, script(name))
+    advance(run, optimizer)
+    args, accepted = run.args, set()
+    for field in dataclasses.fields(args):
+        run.checkpoints.args = dataclasses.replace(args, **{"resume": True, field.name: "another"})
+        try:
+            run.checkpoints.check(loaded=False)
+            accepted.add(field.name)
+        except InputError as error:
+            assert f" --{field.name} was {getattr(args, field.name)}, is another" in str(error)
+    evaluation = {field.name for field in dataclasses.fields(args) if field.name.startswith("eval_")}
+    assert accepted == evaluation | set(
+        "output_dir resume save_every keep_checkpoints save_model_every report_to lora_merge dry_run reward_changed "
+        "max_steps".split()
+    )
 
 
 def test_resume_with_other_options_names_them(tmp_path):
@@ -246,6 +269,16 @@ def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
 def test_old_checkpoints_are_pruned(tmp_path):
     train(tmp_path, "--max_steps", 3, "--save_every", 1, "--keep_checkpoints", 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_that_a_crash_left_goes_at_the_next_start(tmp_path):
+    # Killed between the new checkpoint and the end of the one before.
+    run, optimizer, _ = start(tmp_path, keep_checkpoints=1)
+    run.checkpoints.prune = lambda: None
+    advance(run, optimizer)
+    advance(run, optimizer)
+    assert start(tmp_path, keep_checkpoints=1, resume=True)[0].step == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
@@ -286,3 +319,17 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
     (tmp_path / "checkpoints" / "tmp" / "half").write_text("of a file", encoding="utf-8")
     advance(run, optimizer)
     assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
+
+
+def test_a_full_disk_is_named_where_torch_does_not_name_it(tmp_path, monkeypatch):
+    def fail(*given, **options):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    run, optimizer, _ = start(tmp_path)
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(InputError, match="step-00000001 cannot be written: .*unexpected pos"):
+        advance(run, optimizer)
+    usage = types.SimpleNamespace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match="step-00000001 cannot be written: No space left on device$"):
+        run.save()

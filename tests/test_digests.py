@@ -1,4 +1,4 @@
-"""The digests of common/harness/checkpoints.py: a resume with another model or reward is refused, and what is read of their files."""
+"""Digests in common/harness/checkpoints.py: a resume with another model or reward is refused, and what is read."""
 
 import json
 

@@ -361,9 +361,10 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(
         for values in (first, last)
     )  # fmt: skip
     run, *_ = start(tmp_path, reward=reward or [])
-    run.first_eval, run.last_eval = first, last
+    run.first_eval, run.last_eval, run.step = first, last, 1
+    run.save_model = lambda *given: None
     run.finish(None, None, None)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}0 steps, ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 steps, ")
 
 
 def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
@@ -433,10 +434,19 @@ def test_a_script_says_what_it_cannot_learn_from(tmp_path, capsys):
 
 def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys):
     run, *_ = start(tmp_path)
-    for value in (0.25, 0.5, 0.75):
+    run.save_model = lambda *given: None
+    for run.step, value in enumerate((0.25, 0.5, 0.75)):
         run.log_evaluation({"eval/pass@1": value})
     run.finish(None, None, None)
     assert "eval/pass@1 before 0.250, after 0.750" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_of_no_steps_has_one_score(tmp_path, capsys):
+    # "before 0.250, after 0.250" of one evaluation.
+    run, *_ = start(tmp_path)
+    run.log_evaluation({"eval/pass@1": 0.25})
+    run.finish(None, None, None)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("eval/pass@1 0.250; 0 steps, ")
 
 
 def test_an_evaluation_is_due_at_the_end():

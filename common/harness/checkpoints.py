@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -52,7 +53,7 @@ class Checkpoints:
         try:
             meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
             old, files = meta["facts"], meta["files"]
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             raise InputError(f"{path}: missing, damaged or of an earlier version: meta.json") from None
         may_change += ["--max_steps"] * (self.args.lr_scheduler == "constant")
         changed = [name for name in (old | new if loaded else new) if old.get(name) != new.get(name)]
@@ -121,11 +122,15 @@ class Checkpoints:
                 meta = json.dumps({"facts": self.facts(), "files": files}, indent=2)
                 (temporary / "meta.json").write_text(meta, encoding="utf-8")
                 put_in_place(temporary, final)
-                done = [path for path in find_checkpoints(self.folder) if (path / "meta.json").exists()]
-                for old in done[: -self.args.keep_checkpoints]:  # after the new one is there
-                    old.unlink() if old.is_symlink() else shutil.rmtree(old)  # what a link points to is not the run's
+                self.prune()  # after the new one is there
         self.saved_step = step
         accelerator.wait_for_everyone()
+
+    def prune(self):
+        """Remove the oldest checkpoints beyond --keep_checkpoints."""
+        done = [path for path in find_checkpoints(self.folder) if (path / "meta.json").exists()]
+        for old in done[: -self.args.keep_checkpoints]:
+            old.unlink() if old.is_symlink() else shutil.rmtree(old)  # what a link points to is not the run's
 
 
 @contextlib.contextmanager
@@ -133,8 +138,10 @@ def writing(what):
     """A context in which a failed write of `what` (disk full, no permission, a name too long) is an InputError."""
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's
-        raise InputError(f"{what} cannot be written: {one_line(error)}") from None
+    except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's, which gives no reason
+        full = not isinstance(error, OSError) and shutil.disk_usage(pathlib.Path(what).parent).free < 2**20
+        reason = os.strerror(errno.ENOSPC) if full else one_line(error)
+        raise InputError(f"{what} cannot be written: {reason}") from None
 
 
 def put_in_place(temporary, final):

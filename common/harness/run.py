@@ -137,6 +137,7 @@ class Run:
         with raise_on_all(accelerator), writing(self.folder):
             if main:
                 args = json.dumps(dataclasses.asdict(self.args), indent=2)
+                self.checkpoints.prune()  # what a crash has left
                 (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
                 for name, size in self.sizes.items():
                     with open(self.folder / name, "ab") as file:
@@ -281,8 +282,8 @@ class Run:
         rewarded = {"accuracy", "math_verify"} & set(getattr(self.args, "reward", []))
         for name in ("eval/pass@1", "eval/reward", "eval/accuracy"):
             if name in last and (name != "eval/pass@1" or rewarded):
-                said[name] = f"before {first[name]:.3f}, " if name in first else ""
-                said[name] += f"after {last[name]:.3f}; "
+                before = f"before {first[name]:.3f}, after " if name in first else "after "
+                said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
         if said.get("eval/reward") == said.get("eval/pass@1"):
             said.pop("eval/reward", None)
         seconds = f"{time.perf_counter() - self.started:.1f} s"
