@@ -330,7 +330,7 @@ def main(argv=None):
         raise InputError("--no_normalize_std needs --no_smooth_advantage, which mixes standardized advantages")
     reward_functions = load_rewards(args)
     accelerator = launch(args)
-    run = Run(accelerator, args, "dcpo", reward_functions)
+    run = Run(accelerator, args, "dcpo", reward_functions, dead={"dcpo/response_utilization": 0})
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer, accelerator)

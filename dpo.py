@@ -48,7 +48,6 @@ from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate,
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_sources, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
-from common.harness.files import write_rows
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, pair_metrics
 from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
@@ -423,8 +422,7 @@ def main(argv=None):
                     pairs, rows = make_pairs(
                         accelerator, policy, tokenizer, reward_functions, prompts, number, args, metrics
                     )
-                if accelerator.is_main_process:
-                    write_rows(run.folder / f"pairs-round-{number}.jsonl", rows)
+                run.write_rows(f"pairs-round-{number}.jsonl", rows, "w")
                 metrics.add("pairs/made", len(pairs))
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             pairs = with_reference(accelerator, model, pairs, args)

@@ -548,7 +548,7 @@ def main(argv=None):
     accelerator = launch(args)
     if args.target_kl and accelerator.distributed_type == "DEEPSPEED":
         raise InputError("--target_kl: DeepSpeed steps within the last backward pass, before the KL is known")
-    run = Run(accelerator, args, "ppo", reward_functions)
+    run = Run(accelerator, args, "ppo", reward_functions, dead={})
     tokenizer = load_tokenizer(args)
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)

@@ -17,7 +17,8 @@ def test_metrics_equal_their_definitions_over_several_calls():
         values, mask = torch.tensor(values), torch.tensor(mask)
         metrics.add("mean", values, mask)
         metrics.add_max("max", values + 1, mask)
-        metrics.add_std("std", values)
+        metrics.add("std", values)
+        metrics.add("std squared", values.square())
         metrics.add("none", values, mask & False)
     metrics.add_max("max", torch.tensor([2.0]))
     expected = {"mean": 3.0, "std": ((1.5**2 + 4.5**2 + 0.5**2 + 3.5**2) / 4) ** 0.5, "max": 6.0}

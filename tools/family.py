@@ -382,7 +382,8 @@ SENTENCES = {
             "The sum over a group of its rows' token means, G times GRPO's loss, as Eq. 8 has it; the mean over "
             "prompts is ours."
         ),
-        "main 97604a": "Options that cannot work are refused before a model is loaded; and the name of the run.",
+        "main 5797ce": "Options that cannot work are refused before a model is loaded; and the run, with the metric "
+        "that is 0 where no completion has an advantage.",
         "main 5d7df7": "The history is saved and restored with the rest.",
         "main 8ac395": (
             "The history is read for this visit's advantages and written after them, by the prompts of the draw; the "
@@ -457,7 +458,7 @@ SENTENCES = {
             "penalty moves (section 4)."
         ),
         "check_own_args": "Options that cannot work together are refused before a model is loaded.",
-        "main f4e405": (
+        "main 67949a": (
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
             "place of the rules."
         ),
@@ -541,11 +542,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main 262acf": (
+        "main c5ebb7": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports a2c707": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports e47a9c": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

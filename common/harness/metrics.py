@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,16 +12,13 @@ from common.masked import group_statistics
 from common.rewards import take_logged
 
 
-@dataclass
 class Metrics:
-    """The metrics of one step: each a global sum over a global count, a global maximum, or a quantile of all values.
+    """The metrics of one step: each a global sum over a global count, a global maximum, or quantiles of all values.
+    Every process must add the same names in the same order, whatever its data."""
 
-    Every process must add the same names in the same order, whatever its data: one reduction then covers all of them.
-    """
-
-    sums: dict = field(default_factory=dict)  # {(name, kind): (numerator, denominator)}
-    maxima: dict = field(default_factory=dict)  # {name: value}
-    values: dict = field(default_factory=dict)  # {name: [values]}, whose quantiles leave NaN out
+    def __init__(self):
+        # {name: (numerator, denominator)}, {name: value}, and {name: [values]}, whose quantiles leave NaN out
+        self.sums, self.maxima, self.values = {}, {}, {}
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -38,9 +34,7 @@ class Metrics:
 
     def add_stats(self, group, stats, mask):
         """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
-
-        Names in `_max` are maxima; of `x_quantiles` the 50th, 90th and 99th percentile are `x_p50`, `x_p90`, `x_p99`.
-        """
+        Names in `_max` are maxima; of `x_quantiles` 50th, 90th and 99th percentile are `x_p50`, `x_p90` and `x_p99`."""
         for name, values in stats.items():
             counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
             if name.endswith("_quantiles"):
@@ -50,16 +44,10 @@ class Metrics:
             add = self.add_max if name.endswith("_max") else self.add
             add(f"{group}/{name}", values, counted)
 
-    def add_ratio(self, name, numerator, denominator, kind="mean"):
+    def add_ratio(self, name, numerator, denominator):
         """Count towards `name` = sum of numerators / sum of denominators. Tensors stay on their device: no waiting."""
-        total, count = self.sums.get((name, kind), (0.0, 0.0))
-        self.sums[name, kind] = total + numerator, count + denominator
-
-    def add_std(self, name, values):
-        """Count `values` (R,) towards their standard deviation (ddof 0), computed from sums."""
-        values = values.detach().double()
-        self.add_ratio(name, values.sum(), len(values), kind="std")
-        self.add_ratio(name, values.square().sum(), len(values), kind="square")
+        total, count = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = total + numerator, count + denominator
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
         """Count a rollout: reward_part/, completion/, reward/accuracy, and the share of rows without a reward."""
@@ -83,16 +71,15 @@ class Metrics:
         """Count the rewards that the advantages are made of."""
         scored = ~rewards.isnan()
         self.add("reward/mean", rewards, scored)
-        self.add_std("reward/std", rewards[scored])
+        self.add("reward/std", rewards[scored])
+        self.add("reward/std squared", rewards[scored].double().square())
         if group_size > 1:
             *_, zero = group_statistics(rewards.view(-1, group_size), 0)
             self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
         """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
-
-        `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them.
-        """
+        `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them."""
         update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
         self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
@@ -111,32 +98,23 @@ class Metrics:
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
         if self.sums:
             pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
-            means = {key: total / count for key, (total, count) in zip(self.sums, pairs, strict=True) if count}
-            for (name, kind), mean in means.items():
-                if kind == "std":
-                    mean = max(0.0, means[name, "square"] - mean**2) ** 0.5
-                if kind != "square":
-                    result[name] = mean
+            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
+            for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
+                result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
         if self.maxima:
             maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
             result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
-            result |= quantiles(name, torch.cat(parts), accelerator)
+            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)  # N may differ between them
+            values = accelerator.gather(values).cpu().numpy()
+            if not np.isnan(values).all():
+                result |= {f"{name}_p{p}": float(np.nanpercentile(values, p)) for p in (50, 90, 99)}
         return result | take_logged(accelerator, reward_functions, result)
 
 
-def quantiles(name, values, accelerator):
-    """The 50th, 90th and 99th percentile of `values` (N,) over all processes; N may differ between them."""
-    values = accelerator.gather(accelerator.pad_across_processes(values, pad_index=math.nan)).cpu()
-    values = values[~values.isnan()].numpy()
-    return {f"{name}_p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)} if len(values) else {}
-
-
 def pair_metrics(metrics, pairs, start, device):
-    """Lengths of this process's pairs of a step, seconds and tokens per second of its update, and peak memory.
-
-    The tokens count the prompt once for each of the two completions.
-    """
+    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
+    its update, and peak memory."""
     metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
     metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
     tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
@@ -167,8 +145,8 @@ def peak_memory_gb(device):
     if device.type != "cpu":
         allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
         return allocated(device) / 1e9 if allocated else -math.inf  # which leaves the metric out
-    if sys.platform == "win32":
-        import psutil  # which Accelerate brings; Windows has no `resource`, and elsewhere psutil knows no peak
+    if sys.platform == "win32":  # it has no `resource`, and elsewhere psutil, which Accelerate brings, knows no peak
+        import psutil
 
         return psutil.Process().memory_info().peak_wset / 1e9
     import resource

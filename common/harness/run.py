@@ -1,9 +1,12 @@
-"""A run: its folder with rows and samples, its start, its evaluations, and its end."""
+"""A run: its folder with rows and samples, its start, what it says, its evaluations, its models, and its end."""
 
+import collections
 import contextlib
 import dataclasses
 import datetime
+import importlib
 import json
+import os
 import pathlib
 import shlex
 import shutil
@@ -15,64 +18,57 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, process_of, refuse
-from common.harness.checkpoints import Checkpoints, find_checkpoints
+from common.errors import InputError, one_line, process_of, refuse
+from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, writing
 from common.harness.command_line import load_tool
-from common.harness.display import Display, log_table, scores, start_trackers
 from common.harness.distributed import describe_processes, on_first, raise_on_all
-from common.harness.files import append_rows, new_folder, put_in_place, rows_up_to, write_text, writing
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
+FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
+SHOWN = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
+SHOWN |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
+DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # five such steps in a row say that a run does not learn
 
 
 class Run:
-    """A run and its folder:
+    """A run and its folder, whose lock the first process holds until the run ends; docs/running.md has the files.
 
-        args.json               the options
-        metrics.jsonl           a row of metrics for each step, evaluations too
-        samples.jsonl           the completions of a prompt for each step, and those of evaluations
-        pairs-round-N.jsonl     of dpo.py: the pairs it has made in round N
-        checkpoints/step-N/     what a resume needs, see `Checkpoints`
-        model/                  the trained model, at the end
-        model-step-N/           the same after step N, with --save_model_every
-        lock                    held by the first process until the run ends: a second run would mix its rows with these
-
-    `step` counts the finished steps. Reward functions are told it.
+    `dead`: metrics with the values by which all advantages of a step are 0; `DEAD` has the others.
     """
 
-    FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
-
-    def __init__(self, accelerator, args, script, reward_functions=()):
+    def __init__(self, accelerator, args, script, reward_functions=(), dead=(("advantage/zero_groups", 1),)):
         self.accelerator, self.args, self.script = accelerator, args, script
-        self.step, self.first_eval, self.last_eval, self.resumed_model = 0, None, None, None
-        self.exit_code, self.interrupted = 0, False
+        self.step, self.first_eval, self.last_eval = 0, None, None  # the number of finished steps
+        self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
+        self.exit_code, self.interrupted, self.said_unscored, self.resumed_model = 0, False, False, 0
+        self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
-        self.display = self.lock = self.made_folder = None
+        self.bar = self.lock = self.made_folder = None
         self.process = process_of(self)
         for reward in reward_functions:
-            reward.run = self
+            reward.run = self  # it is told the step
         self.folder = on_first(accelerator, self.claim_folder)
         self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
         self.keep(run=self)
-        on_first(accelerator, self.checkpoints.check_before_loading)
+        on_first(accelerator, lambda: self.checkpoints.check(loaded=False))
         if args.report_to:
             with raise_on_all(accelerator):
-                start_trackers(accelerator, args, script, self.folder.resolve())
+                self.start_trackers()
 
     @writing("the folder of the run")
     def claim_folder(self):
-        """The path of the run's folder, made if it is new, and locked; an InputError if another run uses it, or if it
-        holds what this run would overwrite."""
-        if self.args.output_dir:
-            folder = pathlib.Path(self.args.output_dir).expanduser()
-            self.check_folder(folder)
-            self.made_folder = None if folder.exists() else folder
-            folder.mkdir(parents=True, exist_ok=True)
-        else:
-            folder = self.made_folder = new_folder(f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        """The path of the run's folder, made if it is new, and locked. An InputError if another run uses it."""
+        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        folder, number = pathlib.Path(name).expanduser(), 1
+        while not self.args.output_dir and folder.exists():  # of a start in the same second
+            number += 1
+            folder = pathlib.Path(f"{name}-{number}")
+        self.check_folder(folder)
+        self.made_folder = None if folder.exists() else folder
+        folder.mkdir(parents=True, exist_ok=True)
         # One object a file: a run of this process that ended with an exception does not keep the next one out.
         self.lock = filelock.FileLock(folder / "lock", blocking=False, is_singleton=True)
         try:
@@ -84,32 +80,39 @@ class Run:
 
     def check_folder(self, folder):
         """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
-        if folder.exists() and not folder.is_dir():
-            refuse(self.args, "output_dir", "is not a folder")
-        found = [path.name for pattern in self.FILES for path in sorted(folder.glob(pattern))]
+        problem, found = "", [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
-            problem = f"is not the folder of a run and holds {', '.join(found)}"
-            refuse(self.args, "output_dir", f"{problem}, which a run would overwrite: take another folder")
-        if found and not self.args.resume:
-            refuse(self.args, "output_dir", "already holds a run: add --resume, or take another folder for a new one")
-        if "model" in found and not find_checkpoints(folder):
-            problem = "holds a finished run without checkpoints (--save_every)"
-            refuse(self.args, "output_dir", f"{problem}: there is nothing to resume from")
+            problem = f"is not the folder of a run and holds {', '.join(found)}, which a run would overwrite"
+        elif found and not self.args.resume:
+            problem = "already holds a run: add --resume, or take another folder for a new one"
+        elif "model" in found and not find_checkpoints(folder):
+            problem = "holds a finished run without checkpoints: there is nothing to resume from"
+        if problem:
+            refuse(self.args, "output_dir", problem)
+
+    def start_trackers(self):
+        """Start the trackers of --report_to: the project is named after the script, the run after its folder."""
+        folder = self.folder.resolve()
+        self.accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
+        os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
+        options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
+        values = {name: " ".join(map(str, x)) if isinstance(x, list) else x for name, x in vars(self.args).items()}
+        try:
+            self.accelerator.init_trackers(self.script, config=values, init_kwargs=options)
+        except Exception as error:  # each tracker fails in its own way: no key, no network, no room
+            raise InputError(f"--report_to {' '.join(self.args.report_to)}: {one_line(error)}") from None
 
     def keep(self, **parts):
-        """Add objects to each checkpoint: {name: object}, whose states are equal on all processes.
-
-        `state_dict()` returns what JSON can hold, so that loading a checkpoint runs no code; `load_state_dict` takes it
-        back. Floats return bit for bit, tuples return as lists.
-        """
+        """Add to each checkpoint objects whose `state_dict()` is equal on all processes, and is what JSON can hold."""
         self.checkpoints.kept |= parts
 
     def state_dict(self):
-        return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval")}
+        self.sizes = {name: (self.folder / name).stat().st_size for name in self.sizes}
+        return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval", "sizes")}
 
     def load_state_dict(self, state):
-        self.step, self.first_eval, self.last_eval = state["step"], state["first_eval"], state["last_eval"]
-        self.skipped = state.get("skipped", 0)  # older checkpoints have none
+        for name in ("step", "skipped", "first_eval", "last_eval", "sizes"):
+            setattr(self, name, state[name])
 
     def print(self, text):
         """Print a line on the first process, above its progress bar."""
@@ -118,61 +121,70 @@ class Run:
             sys.stdout.flush()
 
     def start(self, *lines):
-        """Resume if asked to; print `lines`, the processes and the batch sizes. Call it after `prepare` and `keep`."""
-        self.restore()
-        sizes = self.args.describe_step(self.accelerator.num_processes)
-        for line in (*lines, describe_processes(self.accelerator), f"a step: {sizes}"):
-            self.print(line)
-
-    def restore(self):
-        """With --resume load the last checkpoint; write args.json, and cut the rows of later steps."""
-        path = on_first(self.accelerator, self.checkpoints.last_checked)
+        """With --resume load the last checkpoint. Write args.json, cut the rows of later steps, and print `lines`, the
+        processes and the batch sizes. Call it after `prepare` and `keep`."""
+        accelerator, main, total = self.accelerator, self.accelerator.is_main_process, max(self.args.max_steps, 0)
+        path, same_evaluations = on_first(accelerator, lambda: self.checkpoints.check(loaded=True))
         if path:
             self.checkpoints.load(path)
-            if on_first(self.accelerator, lambda: self.checkpoints.evaluates_otherwise(path)):
-                self.first_eval = {}  # it does not compare
-                self.print("other --eval options than before: the closing line leaves out the first evaluation")
-            if on_first(self.accelerator, (self.folder / f"model-step-{self.step}").exists):
-                self.resumed_model = self.step
+            there = on_first(accelerator, (self.folder / f"model-step-{self.step}").exists)
+            self.resumed_model = self.step if there else 0
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
-        on_first(self.accelerator, lambda: self.rewrite(self.step if path else -1))
-        self.display = Display(self.print, self.step, self.args.max_steps, hidden=not self.accelerator.is_main_process)
+        if not same_evaluations:
+            self.first_eval = {}  # it does not compare
+            self.print("other --eval options than before: the closing line leaves out the first evaluation")
+        with raise_on_all(accelerator), writing(self.folder):
+            if main:
+                args = json.dumps(dataclasses.asdict(self.args), indent=2)
+                self.checkpoints.prune()  # what a crash has left
+                (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
+                for name, size in self.sizes.items():
+                    with open(self.folder / name, "ab") as file:
+                        file.truncate(min(size, file.tell()))
+        # Without a terminal there is no bar (None), but a line for each step.
+        hidden = not main or self.args.max_steps == 0 or None
+        self.bar = tqdm(total=total or None, initial=self.step, unit="step", disable=hidden)
+        self.lines = not (sys.stdout.isatty() and sys.stderr.isatty())
+        self.step_start = time.perf_counter()
+        sizes = self.args.describe_step(accelerator.num_processes)
+        for line in (*lines, describe_processes(accelerator), f"a step: {sizes}"):
+            self.print(line)
 
-    def rewrite(self, step):
-        """Write args.json, and metrics.jsonl and samples.jsonl up to `step`; nothing if a row is damaged."""
-        texts = {"args.json": json.dumps(dataclasses.asdict(self.args), indent=2) + "\n"}
-        texts |= {name: rows_up_to(self.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")}
-        for name, text in texts.items():
-            write_text(self.folder / name, text)
+    def write_rows(self, name, rows, mode="a"):
+        """Add rows to a JSONL file of the folder, "w": replace it. What JSON cannot hold, such as a date, is text."""
+        path = self.folder / name
+        if self.accelerator.is_main_process:
+            with writing(path), open(path, mode, encoding="utf-8", newline="\n") as file:
+                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
     def log(self, metrics, shown=None):
-        """Write the row of the current step to metrics.jsonl and the trackers, and completions to samples.jsonl.
-
-        `shown`: prompts, texts, rewards and their parts on this process; those of the first prompt are written.
-        """
+        """Write the metrics of a step to metrics.jsonl and the trackers, and samples of the first prompt of `shown`:
+        the prompts, texts, rewards and parts of rewards of this process."""
         samples = sample_rows(*shown, number=1) if shown else []
-        if self.accelerator.is_main_process:
-            append_rows(self.folder / "metrics.jsonl", [{"step": self.step, **metrics}])
-            append_rows(self.folder / "samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+        self.write_rows("metrics.jsonl", [{"step": self.step, **metrics}])
+        self.write_rows("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
         self.accelerator.log(metrics, step=self.step)
-        self.display.step_start = time.perf_counter()
-        if samples and self.step & (self.step - 1) == 0:  # steps 1, 2, 4, 8, ...
-            sample = samples[0]
-            reward = f"step {self.step}, reward {'none' if sample['reward'] is None else format(sample['reward'], 'g')}"
-            self.print(f"{reward}: {sample['prompt']!r} -> {sample['completion']!r}")
-            log_table(self.accelerator, samples, self.step)
+        self.step_start = time.perf_counter()
+        if not samples or self.step & (self.step - 1):  # but for steps 1, 2, 4, 8, ...
+            return
+        reward = "none" if samples[0]["reward"] is None else f"{samples[0]['reward']:g}"
+        sample = "{prompt!r} -> {completion!r}".format_map(samples[0])
+        self.print(f"step {self.step}, reward {reward}: {sample}")
+        names = ("prompt", "completion", "answer", "reward")
+        rows = [{name: row[name] for name in names} | row.get("extra", {}) for row in samples]
+        for tracker in self.accelerator.trackers:
+            if tracker.name in ("wandb", "trackio"):  # they have tables
+                table = importlib.import_module(tracker.name).Table
+                table = table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+                tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
-        """Print the metrics of an evaluation, `result`, and write the completions `shown` to samples.jsonl.
-
-        The first and the last evaluation are kept for the closing line. `shown` is as in `log`, but all of its prompts
-        are written. With a `tokenizer` the first prompt and completion are printed with their special tokens.
-        """
-        if shown and self.accelerator.is_main_process:
-            rows = sample_rows(*shown, number=None)
-            append_rows(self.folder / "samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
+        """Print the metrics of an evaluation, `result`, and write samples of all prompts of `shown`. With a `tokenizer`
+        the first prompt and completion are printed too, with their special tokens."""
+        rows = sample_rows(*shown, number=None) if shown else []
+        self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
             (prompt, *_), (text, *_), *_ = shown
             lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
@@ -182,23 +194,41 @@ class Run:
         self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
     def progress(self, metrics):
-        """Show the metrics of a finished step, and warn of what keeps the run from learning."""
-        self.display.show(self.step, metrics)
+        """Show the metrics of a finished step, and warn, each time once, of what keeps the run from learning."""
+        values = {short: f"{metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics}
+        self.bar.set_postfix(values)
+        self.bar.update()
+        if self.lines:
+            total = f"/{self.bar.total}" if self.bar.total else ""
+            seconds = f"{time.perf_counter() - self.step_start:.1f} s"
+            self.print(f"step {self.step}{total}: " + ", ".join([*map(" ".join, values.items()), seconds]))
+        for name, value in list(self.dead.items()):
+            paused = name == "optim/grad_norm" and metrics.get("optim/lr") == 0
+            self.dead_steps[name] += 1
+            if metrics.get(name) != value or paused:
+                self.dead_steps[name] = 0
+            elif self.dead_steps[name] == 5:
+                del self.dead[name]
+                where = "docs/troubleshooting.md"
+                self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
         """Warn of completions without a reward. If none had one in the first step, or in SKIPPED_STEPS in a row, save a
         checkpoint and raise an InputError."""
-        self.display.warn_of_unscored(metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0)))
+        share = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
+        if share and not self.said_unscored:
+            self.said_unscored = True
+            where = "reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once"
+            self.print(f"{share:.1%} of the completions have no reward: they are left out ({where})")
         if "reward/skipped" in metrics:
             self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
         if self.skipped >= SKIPPED_STEPS:
             self.log(metrics)
             self.save()
             before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
-            raise InputError(
-                f"every reward function returned None for every completion{before}: there is nothing to learn from"
-            )
+            problem = f"every reward function returned None for every completion{before}"
+            raise InputError(f"{problem}: there is nothing to learn from")
 
     def due(self, every, at_end):
         """Whether this step is one of every `every` steps (0: of none), or with `at_end` the last one."""
@@ -214,51 +244,6 @@ class Run:
     def save(self):
         """Write a checkpoint of this step, unless this run has."""
         self.checkpoints.save(self.step)
-
-    def finish(self, model, policy, tokenizer):
-        """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
-        self.display.bar.close()
-        if self.interrupted:
-            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
-            return
-        if self.step > 0:
-            self.save_model(model, policy, tokenizer, "model")
-        before_and_after = scores(self.first_eval or {}, self.last_eval or {}, getattr(self.args, "reward", []))
-        seconds = time.perf_counter() - self.started
-        self.print(f"{before_and_after}{self.step} steps, {seconds:.1f} s, in {self.folder}")
-
-    def close(self):
-        """Shut Accelerate down, unlock the folder, and exit with the code of a signal if there was one.
-
-        `del` all names of the prepared model before, or gloo can hang.
-        """
-        self.accelerator.wait_for_everyone()
-        self.accelerator.free_memory()
-        self.accelerator.end_training()
-        self.unlock()
-        if self.exit_code:
-            raise SystemExit(self.exit_code)
-
-    def unlock(self):
-        if self.lock:
-            self.lock.release(force=True)
-
-    def abandon(self):
-        """End a failed run: unlock its folder, remove it if this run made it and wrote nothing, and close the bar.
-
-        Returns " (after step N)" for the error message, "" if the run had not started.
-        """
-        self.unlock()
-        with contextlib.suppress(OSError):
-            if self.made_folder and {path.name for path in self.made_folder.iterdir()} <= {"lock"}:
-                (self.made_folder / "lock").unlink(missing_ok=True)
-                self.made_folder.rmdir()
-        if self.display is None:
-            return ""
-        self.display.bar.close()
-        if not self.accelerator.is_main_process:  # its bar is hidden, but the first one's may be in the line
-            print(file=sys.stderr)
-        return f" (after step {self.step})"
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ if it is due after this step N; not at a resume from N that finds it there."""
@@ -284,13 +269,55 @@ class Run:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
                 if main:
-                    write_text(temporary / "README.md", self.model_card())
+                    (temporary / "README.md").write_text(self.model_card(), encoding="utf-8")
                     shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                     put_in_place(temporary, final)
         except InputError as error:
             shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
-            try:
-                self.save()
-            except InputError as also:
-                raise InputError(f"{error}; {also}; the steps since the last checkpoint are lost") from None
+            self.save()
             raise InputError(f"{error}; the training is kept in checkpoints/: make room and --resume") from None
+
+    def finish(self, model, policy, tokenizer):
+        """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
+        self.bar.close()
+        if self.interrupted:
+            self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
+            return
+        if self.step > 0:
+            self.save_model(model, policy, tokenizer, "model")
+        first, last, said = self.first_eval or {}, self.last_eval or {}, {}
+        rewarded = {"accuracy", "math_verify"} & set(getattr(self.args, "reward", []))
+        for name in ("eval/pass@1", "eval/reward", "eval/accuracy"):
+            if name in last and (name != "eval/pass@1" or rewarded):
+                before = f"before {first[name]:.3f}, after " if name in first else "after "
+                said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
+        if said.get("eval/reward") == said.get("eval/pass@1"):
+            said.pop("eval/reward", None)
+        seconds = f"{time.perf_counter() - self.started:.1f} s"
+        scores = "".join(f"{name} {score}" for name, score in said.items())
+        self.print(f"{scores}{self.step} steps, {seconds}, in {self.folder}")
+
+    def close(self):
+        """Shut Accelerate down, and exit with the code of a signal if there was one. `del` all names of the prepared
+        model before, or gloo can hang."""
+        self.accelerator.wait_for_everyone()
+        self.accelerator.free_memory()
+        self.accelerator.end_training()
+        if self.lock:
+            self.lock.release(force=True)
+        if self.exit_code:
+            raise SystemExit(self.exit_code)
+
+    def abandon(self):
+        """End a failed run, and remove its folder if it has made it for nothing; returns " (after step N)", "" before
+        the run has started."""
+        if self.lock:
+            self.lock.release(force=True)
+        with contextlib.suppress(OSError):
+            if self.made_folder and set(os.listdir(self.made_folder)) <= {"lock"}:
+                (self.made_folder / "lock").unlink(missing_ok=True)
+                self.made_folder.rmdir()
+        if self.bar is None:
+            return ""
+        self.bar.close()
+        return f" (after step {self.step})"

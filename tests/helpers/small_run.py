@@ -37,7 +37,7 @@ def start(folder, script=None, **options):
     run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     run.keep(numbers=numbers)
-    run.restore()
+    run.start()
     return run, optimizer, numbers
 
 
