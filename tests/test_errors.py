@@ -297,7 +297,10 @@ def test_the_workers_of_a_reward_end_with_the_run(pool, tmp_path):
     trainer, workers = start_workers(tmp_path, pool)
     trainer.kill()
     trainer.wait()
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    alive = psutil.wait_procs(workers, timeout=60)[1]
+    for worker in alive:
+        worker.kill()
+    assert alive == []
 
 
 def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):
