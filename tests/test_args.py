@@ -140,6 +140,18 @@ def test_a_name_of_trl_or_verl_is_answered_with_the_one_here(name, option, here)
     assert str(error.value).startswith(f"unknown option {option.split()[0]}{here}") and "\n" not in str(error.value)
 
 
+def test_what_tools_does_wrong_shows_and_without_the_file_an_unknown_option_is_one_line(tmp_path, monkeypatch):
+    """Only a missing file means that tools/ was not copied."""
+    monkeypatch.setattr(script("grpo"), "__file__", str(tmp_path / "grpo.py"))
+    with pytest.raises(InputError) as error:
+        parse_args(script("grpo").Args, ["--num_generations", "8"])
+    assert str(error.value) == "unknown option --num_generations (--help lists the options)"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "names.py").write_text("import no_such_module\n", encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        parse_args(script("grpo").Args, ["--num_generations", "8"])
+
+
 def test_the_table_of_names_has_options_here_and_no_name_that_an_option_already_has():
     """dpo.py's own --beta aside: a known option is never looked up."""
     from names import NAMES

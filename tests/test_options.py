@@ -12,8 +12,9 @@ import options
 from common.errors import InputError
 from common.harness.command_line import parse_args
 from testbed import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, script
+from tree import Tree
 
-PAGE = options.written(tuple(ALL))
+PAGE = options.written(tuple(family.names(Tree())))
 
 
 def cells(name):

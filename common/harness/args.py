@@ -14,10 +14,8 @@ BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}  # fu
 
 
 def option(default, help, group="algorithm", *, several=False, **bounds):
-    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and BOUNDS of its value.
-
-    `several`: it takes one value or more; one is not a list.
-    """
+    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and BOUNDS of its value;
+    `several`: it takes one value, or more as a list."""
     default = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     metadata = {"help": help.replace("%", "%%"), "group": group, "bounds": bounds} | ({"nargs": "+"} if several else {})
     return dataclasses.field(**default, metadata=metadata)

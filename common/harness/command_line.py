@@ -33,19 +33,19 @@ class Parser(HfArgumentParser):
 
 def parse_args(cls, argv=None):
     """The options of a script as an instance of its `Args`, from the command line and, for what that does not name,
-    from the file of `--config`; an InputError names what is wrong.
+    from the file of `--config`, which goes through argparse too; an InputError names what is wrong.
 
-    Everything goes through argparse, the file too, so that types are converted, choices checked and unknown names
-    refused. With --dry_run this is the end: the estimate is printed before a model is loaded or a folder is made.
+    With --dry_run this is the end: the estimate is printed before a model is loaded or a folder is made.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(cls, allow_abbrev=False, description=sys.modules[cls.__module__].__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
-    namespace, unknown = parser.parse_known_args(argv)
-    if namespace.config is not None:
-        namespace, unknown = parser.parse_known_args(yaml_arguments(namespace.config) + argv)
-    values = {name: value for name, value in vars(namespace).items() if name != "config"}
+    found, unknown = parser.parse_known_args(argv)
+    if found.config is not None:
+        found, unknown = parser.parse_known_args(yaml_arguments(found.config) + argv)
+    values = vars(found)
+    del values["config"]
     if unknown:
         names = load_tool(cls, "names")
         parser.error(f"unknown option {unknown[0]}{names.name_here(unknown[0], values) if names else ''}")
