@@ -24,7 +24,7 @@ Left out: the official script's settings, which switch SAS off. docs/dcpo.md has
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
         --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
-        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 17 GiB of a GPU, by --dry_run
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 22 GiB of a GPU, by --dry_run
 """
 
 import time

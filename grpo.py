@@ -21,7 +21,7 @@ Left out: process supervision, and the retraining of a reward model (iterative G
     accelerate launch grpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
         --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
-        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 19 GiB of a GPU, by --dry_run
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 23 GiB of a GPU, by --dry_run
 
 docs/grpo.md has usage, results, and the details of the implementation one by one.
 """

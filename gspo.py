@@ -22,7 +22,7 @@ in the paper: they are presets for the small model. Left out: routing replay (th
     accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
         --dataset openai/gsm8k --dataset_config main --learning_rate 1e-6 --max_new_tokens 512 \\
-        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 17 GiB of a GPU, by --dry_run
+        --micro_batch_size 8 --generate_batch_size 256 --eval_prompts 200             # 22 GiB of a GPU, by --dry_run
 
 docs/gspo.md has usage, results, and the details of the implementation one by one.
 """

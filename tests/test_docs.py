@@ -174,3 +174,35 @@ def test_the_page_has_the_measured_speed():
     table = text.split("| workload |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table.splitlines()[2:]]
     assert len(found) == 6 and sorted(rows) == sorted(found.values())
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_page_has_the_numbers_of_the_gpu():
+    """Of each kept line: the rollouts, a token by rows, the updates, what probes and captures took."""
+    lines = (ROOT / "benchmarks/results/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
+    about, *rows = map(json.loads, lines)
+    section = (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## On a GPU\n")[1].split("\n## ")[0]
+    text, table = " ".join(section.split()), [cells(line) for line in section.splitlines() if line.startswith("|")]
+    assert all(f"{about[key]}" in text for key in ("driver", "python", "torch", "transformers", "date", "commit"))
+    rollouts = {name: [row for row in rows if row.get("rollout") == name] for name in ("no_graphs", "shared", "both")}
+    for name, turns in rollouts.items():
+        shown = [f"{x['s']:.2f}" for x in turns], [f"{x.get('tok_s', x['tokens'] / x['s']):,.0f}" for x in turns]
+        peak = f"{max(x['memory'][2] for x in turns):.2f}" if name != "both" else ""
+        assert [*map(", ".join, [*shown, [f"{x['ms_a_token']:.1f}" for x in turns]]), peak] in [x[1:] for x in table]
+    for row in rows:
+        if "by_rows" in row:
+            assert [f"{ms:.2f}" for ms in row["ms"].values()] in [x[1:] for x in table], row
+        if "update" in row:
+            fused, shared = "fused" in row["update"], "shared" in row["update"]
+            numbers = [row["update"].split()[0], f"{row['s']:.2f}", f"{row['tok_s']:,}", f"{row['memory'][2]:.1f}"]
+            (found,) = (x[0] for x in table if x[1:] == numbers)
+            assert fused == ("fused" in found) and shared == ("packed" not in found), row
+    (records,) = (row["records"] for row in rows if row.get("rollout") == "timed")
+    took = [1000 * seconds for *_, seconds in records]
+    assert len(took) == 9 and "nine times in the rollout above" in text
+    assert f"{min(took):.0f} to {max(took):.0f} ms each, {sum(took) / 1000:.1f} s together" in text
+    held = [f"{rollouts[name][0]['memory'][1]:.1f}" for name in ("shared", "no_graphs")]
+    assert "{} GB are reserved, without graphs {}".format(*held) in text

@@ -16,8 +16,9 @@ KEYS = {
     "truncated": ("(R,)", "true where there is no stop token"),
     "prompt_index": (
         "(R, 1)",
-        "equal for the rows of one prompt; only where a prompt is computed once for all of them",
+        "equal for the rows of one prompt; only where a prompt is computed once for all of them, or passes are packed",
     ),
+    "packed": ("(R, 1)", "ones; there only where passes are packed, in bfloat16 on a GPU: without padding"),
     "rollout_logprobs": ("(R, T)", "log-probs as the sampling loop computed them, to compare"),
     "rewards": ("(R,)", "NaN in a row that no function scores, 0 after the split"),
     "advantages": ("(R, 1)", "one of a row; ppo.py: (R, T), one of each token"),

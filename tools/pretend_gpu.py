@@ -1,6 +1,6 @@
 """A pretend GPU, the device `gpu:0`: its tensors say that they are on it, and compute on CPU.
 
-On a machine without a GPU it shows, for whole steps of the scripts,
+On a machine without a GPU, or beside one, it shows, for whole steps of the scripts,
 - every operation on tensors of both devices: an error, as CUDA has it;
 - every place where the program waits for the device, and its line;
 - how many operations a decoded token takes, beside stock `generate` on the same model. Where the launch of a kernel
@@ -9,7 +9,8 @@ It says nothing about seconds, memory or the kernels themselves.
 
 How: torch lets a Python program register a device. A subclass of Tensor wraps the CPU tensor, and a dispatch mode sees
 every operation, also those that make a tensor. These switches are process-wide: this file is a program of its own.
-What it cannot do: hand out data pointers, so nothing is saved; the branches of the scripts for `cuda` are not taken.
+What it cannot do: hand out data pointers, so nothing is saved; the branches for `cuda` (graphs, packed passes, fused
+norms) are not taken. What ran on a real GPU is in docs/performance.md.
 
     python tools/pretend_gpu.py grpo --max_steps 1 --group_size 4       prints the waits of a run, by their line
 """

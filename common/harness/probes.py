@@ -139,9 +139,9 @@ def find_shortcuts(lm, may_share=True, accelerator=None):
     if lm.device.type == "cuda":
         with accelerator.autocast() if accelerator else contextlib.nullcontext():
             safely(fuse_norms, lm)
-            if found["head_is_last"]:
+            if all((found["head_is_last"], found["plain_cache"])):  # a hybrid's states would run on from row to row
                 found["packs"] = computes_in_bfloat16(lm) and safely(packing_is_exact, lm)
-                found["graphs"] = found["plain_cache"] and safely(graphs_are_exact, lm)
+                found["graphs"] = safely(graphs_are_exact, lm)
     return found
 
 
