@@ -16,7 +16,7 @@ of the loss instead. Accuracy is +1 or -1, there is no KL, and evaluation sample
 updates: with one, the ratio is 1 and nothing is clipped.
 
 Deviations from the paper: the token mean is that of the optimizer step, as in verl 0.9.0 (--token_mean group is Eq. 8
-as printed); filter and punishment exclude each other (Table 1 stacks them); what is sampled beyond a full batch is
+as printed); filter and penalty exclude each other (Table 1 stacks them); what is sampled beyond a full batch is
 discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
 Standard deviation and log-ratios are those of grpo.py. Sizes, rates and overlong_cache are presets for the small model,
 warm-up (paper: 20 steps) is off.
@@ -50,7 +50,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
-from common.rewards import deciding_part, load_rewards, score_rewards, soft_overlong_punishment, weighted_sum
+from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -108,39 +108,39 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 
 
 @torch.no_grad()
-def rollout(model, prompts, n, temperature, top_p, seed, args):
-    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+def rollout(policy, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
     (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
     also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
     rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    hf = args.rollout == "hf" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
+    stock_generate = args.rollout == "hf" or not policy.plain_cache
+    config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = model.training
-    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.lm.device):
+    training = policy.training
+    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if hf:
-                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            if stock_generate:
+                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = model.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
-                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                graphs = policy.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
+                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
-    model.train(training)
+    policy.train(training)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    batch |= model.prompt_columns(len(prompts), n)
-    if not hf:
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
+    batch |= policy.prompt_columns(len(prompts), n)
+    if not stock_generate:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -160,9 +160,9 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
 
 def overlong_penalty(lengths, args):
     """The penalty (R,), 0 or negative, on completions of `lengths` tokens (R,), the stop token included (Eq. 13)."""
-    if args.overlong == "soft":
-        return soft_overlong_punishment(lengths, args.max_new_tokens, args.overlong_cache)
-    return torch.zeros(len(lengths), dtype=torch.float64)
+    if args.overlong != "soft":
+        return torch.zeros(len(lengths), dtype=torch.float64)
+    return ((args.max_new_tokens - args.overlong_cache - lengths.double()) / args.overlong_cache).clamp(-1, 0)
 
 
 def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
@@ -211,32 +211,32 @@ def pack_group(batch, rows):
     return {name: column.numpy(force=True) for name, column in group.items()}
 
 
-def unpack_groups(groups, model):
+def unpack_groups(groups, policy):
     """The batch of groups [(prompt, what `pack_group` sent of its rows)]: columns of `rollout`, and rewards (R,)."""
     prompts, sent = zip(*groups, strict=True)
-    n, device = len(sent[0]["rewards"]), model.lm.device
-    batch = model.prompt_columns(len(prompts), n)
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, device)  # (R / n, P)
+    n, device = len(sent[0]["rewards"]), policy.lm.device
+    batch = policy.prompt_columns(len(prompts), n)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, device)  # (R / n, P)
     batch |= {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    for name, fill in (("completions", model.pad_token), ("rollout_logprobs", 0)):
+    for name, fill in (("completions", policy.pad_token), ("rollout_logprobs", 0)):
         if name in sent[0]:
             rows = [row for group in sent for row in torch.from_numpy(group[name]).split(group["lengths"].tolist())]
             batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
     batch["completions"] = batch["completions"].long()
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
     return batch | {"rewards": torch.cat([torch.from_numpy(group["rewards"]) for group in sent]).to(device)}
 
 
-def sample_round(accelerator, model, tokenizer, reward_functions, prompts, seed, args, metrics):
+def sample_round(accelerator, policy, tokenizer, reward_functions, prompts, seed, args, metrics):
     """Sample and score a group of G completions of each prompt.
 
-    Returns their rows as a batch with `rewards` (R,), the punishment included; which groups are informative (R / G,);
+    Returns their rows as a batch with `rewards` (R,), the penalty included; which groups are informative (R / G,);
     and the prompts, completions, rewards and their parts to show. A group is informative if 0 < correct < G: accuracy
-    decides, whatever the rewards are. With `--filter_by reward` the rewards before the punishment decide: a group in
-    which only the punishments differ would train on length alone.
+    decides, whatever the rewards are. With `--filter_by reward` the rewards before the penalty decide: a group in
+    which only the penalties differ would train on length alone.
     """
     with accelerator.autocast():
-        batch = rollout(model, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
     right = torch.full_like(rewards, torch.nan) if correct is None else correct
@@ -313,11 +313,11 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
     minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
     metrics.add("reward/skipped", float(not minibatches))
-    several = args.num_epochs * args.num_minibatches > 1
+    needs_old_logprobs = args.num_epochs * args.num_minibatches > 1
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
+                if needs_old_logprobs:  # before the first update, by the forward of it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
                     with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
@@ -351,7 +351,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
 
 
-def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
     """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
     Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
@@ -363,7 +363,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
@@ -414,7 +414,7 @@ def main(argv=None):
         with unsharded(accelerator, model):  # sharded weights are whole while it samples
             sample = partial(sample_round, accelerator, policy, tokenizer, reward_functions)
             groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)
-        rollout_end = time.perf_counter()
+        rollout_end, lr = time.perf_counter(), learning_rate(run.step, args)
         if groups:
             batch = unpack_groups(groups, policy)
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
@@ -422,12 +422,12 @@ def main(argv=None):
             if args.overlong == "filter":  # the rows still count in their group's mean and std
                 batch["loss_mask"] = batch["completion_mask"] & ~batch["truncated"][:, None]
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(run.step, args)
+                group["lr"] = lr
             update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             metrics.add_times(batch, start, rollout_end, args, drawn_tokens)
             metrics.add_rewards(batch["rewards"], args.group_size)
         run.step = step
-        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
+        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": lr}
         run.progress(result)
         none_kept = not groups and result["sampling/surplus"] == 0  # too few groups would be surplus
         if run.due(args.eval_every, at_end=True) or none_kept:

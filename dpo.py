@@ -116,39 +116,39 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
 
 
 @torch.no_grad()
-def rollout(model, prompts, n, temperature, top_p, seed, args):
-    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+def rollout(policy, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
     (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
     also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
     rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    hf = args.rollout == "hf" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
+    stock_generate = args.rollout == "hf" or not policy.plain_cache
+    config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = model.training
-    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.lm.device):
+    training = policy.training
+    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if hf:
-                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            if stock_generate:
+                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = model.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
-                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                graphs = policy.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
+                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
-    model.train(training)
+    policy.train(training)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    batch |= model.prompt_columns(len(prompts), n)
-    if not hf:
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
+    batch |= policy.prompt_columns(len(prompts), n)
+    if not stock_generate:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -192,7 +192,7 @@ class Round:
         self.sampler.load_state_dict(state["sampler"])
 
 
-def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number, args, metrics):
+def make_pairs(accelerator, policy, tokenizer, reward_functions, prompts, number, args, metrics):
     """Sample pair_samples completions of each prompt and pair the best with the worst where their rewards differ.
 
     Returns [Pair] and the same as rows of a preference dataset, both in the order of the prompts and the same on all
@@ -203,7 +203,7 @@ def make_pairs(accelerator, model, tokenizer, reward_functions, prompts, number,
     mine = [prompts[i % len(prompts)] for i in indices]  # fillers keep the processes in step
     with accelerator.autocast():
         seed = (args.seed, rank, number, 1)
-        batch = rollout(model, mine, n, args.temperature, 1.0, seed, args)
+        batch = rollout(policy, mine, n, args.temperature, 1.0, seed, args)
     texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
     rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     found = []
@@ -324,7 +324,7 @@ def evaluate_pairs(accelerator, model, pairs, args):
     return metrics.reduce(accelerator)
 
 
-def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
     """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
     Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
@@ -336,7 +336,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
@@ -456,12 +456,13 @@ def main(argv=None):
         while current.steps_left() > 0 and not run.interrupted and not 0 <= args.max_steps <= run.step:
             step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
+            lr = learning_rate(run.step, args, end)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(run.step, args, end)
+                group["lr"] = lr
             update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
             run.step = step
             pair_metrics(metrics, pairs, start, accelerator.device)
-            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args, end)}
+            result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": lr}
             round_metrics = {}
             run.progress(result)
             last = current.steps_left() == 0 or run.step == args.max_steps  # of the round

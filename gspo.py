@@ -83,39 +83,39 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 
 
 @torch.no_grad()
-def rollout(model, prompts, n, temperature, top_p, seed, args):
-    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+def rollout(policy, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
     (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
     also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
     rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    hf = args.rollout == "hf" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
+    stock_generate = args.rollout == "hf" or not policy.plain_cache
+    config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = model.training
-    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.lm.device):
+    training = policy.training
+    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if hf:
-                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            if stock_generate:
+                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = model.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
-                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                graphs = policy.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
+                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
-    model.train(training)
+    policy.train(training)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    batch |= model.prompt_columns(len(prompts), n)
-    if not hf:
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
+    batch |= policy.prompt_columns(len(prompts), n)
+    if not stock_generate:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -197,11 +197,11 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
     minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
     metrics.add("reward/skipped", float(not minibatches))
-    several = args.num_epochs * args.num_minibatches > 1
+    needs_old_logprobs = args.num_epochs * args.num_minibatches > 1
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if several:  # before the first update, by the same forward as in it: the first ratio is exactly 1
+                if needs_old_logprobs:  # before the first update, by the forward of it: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
                     with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
@@ -235,7 +235,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
 
 
-def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
     """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
     Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
@@ -247,7 +247,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
@@ -302,14 +302,15 @@ def main(argv=None):
         rollout_end = time.perf_counter()
 
         # Update the model, and log the metrics.
+        lr = learning_rate(run.step, args)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(run.step, args)
+            group["lr"] = lr
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
         metrics.add_rewards(rewards, args.group_size)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": learning_rate(step - 1, args)}
+        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": lr}
         run.progress(result)
         if run.due(args.eval_every, at_end=True):
             with unsharded(accelerator, model):

@@ -198,39 +198,39 @@ def load_critic(args, policy):
 
 
 @torch.no_grad()
-def rollout(model, prompts, n, temperature, top_p, seed, args):
-    """Sample n completions of each prompt from `model`; rows of one prompt are adjacent.
+def rollout(policy, prompts, n, temperature, top_p, seed, args):
+    """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
     (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
     also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
     rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
     """
-    ids, mask = left_pad([prompt.ids for prompt in prompts], model.pad_token, model.lm.device)  # (R / n, P)
-    hf = args.rollout == "hf" or not model.plain_cache
-    config = sampling_config(model, temperature, top_p, args.max_new_tokens, n if hf else 1)
+    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
+    stock_generate = args.rollout == "hf" or not policy.plain_cache
+    config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = model.training
-    model.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, model.lm.device):
+    training = policy.training
+    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
+    with seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
-            if hf:
-                completions += model.lm.generate(**inputs)[:, ids.shape[1] :]
+            if stock_generate:
+                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = model.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=model.head_is_last, graphs=graphs)
-                tokens, token_logprobs = model.lm.generate(**inputs, **own)
+                graphs = policy.graphs and args.rollout == "shared"
+                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
+                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
                 completions += tokens
                 logprobs += token_logprobs
-    model.train(training)
+    policy.train(training)
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=model.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], model.stop_tokens)
-    batch |= model.prompt_columns(len(prompts), n)
-    if not hf:
+    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
+    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
+    batch |= policy.prompt_columns(len(prompts), n)
+    if not stock_generate:
         batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
     return batch
 
@@ -432,7 +432,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
     everything = [micro for micro_batches in minibatches for micro in micro_batches]
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
     policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
-    in_loss, too_far, moved = args.kl_in == "loss", False, (coefficients.kl, coefficients.penalty)
+    in_loss, too_far, kl_and_penalty = args.kl_in == "loss", False, (coefficients.kl, coefficients.penalty)
     for epoch in range(args.num_epochs):
         for micro_batches in minibatches:
             if too_far:
@@ -444,9 +444,8 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
                     logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
                     ref_logprobs = micro.get("ref_logprobs") if in_loss else None
-                    losses, stats = policy_loss(
-                        logprobs, old_logprobs, micro["advantages"], mask, args, ref_logprobs, entropy, *moved
-                    )
+                    given = args, ref_logprobs, entropy, *kl_and_penalty
+                    losses, stats = policy_loss(logprobs, old_logprobs, micro["advantages"], mask, *given)
                     value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
                     weights = token_weights(mask, micro["totals"], args)
                     loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()
@@ -499,7 +498,7 @@ def add_policy_change(accelerator, model, micro_batches, metrics):
         metrics.add("policy/kl_old_new", log_ratios.exp() - 1 - log_ratios, micro["loss_mask"])
 
 
-def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
+def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
     """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
 
     Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
@@ -511,7 +510,7 @@ def evaluate(accelerator, model, tokenizer, reward_functions, prompts, args):
     mine = [prompts[i % len(prompts)] for i in indices]
     with accelerator.autocast():
         seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(model, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
+        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
     correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
@@ -587,10 +586,10 @@ def main(argv=None):
         rollout_end = time.perf_counter()
 
         # Update the model, and log the metrics.
-        rate = learning_rate(run.step, args)
+        lr = learning_rate(run.step, args)
         rates = {
-            "optim/lr": 0.0 if run.step < args.critic_warmup_steps else rate,
-            "optim/critic_lr": rate / args.learning_rate * args.critic_learning_rate,
+            "optim/lr": 0.0 if run.step < args.critic_warmup_steps else lr,
+            "optim/critic_lr": lr / args.learning_rate * args.critic_learning_rate,
         }
         for group, group_rate in zip(optimizer.param_groups, rates.values(), strict=True):
             group["lr"] = group_rate

@@ -201,12 +201,13 @@ def main(argv=None):
     while run.step < steps and not run.interrupted:
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
+        lr = learning_rate(run.step, args, steps)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(run.step, args, steps)
+            group["lr"] = lr
         update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
         run.step = step
         pair_metrics(metrics, pairs, start, accelerator.device)
-        result = metrics.reduce(accelerator) | {"optim/lr": learning_rate(step - 1, args, steps)}
+        result = metrics.reduce(accelerator) | {"optim/lr": lr}
         run.progress(result)
         last = run.step == steps
         if last or run.due(args.eval_every, at_end=False):

@@ -1,4 +1,4 @@
-"""Rewards: rules (accuracy, format, math-verify, the overlong punishment), users' functions as TRL calls them, sums."""
+"""Rewards: rules (accuracy, format, math-verify), functions of the user as TRL calls them, and their weighted sum."""
 
 import asyncio
 import contextlib
@@ -87,14 +87,6 @@ def _compare():
         gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
         print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def soft_overlong_punishment(lengths: torch.Tensor, max_length: int, cache: int) -> torch.Tensor:
-    """DAPO Eq. 13 of `lengths` (R,) in tokens, EOS included: 0 up to `max_length - cache`, then linearly down to -1 at
-    `max_length`, and -1 beyond. Returns (R,) float64, to be added to the reward."""
-    if not 0 < cache <= max_length:
-        raise InputError(f"overlong cache of {cache} tokens: it must be between 1 and the maximum length, {max_length}")
-    return ((max_length - cache - lengths.double()) / cache).clamp(-1.0, 0.0)  # (R,)
 
 
 BUILT_IN = {"accuracy": accuracy_reward, "format": format_reward, "math_verify": math_verify_reward}

@@ -413,7 +413,10 @@ def test_soft_overlong_oracle():
         assert dapo.overlong_penalty(torch.tensor([int(length)]), args).tolist() == [penalty]
     args = args_of(overlong="soft", max_new_tokens=20480, overlong_cache=4096)
     penalties = dapo.overlong_penalty(torch.tensor([16384, 16385, 18432, 20480]), args)
-    assert penalties.tolist() == pytest.approx([0, -1 / 4096, -0.5, -1])
+    assert penalties.dtype == torch.float64 and penalties.tolist() == [0, -1 / 4096, -0.5, -1]
+    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
+    lengths = torch.tensor([0, 5, 6, 7, 8, 9, 10, 11, 1000])  # beyond the cap, as a patch may have them, it stays -1
+    assert dapo.overlong_penalty(lengths, args).tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
     for overlong in ("none", "filter"):
         args = args_of(overlong=overlong, max_new_tokens=10, overlong_cache=4)
         assert dapo.overlong_penalty(torch.tensor([5, 10]), args).tolist() == [0, 0]

@@ -27,7 +27,6 @@ from common.rewards import (
     math_verify_reward,
     score,
     score_rewards,
-    soft_overlong_punishment,
     weighted_sum,
 )
 from testbed import ROOT, embedded, embedded_prompts, metric_rows
@@ -67,19 +66,6 @@ def test_runs_in_a_thread():
     thread.start()
     thread.join()
     assert results == [1.0]
-
-
-def test_soft_overlong_oracle():
-    """the ramp on the wrong side, no plateau, or lengths in characters."""
-    lengths = torch.tensor([0, 5, 6, 7, 8, 9, 10, 11, 1000])
-    values = soft_overlong_punishment(lengths, 10, 4)
-    assert values.dtype == torch.float64
-    assert values.tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
-    paper = soft_overlong_punishment(torch.tensor([16384, 16385, 18432, 20480, 20481]), 20480, 4096)
-    assert paper.tolist() == [0, -1 / 4096, -0.5, -1, -1]
-    for cache in (0, -1, 11):
-        with pytest.raises(InputError, match=str(cache)):
-            soft_overlong_punishment(lengths, 10, cache)
 
 
 # --- functions of the user, and the sum ---

@@ -290,7 +290,7 @@ SENTENCES = {
         ),
         "Args c0058a": "The options of overlong reward shaping, of dynamic sampling, and of the token mean.",
         "compute_rewards 40c581": (
-            "What decides correctness is +1 or -1 (Eq. 7), the scale on which the overlong punishment of at most 1 is "
+            "What decides correctness is +1 or -1 (Eq. 7), the scale on which the overlong penalty of at most 1 is "
             "meant; `correct` stays 1 or 0."
         ),
         "overlong_penalty": (
@@ -302,7 +302,7 @@ SENTENCES = {
             "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
         "sample_round": (
-            "A round of it: grpo.py's rollout and rewards, then the punishment, and which groups are worth training on."
+            "A round of it: grpo.py's rollout and rewards, then the penalty, and which groups are worth training on."
         ),
         "token_weights aacb87": (
             "Every token of the optimizer step has one weight, because under a mean over rows each token of a long "
