@@ -57,7 +57,11 @@ def recording_stream():
 
 
 class OneTokenByGraph:
-    """As `OneToken` in common/generation.py. `mask` is never None here."""
+    """Logits (R, V) of one more token of each row, in R = B * n rows.
+
+    `forward(inputs)` runs the model; `cache`, `mask` (B, P) and `positions` (B, 1), of the next token, are those of the
+    prompts. At most `most` tokens follow.
+    """
 
     may_record = True  # of the process: where it failed once, all rollouts do without
 
@@ -100,7 +104,7 @@ class OneTokenByGraph:
 
     def run(self):
         inputs = dict(input_ids=self.tokens, attention_mask=self.mask, position_ids=self.positions)
-        return self.forward(**inputs, past_key_values=self.cache)
+        return self.forward(inputs | {"past_key_values": self.cache})
 
     def run_and_record(self):
         """The logits of this token, and a graph for the next ones. If that cannot be, a line says why, once."""

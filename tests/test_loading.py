@@ -21,6 +21,7 @@ from transformers import (
 import grpo
 import ppo
 from common.errors import InputError
+from common.harness import probes
 from common.harness.data import EMBEDDED
 from common.harness.loading import (
     find_stop_tokens,
@@ -29,6 +30,7 @@ from common.harness.loading import (
     load_tokenizer,
     save_pretrained,
 )
+from common.harness.probes import causal_problem, influence, ordinary_ids
 from common.harness.prompts import end_token
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
@@ -235,6 +237,29 @@ def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
 def test_an_encoder_is_no_policy(kind, tmp_path):
     folder = small_model(tmp_path / "encoder", AutoModelForMaskedLM, kind)  # all its weights fit
     assert "sees later tokens" in refused(policy_of, folder)
+
+
+DEEP = dict(num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0, initializer_range=1.0)
+
+
+def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tmp_path):
+    """Qwen2, Gemma 2 and 3 make that row. Behind 24 norms the gradient at it is not a number, and only there."""
+    folder = small_model(
+        tmp_path / "deep", AutoModelForCausalLM, "qwen2", num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0
+    )
+    policy = policy_of(folder)
+    assert not policy.lm.get_input_embeddings().weight[0].any()
+    gradient = influence(policy.lm, torch.tensor([[0, 5, 6, 7]]), lambda logits: logits[:, :-1])
+    assert gradient[0].isnan()
+    assert 0 not in ordinary_ids(policy.lm, 30) and causal_problem(policy.lm) is None
+
+
+def test_a_gradient_that_is_not_a_number_is_called_that(monkeypatch, tmp_path):
+    folder = small_model(
+        tmp_path / "deep", AutoModelForCausalLM, "qwen2", num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0
+    )
+    monkeypatch.setattr(probes, "ordinary_ids", lambda lm, count: torch.arange(count))
+    assert "not a number" in refused(policy_of, folder)
 
 
 def test_a_classifier_is_no_policy(tmp_path):

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
 import common.packing
 from common import packing
 from common.batches import micro_batches
 from common.harness import probes
+from common.harness.pairs import Pair, pair_batch
 from common.harness.probes import packing_is_exact
 from small_models import ARCHITECTURES, backward, random_policy
 from test_graphs import MORE
@@ -19,6 +22,7 @@ WRONG = {"gemma2": "a soft cap", "bloom": "biases of position"}  # and StableLM,
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch):
     monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)  # that of another test may use another module
     packing.let_sdpa_take_layouts()
 
 
@@ -106,6 +110,18 @@ def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
     assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
+def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
+    """Of dpo.py and reward_model.py: first the chosen completions, then the rejected ones, of the same prompts."""
+    policy = random_policy("qwen2")
+    pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
+    rows = pair_batch(pairs, torch.device("cpu"))
+    expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
+    policy.packs = True
+    found, other = results(policy, rows)
+    assert float((found - expected).abs().max()) < 1e-5
+    assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+
+
 def test_the_columns_of_a_batch_say_how_it_is_computed():
     policy = random_policy("qwen2")
     assert policy.prompt_columns(2, 1) == {}
@@ -130,6 +146,17 @@ def test_the_tokens_of_a_packed_forward_are_counted_without_padding_and_a_prompt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_accepts_what_is_exact(dtype, name):
     assert packing_is_exact(random_policy(name).lm.to(dtype))
+
+
+def test_a_hybrid_is_never_packed(monkeypatch):
+    """Its states would run on from one completion into the next: in Falcon-H1 by less than the probe sees."""
+    lm = random_policy("falcon_h1").lm.to(torch.bfloat16)
+    assert not probes.has_plain_cache(lm)
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    asked = []
+    monkeypatch.setattr(probes, "packing_is_exact", lambda lm: asked.append(lm) or True)
+    monkeypatch.setattr(probes, "safely", lambda check, lm: check not in (probes.has_plain_cache, probes.fuse_norms))
+    assert not probes.find_shortcuts(lm).get("packs") and not asked
 
 
 @pytest.mark.parametrize("name", [*WRONG, "stablelm"])

@@ -30,7 +30,7 @@ def plain_forward(policy, batch):
 @pytest.mark.parametrize("chunk", [2**25, 40 * 5], ids=["one chunk", "chunks of 5"])
 def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     # Padding leaks, missing position ids, a soft cap or logit scale outside the head: values and gradients.
-    monkeypatch.setattr(common.policy, "chunk_elements", lambda device: chunk)
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", chunk)
     options = dict(num_key_value_heads=2, head_dim=8) if name in ("gemma2", "granite", "cohere") else {}
     options |= dict(logits_scaling=3.0) if name == "granite" else {}
     policy = random_policy(name, temperature=0.7, scale=3.0, **options).eval()
@@ -97,7 +97,7 @@ def test_a_policy_takes_its_shortcuts_as_they_are_given():
 
 def test_no_tensor_holds_all_logits(monkeypatch):
     # (R, T, V) copies run out of memory (trl#2598): the head sees a chunk of completion tokens at a time, no prompts.
-    monkeypatch.setattr(common.policy, "chunk_elements", lambda device: 40 * 5)
+    monkeypatch.setattr(common.policy, "CHUNK_ELEMENTS", 40 * 5)
     policy, batch, seen = random_policy("qwen2"), random_batch(), []
     policy.lm.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     policy(batch)

@@ -18,6 +18,7 @@ from common.harness.args import PairArgs, RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import load_errors, model_path
 from common.harness.lora import find_base
+from common.policy import CHUNK_ELEMENTS, CHUNK_ELEMENTS_GPU
 
 GIB = 2**30
 TERMS = "weights, AdamW, reference, gradient buckets, copies of weights, gradients, key-value cache, activations, work"
@@ -192,7 +193,7 @@ class Terms:
         gradient; with several chunks also the sum of the gradients of the head's matrix.
         """
         elements = tokens * self.sizes.vocabulary
-        chunk = min(elements, 2**28 if self.job.gpu else 2**25)  # `chunk_elements` of common/policy.py
+        chunk = min(elements, CHUNK_ELEMENTS_GPU if self.job.gpu else CHUNK_ELEMENTS)
         if not backward:
             return (12 if self.size == 4 else 14) * chunk
         return 20 * chunk + (self.gradient_of_embedding() if elements > chunk else 0)
