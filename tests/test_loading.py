@@ -239,14 +239,12 @@ def test_an_encoder_is_no_policy(kind, tmp_path):
     assert "sees later tokens" in refused(policy_of, folder)
 
 
-DEEP = dict(num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0, initializer_range=1.0)
+DEEP = dict(num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0, rms_norm_eps=1e-12)
 
 
 def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tmp_path):
     """Qwen2, Gemma 2 and 3 make that row. Behind 24 norms the gradient at it is not a number, and only there."""
-    folder = small_model(
-        tmp_path / "deep", AutoModelForCausalLM, "qwen2", num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0
-    )
+    folder = small_model(tmp_path / "deep", AutoModelForCausalLM, "qwen2", **DEEP)
     policy = policy_of(folder)
     assert not policy.lm.get_input_embeddings().weight[0].any()
     gradient = influence(policy.lm, torch.tensor([[0, 5, 6, 7]]), lambda logits: logits[:, :-1])
@@ -255,9 +253,7 @@ def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tm
 
 
 def test_a_gradient_that_is_not_a_number_is_called_that(monkeypatch, tmp_path):
-    folder = small_model(
-        tmp_path / "deep", AutoModelForCausalLM, "qwen2", num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0
-    )
+    folder = small_model(tmp_path / "deep", AutoModelForCausalLM, "qwen2", **DEEP)
     monkeypatch.setattr(probes, "ordinary_ids", lambda lm, count: torch.arange(count))
     assert "not a number" in refused(policy_of, folder)
 
