@@ -19,8 +19,8 @@ from common.harness.distributed import choose_device
 from common.harness.pairs import EMBEDDED_PAIRS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ("tools", "lab", "docs", "configs", "examples", "benchmarks")
-ABSENT = [name for name in FOLDERS if not (ROOT / name).is_dir()]  # in a fork of scripts, common/ and tests
+BESIDE = ("tools", "lab", "docs", "configs", "examples", "benchmarks", "README.md")
+ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
@@ -36,9 +36,9 @@ def absent(error):
     if isinstance(error, pytest.Collector.CollectError):
         error = error.__cause__
     if ABSENT and isinstance(error, ModuleNotFoundError):
-        return f"the module {error.name}; not here: {'/ '.join(ABSENT)}/"
+        return f"the module {error.name}; not here: {', '.join(ABSENT)}"
     path = pathlib.Path(error.filename or "/") if isinstance(error, FileNotFoundError) else ROOT
-    return next((f"{name}/, which is not here" for name in ABSENT if path.is_relative_to(ROOT / name)), "")
+    return next((f"{name}, which is not here" for name in ABSENT if path.is_relative_to(ROOT / name)), "")
 
 
 class Module(pytest.Module):
@@ -76,8 +76,11 @@ def pytest_runtest_setup(item):
     """Skip a test that lacks what it is marked with.
 
     `@pytest.mark.needs("peft")`: the package; `pytest -m needs` runs those that have theirs. `@pytest.mark.gpu`: a GPU,
-    which only `pytest -m gpu` looks for.
+    which only `pytest -m gpu` looks for. `@pytest.mark.beside("tools")`: a folder, which a fork may lack.
     """
+    for name in (name for mark in item.iter_markers("beside") for name in mark.args):
+        if name in ABSENT:
+            pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")

@@ -35,12 +35,12 @@ def test_a_script_and_common_run_in_an_empty_folder(name, tmp_path):
         "--dry_run needs tools/ (beside the script)",
     ]
     rows = metric_rows(tmp_path / "run")
-    assert [row["step"] for row in rows if any(key.startswith("optim/") for key in row)] == [1, 2, 3]
+    assert [row["step"] for row in rows if any(key.startswith("optim/") for key in row)] == [1, 2]
     assert any(key.startswith("eval/") for row in rows for key in row)
-    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 3
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
     card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
     assert f"tags: [{name}]" in card and f"{name}.py --" in card and len(card.splitlines()) <= 9
-    assert json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))["max_steps"] == 3
+    assert json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))["max_steps"] == 2
 
 
 def named(path, found=()):

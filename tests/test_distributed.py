@@ -74,6 +74,7 @@ def check_update(folder, name="grpo", max_grad_norm="1"):
     assert all(torch.equal(x, two["weights"][prefix + key].bfloat16()) for key, x in saved.state_dict().items())
 
 
+@pytest.mark.beside("configs")
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, tmp_path):
@@ -85,6 +86,7 @@ def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, t
     check_update(tmp_path, name, max_grad_norm)
 
 
+@pytest.mark.beside("configs")
 def test_two_machines(tmp_path):
     # Two launchers, each with its rank and one process, as on two machines.
     with socket.socket() as free:
@@ -101,6 +103,7 @@ def test_two_machines(tmp_path):
     check_update(tmp_path)
 
 
+@pytest.mark.beside("configs")
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
@@ -261,6 +264,7 @@ def test_accelerate_reads_the_file(path):
     assert sharded == yaml.safe_load(path.read_text(encoding="utf-8")).get(f"{kinds[path.stem].lower()}_config", {})
 
 
+@pytest.mark.beside("configs")
 def test_the_settings_of_a_paper_are_those_of_a_script():
     """tools/refresh.py names a script without settings."""
     assert PAPERS and {path.stem for path in PAPERS} <= {f"{name}-paper" for name in SCRIPTS}

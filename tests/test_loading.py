@@ -202,7 +202,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
         ("runs/model", "runs/model: no such folder, and no "),  # it may be a hub id
     ],
 )
-@pytest.mark.parametrize("options", [[], ["--dry_run"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--dry_run"], marks=pytest.mark.beside("tools"))])
 def test_a_folder_that_is_not_there_is_said_to_be_that(name, says, options, tmp_path, monkeypatch):
     """In place of what the hub says about a name that is none of its own."""
     monkeypatch.chdir(tmp_path)

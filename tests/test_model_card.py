@@ -67,6 +67,7 @@ def test_evaluations_stand_beside_each_other():
     assert "| eval/pass@1 | 0.25 | 0.75 |" in text and "| eval/new |  | 0.3333 |" in text
 
 
+@pytest.mark.beside("tools")
 def test_a_run_writes_the_card_of_its_model(tmp_path):
     sizes = "--prompts_per_step 2 --group_size 2 --max_new_tokens 4 --eval_prompts 2 --eval_samples 1 --eval_k 1"
     grpo.main([*sizes.split(), "--max_steps", "1", "--save_model_every", "1", "--output_dir", str(tmp_path / "run")])

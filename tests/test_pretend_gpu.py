@@ -7,6 +7,7 @@ import pytest
 from processes import run_processes
 from testbed import ALL
 
+pytestmark = pytest.mark.beside("tools")
 # Phases of a step, named by the function that `main` calls, in which completions are sampled, scored, or evaluated.
 # All others are the update and its metrics.
 SAMPLING = {"rollout", "dynamic_batch", "completion_texts", "compute_rewards", "make_pairs", "with_reference"}

@@ -367,6 +367,7 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 steps, ")
 
 
+@pytest.mark.beside("tools")
 def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
     few = ["--eval_prompts", 4, "--save_every", 1]
     train(tmp_path, *few, "--max_steps", 1)

@@ -64,6 +64,7 @@ def test_the_careless_teacher():
     assert slips / steps == pytest.approx(0.1, abs=0.01) and twice / steps == pytest.approx(0.2, abs=0.015)
 
 
+@pytest.mark.beside("lab")
 def test_a_run_reaches_model_data_and_column(tmp_path):
     classes = [f"{ROOT}/lab/by_class.py:{name}" for name in TERMS]
     options = ["--model_name_or_path", "embedded-hard", "--dataset", "embedded-hard", "--max_steps", "1"]
