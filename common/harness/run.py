@@ -10,6 +10,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import sys
 import time
 
@@ -18,11 +19,13 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, one_line, process_of, refuse
-from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, writing
+from common.errors import InputError, Process, one_line, refuse
+from common.harness import checkpoints
+from common.harness.checkpoints import find_checkpoints, put_in_place, writing
 from common.harness.command_line import load_tool
-from common.harness.distributed import describe_processes, on_first, raise_on_all
+from common.harness.distributed import on_first, raise_on_all, strategy
 from common.harness.loading import save_pretrained
+from common.harness.lora import keep_trained
 from common.harness.metrics import sample_rows
 
 FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
@@ -46,26 +49,25 @@ class Run:
         self.exit_code, self.interrupted, self.said_unscored, self.resumed_model = 0, False, False, 0
         self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
-        self.bar = self.lock = self.made_folder = None
-        self.process = process_of(self)
+        self.bar = self.lock = self.made_folder = self.saved_step = None
+        handler = signal.getsignal(signal.SIGTERM)  # that of `clean_exit`, unless this is a notebook
+        self.process = handler if isinstance(handler, Process) else Process()
+        self.process.run, self.process.signal = self, 0
         for reward in reward_functions:
             reward.run = self  # it is told the step
         self.folder = on_first(accelerator, self.claim_folder)
-        self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
-        self.keep(run=self)
-        on_first(accelerator, lambda: self.checkpoints.check(loaded=False))
+        self.kept, self.digests = {"run": self}, {}
+        if args.lora_rank:
+            accelerator.register_save_state_pre_hook(keep_trained)
+        on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=False))
         if args.report_to:
-            with raise_on_all(accelerator):
-                self.start_trackers()
+            on_first(accelerator, self.start_trackers)
 
     @writing("the folder of the run")
     def claim_folder(self):
         """The path of the run's folder, made if it is new, and locked. An InputError if another run uses it."""
-        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        folder, number = pathlib.Path(name).expanduser(), 1
-        while not self.args.output_dir and folder.exists():  # of a start in the same second
-            number += 1
-            folder = pathlib.Path(f"{name}-{number}")
+        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+        folder = pathlib.Path(name).expanduser()
         self.check_folder(folder)
         self.made_folder = None if folder.exists() else folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,15 +106,14 @@ class Run:
 
     def keep(self, **parts):
         """Add to each checkpoint objects whose `state_dict()` is equal on all processes, and is what JSON can hold."""
-        self.checkpoints.kept |= parts
+        self.kept |= parts
 
     def state_dict(self):
         self.sizes = {name: (self.folder / name).stat().st_size for name in self.sizes}
         return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval", "sizes")}
 
     def load_state_dict(self, state):
-        for name in ("step", "skipped", "first_eval", "last_eval", "sizes"):
-            setattr(self, name, state[name])
+        vars(self).update(state)
 
     def print(self, text):
         """Print a line on the first process, above its progress bar."""
@@ -123,10 +124,11 @@ class Run:
     def start(self, *lines):
         """With --resume load the last checkpoint. Write args.json, cut the rows of later steps, and print `lines`, the
         processes and the batch sizes. Call it after `prepare` and `keep`."""
-        accelerator, main, total = self.accelerator, self.accelerator.is_main_process, max(self.args.max_steps, 0)
-        path, same_evaluations = on_first(accelerator, lambda: self.checkpoints.check(loaded=True))
+        accelerator, max_steps = self.accelerator, self.args.max_steps
+        path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
         if path:
-            self.checkpoints.load(path)
+            checkpoints.load_checkpoint(self, path)
+            self.saved_step = self.step
             there = on_first(accelerator, (self.folder / f"model-step-{self.step}").exists)
             self.resumed_model = self.step if there else 0
             self.print(f"resumed {path}")
@@ -135,22 +137,26 @@ class Run:
         if not same_evaluations:
             self.first_eval = {}  # it does not compare
             self.print("other --eval options than before: the closing line leaves out the first evaluation")
-        with raise_on_all(accelerator), writing(self.folder):
-            if main:
-                args = json.dumps(dataclasses.asdict(self.args), indent=2)
-                self.checkpoints.prune()  # what a crash has left
-                (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
-                for name, size in self.sizes.items():
-                    with open(self.folder / name, "ab") as file:
-                        file.truncate(min(size, file.tell()))
+        on_first(accelerator, self.clean_folder)
         # Without a terminal there is no bar (None), but a line for each step.
-        hidden = not main or self.args.max_steps == 0 or None
-        self.bar = tqdm(total=total or None, initial=self.step, unit="step", disable=hidden)
+        hidden = not accelerator.is_main_process or max_steps == 0 or None
+        self.bar = tqdm(total=max(max_steps, 0) or None, initial=self.step, unit="step", disable=hidden)
         self.lines = not (sys.stdout.isatty() and sys.stderr.isatty())
         self.step_start = time.perf_counter()
-        sizes = self.args.describe_step(accelerator.num_processes)
-        for line in (*lines, describe_processes(accelerator), f"a step: {sizes}"):
-            self.print(line)
+        processes, device = accelerator.num_processes, accelerator.device.type
+        device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
+        launched = f"processes: {processes} on {device}, {strategy(accelerator)}"
+        self.print("\n".join([*lines, launched, f"a step: {self.args.describe_step(processes)}"]))
+
+    @writing("the folder of the run")
+    def clean_folder(self):
+        """Write args.json, and remove what a crash has left after the last checkpoint."""
+        checkpoints.prune(self)
+        args = json.dumps(dataclasses.asdict(self.args), indent=2)
+        (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
+        for name, size in self.sizes.items():
+            with open(self.folder / name, "ab") as file:
+                file.truncate(min(size, file.tell()))
 
     def write_rows(self, name, rows, mode="a"):
         """Add rows to a JSONL file of the folder, "w": replace it. What JSON cannot hold, such as a date, is text."""
@@ -243,7 +249,9 @@ class Run:
 
     def save(self):
         """Write a checkpoint of this step, unless this run has."""
-        self.checkpoints.save(self.step)
+        if self.saved_step != self.step:
+            checkpoints.save_checkpoint(self)
+            self.saved_step = self.step
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ if it is due after this step N; not at a resume from N that finds it there."""
