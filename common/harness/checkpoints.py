@@ -28,10 +28,8 @@ PIECE = 2**16  # bytes
 
 
 def check_resume(run, loaded):
-    """The folder of the checkpoint to resume from, or None, and whether its run evaluated with the same options.
-
-    An InputError if it is of another run, and once models are `loaded`, also if it is damaged or a file is gone.
-    """
+    """The folder of the checkpoint to resume from, or None, and whether its run evaluated with the same options. An
+    InputError if it is of another run, and once models are `loaded`, also if it is damaged or a file is gone."""
     add_digests(run.digests, run.args)  # at the second time of what has come from the hub since
     done = find_checkpoints(run.folder) if run.args.resume else []
     if not done:
@@ -50,8 +48,7 @@ def check_resume(run, loaded):
     if changed or (rewards and not run.args.reward_changed):
         hint = "; --reward_changed accepts another reward" if rewards else ""
         raise InputError(f"{path} is of another run: {shorten([*changed.values(), *rewards])}{hint}")
-    damaged = [name for name, checksum in files.items() if loaded and digest(path / name) != checksum]
-    if damaged:
+    if damaged := [name for name, checksum in files.items() if loaded and digest(path / name) != checksum]:
         raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
     if notes and loaded:
         print(f"{', '.join(notes)}: it does not resume bit for bit")
@@ -69,16 +66,13 @@ def facts(run):
 
 
 def load_checkpoint(run, path):
-    """Load the checkpoint `path` into model, optimizer, random numbers and what the run keeps.
-
-    With one process and with DDP only tensors and plain data are unpickled, so that no file of it can run code.
-    """
+    """Load the checkpoint `path` into model, optimizer, random numbers and what the run keeps. With one process and
+    with DDP only tensors and plain data are unpickled, so that no file of it can run code."""
     from accelerate.utils import load
 
+    options = {"strict": False} if run.args.lora_rank else {}  # the frozen weights are not in it
     try:
-        options = {"strict": False} if run.args.lora_rank else {}  # the frozen weights are not in it
-        run.accelerator.load_state(str(path), **options)
-        # load_state() continues with other random numbers if it cannot read them.
+        run.accelerator.load_state(str(path), **options)  # it goes on where it cannot read the random numbers
         load(path / f"random_states_{run.accelerator.process_index}.pkl")
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         for name, part in run.kept.items():

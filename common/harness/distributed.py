@@ -177,29 +177,17 @@ def unsharded(accelerator, model):
         part.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
-@contextlib.contextmanager
-def raise_on_all(accelerator):
-    """A context for what the first process does alone: its InputError is raised on all processes."""
-    from accelerate.utils import broadcast_object_list
-
-    problem = None
-    try:
-        yield
-    except InputError as error:
-        if not accelerator.is_main_process:
-            raise
-        problem = str(error)
-    problem = broadcast_object_list([problem])[0]
-    if problem:
-        raise InputError(problem)
-
-
 def on_first(accelerator, function):
     """What `function()` returns on the first process, which alone calls it; an InputError is raised on all of them."""
     from accelerate.utils import broadcast_object_list
 
-    found = [None]
-    with raise_on_all(accelerator):
-        if accelerator.is_main_process:
-            found = [function()]
-    return broadcast_object_list(found)[0]
+    found = problem = None
+    if accelerator.is_main_process:
+        try:
+            found = function()
+        except InputError as error:
+            problem = str(error)
+    found, problem = broadcast_object_list([found, problem])
+    if problem:
+        raise InputError(problem)
+    return found

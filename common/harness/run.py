@@ -21,9 +21,9 @@ from tqdm import tqdm
 from common.batches import raw_lines
 from common.errors import InputError, Process, one_line, refuse
 from common.harness import checkpoints
-from common.harness.checkpoints import find_checkpoints, put_in_place, writing
+from common.harness.checkpoints import put_in_place, writing
 from common.harness.command_line import load_tool
-from common.harness.distributed import on_first, raise_on_all, strategy
+from common.harness.distributed import on_first, strategy
 from common.harness.loading import save_pretrained
 from common.harness.lora import keep_trained
 from common.harness.metrics import sample_rows
@@ -36,7 +36,7 @@ DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # five such steps in a
 
 
 class Run:
-    """A run and its folder, whose lock the first process holds until the run ends; docs/running.md has the files.
+    """A run and its folder, which it locks until it ends; docs/running.md has the files.
 
     `dead`: metrics with the values by which all advantages of a step are 0; `DEAD` has the others.
     """
@@ -82,15 +82,13 @@ class Run:
 
     def check_folder(self, folder):
         """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
-        problem, found = "", [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
+        found = [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
-            problem = f"is not the folder of a run and holds {', '.join(found)}, which a run would overwrite"
-        elif found and not self.args.resume:
-            problem = "already holds a run: add --resume, or take another folder for a new one"
-        elif "model" in found and not find_checkpoints(folder):
-            problem = "holds a finished run without checkpoints: there is nothing to resume from"
-        if problem:
-            refuse(self.args, "output_dir", problem)
+            refuse(self.args, "output_dir", f"is not the folder of a run and holds {', '.join(found)}")
+        if found and not self.args.resume:
+            refuse(self.args, "output_dir", "already holds a run: add --resume, or take another folder")
+        if "model" in found and not checkpoints.find_checkpoints(folder):
+            refuse(self.args, "output_dir", "holds a finished run without checkpoints: nothing to resume from")
 
     def start_trackers(self):
         """Start the trackers of --report_to: the project is named after the script, the run after its folder."""
@@ -122,8 +120,8 @@ class Run:
             sys.stdout.flush()
 
     def start(self, *lines):
-        """With --resume load the last checkpoint. Write args.json, cut the rows of later steps, and print `lines`, the
-        processes and the batch sizes. Call it after `prepare` and `keep`."""
+        """Load the last checkpoint with --resume, and print `lines`, the processes and the batch sizes. Call it after
+        `prepare` and `keep`."""
         accelerator, max_steps = self.accelerator, self.args.max_steps
         path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
         if path:
@@ -135,7 +133,7 @@ class Run:
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
         if not same_evaluations:
-            self.first_eval = {}  # it does not compare
+            self.first_eval = {}
             self.print("other --eval options than before: the closing line leaves out the first evaluation")
         on_first(accelerator, self.clean_folder)
         # Without a terminal there is no bar (None), but a line for each step.
@@ -166,8 +164,7 @@ class Run:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
     def log(self, metrics, shown=None):
-        """Write the metrics of a step to metrics.jsonl and the trackers, and samples of the first prompt of `shown`:
-        the prompts, texts, rewards and parts of rewards of this process."""
+        """Write the metrics of a step, and samples of the first prompt of `shown`: prompts, texts, rewards, parts."""
         samples = sample_rows(*shown, number=1) if shown else []
         self.write_rows("metrics.jsonl", [{"step": self.step, **metrics}])
         self.write_rows("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
@@ -187,8 +184,8 @@ class Run:
                 tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
-        """Print the metrics of an evaluation, `result`, and write samples of all prompts of `shown`. With a `tokenizer`
-        the first prompt and completion are printed too, with their special tokens."""
+        """Print the metrics `result` of an evaluation, and write samples of all prompts of `shown`; with a `tokenizer`
+        print the first one too, with its special tokens."""
         rows = sample_rows(*shown, number=None) if shown else []
         self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
@@ -215,8 +212,7 @@ class Run:
                 self.dead_steps[name] = 0
             elif self.dead_steps[name] == 5:
                 del self.dead[name]
-                where = "docs/troubleshooting.md"
-                self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
+                self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/troubleshooting.md")
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
@@ -225,16 +221,14 @@ class Run:
         share = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
         if share and not self.said_unscored:
             self.said_unscored = True
-            where = "reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once"
-            self.print(f"{share:.1%} of the completions have no reward: they are left out ({where})")
+            self.print(f"{share:.1%} of the completions have no reward: they are left out (said once, see unscored)")
         if "reward/skipped" in metrics:
             self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
         if self.skipped >= SKIPPED_STEPS:
             self.log(metrics)
             self.save()
             before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
-            problem = f"every reward function returned None for every completion{before}"
-            raise InputError(f"{problem}: there is nothing to learn from")
+            raise InputError(f"every reward function returned None for every completion{before}: nothing to learn from")
 
     def due(self, every, at_end):
         """Whether this step is one of every `every` steps (0: of none), or with `at_end` the last one."""
@@ -266,13 +260,12 @@ class Run:
         return f"---\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
 
     def save_model(self, model, policy, tokenizer, name):
-        """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all.
-
-        If that fails, save a checkpoint and raise an InputError: a resume writes the model then.
-        """
+        """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all. If
+        that fails, save a checkpoint and raise an InputError: a resume writes the model then."""
         temporary, final, main = self.folder / "model.tmp", self.folder / name, self.accelerator.is_main_process
+        problem = None
         try:
-            with raise_on_all(self.accelerator), writing(final):
+            with writing(final):
                 if main:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
@@ -281,9 +274,11 @@ class Run:
                     shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                     put_in_place(temporary, final)
         except InputError as error:
+            problem = str(error)
+        if problem := on_first(self.accelerator, lambda: problem):
             shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
             self.save()
-            raise InputError(f"{error}; the training is kept in checkpoints/: make room and --resume") from None
+            raise InputError(f"{problem}; the training is kept in checkpoints/: make room and --resume")
 
     def finish(self, model, policy, tokenizer):
         """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
@@ -301,13 +296,11 @@ class Run:
                 said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
         if said.get("eval/reward") == said.get("eval/pass@1"):
             said.pop("eval/reward", None)
-        seconds = f"{time.perf_counter() - self.started:.1f} s"
         scores = "".join(f"{name} {score}" for name, score in said.items())
-        self.print(f"{scores}{self.step} steps, {seconds}, in {self.folder}")
+        self.print(f"{scores}{self.step} steps, {time.perf_counter() - self.started:.1f} s, in {self.folder}")
 
     def close(self):
-        """Shut Accelerate down, and exit with the code of a signal if there was one. `del` all names of the prepared
-        model before, or gloo can hang."""
+        """Shut Accelerate down; exit with the code of a signal. Else gloo can hang: `del` the prepared model before."""
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()
         self.accelerator.end_training()
@@ -317,8 +310,7 @@ class Run:
             raise SystemExit(self.exit_code)
 
     def abandon(self):
-        """End a failed run, and remove its folder if it has made it for nothing; returns " (after step N)", "" before
-        the run has started."""
+        """End a failed run, and remove its folder if it is empty; returns " (after step N)", "" before the start."""
         if self.lock:
             self.lock.release(force=True)
         with contextlib.suppress(OSError):
