@@ -5,7 +5,6 @@ import multiprocessing.util
 import os
 import signal
 import sys
-import textwrap
 import threading
 import time
 import traceback
@@ -18,14 +17,12 @@ class InputError(ValueError):
 class Process:
     """The handler of SIGINT (Ctrl-C) and SIGTERM that `clean_exit` sets, with the run of this process once it has one.
 
-    The first signal ends the run after the current step, or at once if there is none yet that would be lost. The next
-    one has its default action, which ends the process whatever it is waiting for.
+    The first one ends the run after the current step, or at once if no step would be lost. The next one has its default
+    action, which ends the process whatever it is waiting for.
     """
 
     ECHO = 1.0  # seconds in which a second signal is taken for the first one, passed on by a launcher
-
-    def __init__(self):
-        self.run, self.signal = None, 0  # the number of the signal received
+    run, signal = None, 0  # the number of the signal received
 
     def __call__(self, number, frame):
         if self.run is None or self.run.first_eval is None:
@@ -34,19 +31,10 @@ class Process:
         set_handlers(signal.SIG_IGN)
         self.signal = number
         if os.environ.get("RANK", "0") == "0":  # not by print(), which the signal may have interrupted
-            text = f"{signal.Signals(number).name}: stops after this step; a second one ends at once"
-            os.write(2, f"\n{script_name()}: {text}\n".encode())
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: stops after this step; a second one ends at once\n".encode())
         time.sleep(self.ECHO)
         set_handlers(signal.SIG_DFL)
-
-
-def process_of(run):
-    """The `Process` of the `clean_exit` around this code, which from now on ends this run; without `clean_exit`, as in
-    a notebook, a new one that handles no signal."""
-    handler = signal.getsignal(signal.SIGTERM)
-    process = handler if isinstance(handler, Process) else Process()
-    process.run, process.signal = run, 0
-    return process
 
 
 def set_handlers(action):
@@ -55,33 +43,22 @@ def set_handlers(action):
     return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM) if main}
 
 
-def in_fork():
-    """Let signals end a fork, as a `multiprocessing.Pool` ends its workers."""
-    if isinstance(signal.getsignal(signal.SIGTERM), Process):
-        set_handlers(signal.SIG_DFL)
-
-
 def in_worker(process):
-    """Take a worker of a reward's Pool out of the run's process group, since the current step needs it when that is
-    signalled (Ctrl-C in a terminal, a scheduler's SIGTERM), and let it end with the run."""
+    """Take a worker of a reward's Pool out of the run's process group, which Ctrl-C and schedulers signal while the
+    current step still needs it, and let it end with the run."""
+
+    def end_with_parent():
+        multiprocessing.parent_process().join()
+        os.killpg(0, signal.SIGKILL)  # with the programs that it started
+
+    set_handlers(signal.SIG_DFL)  # a Pool ends its workers by SIGTERM
     os.setpgid(0, 0)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def end_with_parent():
-    multiprocessing.parent_process().join()
-    os.killpg(0, signal.SIGKILL)  # with the programs that it started
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=in_fork)
-
-
 @contextlib.contextmanager
 def clean_exit():
-    """End on an InputError with its message as one line and exit code 2, on a signal after the step (`Process`). One of
-    several processes leaves without the interpreter's clean-up: freeing a process group that a wrapped model still uses
-    can hang, and the launcher stops the others only when this one is gone."""
+    """End on an InputError with its message as one line and exit code 2, on a signal after the step (`Process`)."""
     process = Process()
     before = set_handlers(process)
     multiprocessing.util.register_after_fork(process, in_worker)  # in the workers that fork
@@ -98,34 +75,29 @@ def clean_exit():
             signal.signal(number, action)
     sys.stdout.flush()
     sys.stderr.flush()
-    if world_size() > 1:
+    if world_size() > 1:  # without clean-up: to free a process group that a wrapped model still uses can hang
         os._exit(code)
     raise SystemExit(code)
 
 
 def report(error, run):
-    """Print why the process ends, and abandon its run, unless that is None; returns the exit code. The first process of
-    each machine waits least: once it is gone, the launcher ends the others before they print."""
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    """Print why the process ends, and abandon its run, unless that is None; returns the exit code."""
+    name, first = os.path.basename(sys.argv[0]), os.environ.get("LOCAL_RANK", "0") == "0"
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
-        time.sleep(1 if first else 3)
+        time.sleep(1 if first else 3)  # once it is gone, the launcher ends the others before they print
     when = run.abandon() if run else ""
     if isinstance(error, KeyboardInterrupt):
         (number,) = error.args or (signal.SIGINT,)
         if first:
-            print(f"{script_name()}: {signal.Signals(number).name} before the first step", file=sys.stderr)
+            print(f"{name}: {signal.Signals(number).name} before the first step", file=sys.stderr)
         return 128 + number
     if not isinstance(error, InputError):
         traceback.print_exception(error)
         return 1
     if error.__cause__ is not None:  # the user's own code failed: they need to see where
         traceback.print_exception(error.__cause__)
-    print(f"{script_name()}: error: {error}{when}", file=sys.stderr)
+    print(f"{name}: error: {error}{when}", file=sys.stderr)
     return 2
-
-
-def script_name():
-    return os.path.basename(sys.argv[0])
 
 
 def refuse(args, option, problem):
@@ -141,7 +113,7 @@ def say(args, option, note):
 
 def in_short(error):
     """Type and message of a library's exception in one short line; the message alone may be a mere name."""
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
 
 
 def one_line(error):

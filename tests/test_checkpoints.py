@@ -9,14 +9,13 @@ import os
 import pickle
 import shutil
 import signal
-import types
 
 import pytest
 import torch
 from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
-from common.harness.checkpoints import put_in_place
+from common.harness.checkpoints import check_resume, put_in_place
 from small_run import QUICK, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 
@@ -229,9 +228,9 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     advance(run, optimizer)
     args, accepted = run.args, set()
     for field in dataclasses.fields(args):
-        run.checkpoints.args = dataclasses.replace(args, **{"resume": True, field.name: "another"})
+        run.args = dataclasses.replace(args, **{"resume": True, field.name: "another"})
         try:
-            run.checkpoints.check(loaded=False)
+            check_resume(run, loaded=False)
             accepted.add(field.name)
         except InputError as error:
             assert f" --{field.name} was {getattr(args, field.name)}, is another" in str(error)
@@ -271,12 +270,13 @@ def test_old_checkpoints_are_pruned(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_a_checkpoint_that_a_crash_left_goes_at_the_next_start(tmp_path):
+def test_a_checkpoint_that_a_crash_left_goes_at_the_next_start(tmp_path, monkeypatch):
     # Killed between the new checkpoint and the end of the one before.
     run, optimizer, _ = start(tmp_path, keep_checkpoints=1)
-    run.checkpoints.prune = lambda: None
+    monkeypatch.setattr("common.harness.checkpoints.prune", lambda run: None)
     advance(run, optimizer)
     advance(run, optimizer)
+    monkeypatch.undo()
     assert start(tmp_path, keep_checkpoints=1, resume=True)[0].step == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
@@ -321,15 +321,11 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path,
     assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
 
 
-def test_a_full_disk_is_named_where_torch_does_not_name_it(tmp_path, monkeypatch):
+def test_a_full_disk_is_guessed_where_torch_does_not_name_it(tmp_path, monkeypatch):
     def fail(*given, **options):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
     run, optimizer, _ = start(tmp_path)
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(InputError, match="step-00000001 cannot be written: .*unexpected pos"):
+    with pytest.raises(InputError, match="step-00000001 cannot be written: is the disk full[?] .*unexpected pos"):
         advance(run, optimizer)
-    usage = types.SimpleNamespace(free=4096)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match="step-00000001 cannot be written: No space left on device$"):
-        run.save()

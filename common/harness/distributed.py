@@ -7,50 +7,34 @@ import os
 
 import torch
 
-from common.errors import InputError, refuse, world_size
+from common.errors import InputError, world_size
 
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
 
 def choose_device():
-    """torch's accelerator, or the CPU if there is none, if ACCELERATE_USE_CPU asks for it, or if the accelerator has no
-    float64 (MPS, some XPUs), which is said."""
+    """torch's accelerator; the CPU without one, with ACCELERATE_USE_CPU, and in place of MPS, which has no float64."""
     from accelerate.utils import parse_flag_from_env
 
     device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None or parse_flag_from_env("ACCELERATE_USE_CPU"):
-        return torch.device("cpu")
-    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()  # each process touches its own
-    one = torch.ones(1, device=torch.device(device.type, index))  # whatever else is wrong with the device shows here
-    try:
-        one.double().sum().item()
-        return device
-    except (RuntimeError, TypeError):  # a TypeError is MPS's
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{device.type} is not used: it has no float64, which weights and metrics need; this runs on cpu")
-        return torch.device("cpu")
+    on_cpu = device is None or device.type == "mps" or parse_flag_from_env("ACCELERATE_USE_CPU")
+    return torch.device("cpu") if on_cpu else device
 
 
 def launch(args):
     """The Accelerator of this process. An InputError refuses what would train wrongly or fail later."""
     from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.tracking import get_available_trackers
     from accelerate.utils import parse_flag_from_env, set_seed
 
-    device, where = choose_device(), "several run on CUDA or ROCm GPUs, or on CPU (ACCELERATE_USE_CPU=true)"
-    if device.type not in ("cpu", "cuda") and world_size() > 1:  # untried: their collectives, and how they shard
-        raise InputError(f"{world_size()} processes on {device.type}: {where}; start one")
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # until the size of the model is known: `set_threads`
+    if unknown := set(args.report_to) - set(map(str, get_available_trackers())):
+        raise InputError(f"--report_to {' '.join(sorted(unknown))}: not installed, or unknown to Accelerate")
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
     # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
     options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
-    try:
-        accelerator = Accelerator(cpu=device.type == "cpu", **options)
-    except ValueError as error:
-        raise InputError(f"--report_to {' '.join(args.report_to)}: {error}") from None
+    accelerator = Accelerator(cpu=choose_device().type == "cpu", **options)
     kind, processes = accelerator.distributed_type, accelerator.num_processes
     asked = [name for name in ("FSDP", "DEEPSPEED") if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name]
-    missing = set(args.report_to) - {str(tracker) for tracker in accelerator.log_with}
     refuse_any({
         f"the launcher started {world_size()} processes but Accelerate sees {processes}: on CPU set "
         "ACCELERATE_USE_CPU=true": world_size() != processes,  # each would train alone and write the same files
@@ -58,11 +42,8 @@ def launch(args):
         "set gradient_accumulation_steps to 1, and use --micro_batch_size": accelerator.gradient_accumulation_steps > 1,
         "mixed precision fp16 is not supported: use bf16 or no": accelerator.mixed_precision == "fp16",  # loss scaling
         "parallelism_config is not supported: each process has its own prompts": accelerator.parallelism_config,
-        f"{kind.value} is not supported: DDP, FSDP2 or DeepSpeed (configs/)": kind in ("MEGATRON_LM", "XLA"),
-        f"--report_to {' '.join(sorted(missing))}: the package is not installed": missing,
+        "--lora_rank runs on one process or with DDP only": args.lora_rank and is_sharded(accelerator),
     })  # fmt: skip
-    if args.lora_rank and is_sharded(accelerator):
-        refuse(args, "lora_rank", f"LoRA runs on one process or with DDP, not {strategy(accelerator)}")
     if kind == "FSDP":
         set_up_fsdp(accelerator.state.fsdp_plugin, accelerator.mixed_precision)
     elif kind == "DEEPSPEED":
@@ -106,25 +87,15 @@ def set_threads(weights):
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1
 
 
-def describe_processes(accelerator):
-    """A line that says how many processes there are, on which devices, and how they share the weights."""
-    device = accelerator.device.type
-    device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
-    line = f"processes: {accelerator.num_processes} on {device}, {strategy(accelerator)}"
-    if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
-        line += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
-    return line
-
-
 def set_up_fsdp(plugin, mixed_precision):
     """Refuse the options of FSDP that are not supported; keep what `forward` returns in float32."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     refuse_any({
-        "FSDP 1 is not supported: set fsdp_version: 2 (configs/fsdp2.yaml)": plugin.fsdp_version != 2,
+        "FSDP 1 is not supported: set fsdp_version: 2": plugin.fsdp_version != 2,
         # Only the first process would have weights, and the reference stays unsharded.
-        "set fsdp_cpu_ram_efficient_loading to false (configs/fsdp2.yaml)": plugin.cpu_ram_efficient_loading,
-        "set fsdp_offload_params to false (configs/fsdp2.yaml)": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+        "set fsdp_cpu_ram_efficient_loading to false": plugin.cpu_ram_efficient_loading,
+        "set fsdp_offload_params to false": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
     })  # fmt: skip
     if mixed_precision == "bf16":
         # Accelerate's policy rounds what leaves `forward`, float32 log-probs, to bfloat16, and sums gradients in that.
@@ -132,20 +103,14 @@ def set_up_fsdp(plugin, mixed_precision):
 
 
 def set_up_deepspeed(config, args):
-    """Refuse the options of DeepSpeed that are not supported, and complete its configuration."""
+    """Complete the configuration of DeepSpeed: its batches and its clipping are those of the options."""
     from transformers.integrations import unset_hf_deepspeed_config
 
-    zero, offload = config["zero_optimization"], config["zero_optimization"].get("offload_param") or {}
-    unsaved = zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save")
-    steps, clipping = (config.get(name, "auto") for name in ("gradient_accumulation_steps", "gradient_clipping"))
-    others = f"gradient_clipping {clipping} of DeepSpeed is not --max_grad_norm {args.max_grad_norm}: leave it out"
-    refuse_any({
-        "gradient_accumulation_steps of DeepSpeed must be 1: use --micro_batch_size": steps not in ("auto", 1),
-        others: clipping not in ("auto", args.max_grad_norm),
-        "ZeRO-3 cannot write model/: set zero3_save_16bit_model: true (configs/zero3.yaml)": unsaved,
-        "offload_param of DeepSpeed is not supported: set it to none": offload.get("device", "none") != "none",
-    })  # fmt: skip
-    config["gradient_clipping"] = args.max_grad_norm
+    zero = config["zero_optimization"]
+    if (zero.get("offload_param") or {}).get("device", "none") != "none":
+        raise InputError("offload_param of DeepSpeed is not supported: set it to none")
+    zero["stage3_gather_16bit_weights_on_model_save"] = zero["stage"] == 3  # else it cannot write model/
+    config |= {"gradient_clipping": args.max_grad_norm, "gradient_accumulation_steps": 1}
     config["train_micro_batch_size_per_gpu"] = 1  # asked for where no DataLoader is prepared; micro-batches are ours
     unset_hf_deepspeed_config()  # else ZeRO-3 partitions every model that is loaded, the frozen reference too
 
@@ -196,45 +161,33 @@ def unsharded(accelerator, model):
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
     parts = dict.fromkeys([model, *getattr(model, "policy", model).modules()])  # without a critic's layers
-    shards = [module for module in parts if isinstance(module, FSDPModule)]
+    shards = [part for part in parts if isinstance(part, FSDPModule)]
     if shards:  # FSDP2 takes the first module that runs for the outermost one: it must not be a layer that samples
         model.first_run = lambda: None
         register_fsdp_forward_method(model, "first_run")
         model.first_run()
         del model.first_run
-    for module in shards:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
+    for part in shards:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
     yield
-    for module in shards:
-        module.reshard()
-        inner = module is not model  # the outermost stays gathered from forward to backward
-        module.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
-
-
-@contextlib.contextmanager
-def raise_on_all(accelerator):
-    """A context for what the first process does alone: its InputError is raised on all processes."""
-    from accelerate.utils import broadcast_object_list
-
-    problem = None
-    try:
-        yield
-    except InputError as error:
-        if not accelerator.is_main_process:
-            raise
-        problem = str(error)
-    problem = broadcast_object_list([problem])[0]
-    if problem:
-        raise InputError(problem)
+    for part in shards:
+        part.reshard()
+        inner = part is not model  # the outermost stays gathered from forward to backward
+        part.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
 def on_first(accelerator, function):
     """What `function()` returns on the first process, which alone calls it; an InputError is raised on all of them."""
     from accelerate.utils import broadcast_object_list
 
-    found = [None]
-    with raise_on_all(accelerator):
-        if accelerator.is_main_process:
-            found = [function()]
-    return broadcast_object_list(found)[0]
+    found = problem = None
+    if accelerator.is_main_process:
+        try:
+            found = function()
+        except InputError as error:
+            problem = str(error)
+    found, problem = broadcast_object_list([found, problem])
+    if problem:
+        raise InputError(problem)
+    return found

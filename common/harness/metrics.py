@@ -50,7 +50,7 @@ class Metrics:
         self.sums[name] = total + numerator, count + denominator
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
-        """Count a rollout: reward_part/, completion/, reward/accuracy, and the share of rows without a reward."""
+        """Count a rollout: reward_part/, completion/, reward/accuracy and reward/unscored."""
         lengths = batch["completion_mask"].sum(dim=1).cpu()
         right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
         self.add("reward/accuracy", right, ~right.isnan())
@@ -62,8 +62,7 @@ class Metrics:
         self.add("completion/length_incorrect", lengths, right == 0)
         self.add("completion/truncated", batch["truncated"].cpu())
         if group_size > 1:
-            ids, sizes = batch["completions"].tolist(), lengths.tolist()
-            rows = [tuple(row[:size]) for row, size in zip(ids, sizes, strict=True)]
+            rows = [tuple(row[:n]) for row, n in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
             for start in range(0, len(rows), group_size):
                 self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
 
@@ -78,8 +77,8 @@ class Metrics:
             self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
-        """Seconds and tokens per second of the rollout (rewards included) and of the update just done, and peak memory.
-        `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them."""
+        """Count seconds and tokens per second of the rollout with its rewards and of the update just done, and peak
+        memory. `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them."""
         update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
         self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
@@ -93,17 +92,16 @@ class Metrics:
 
     def reduce(self, accelerator, reward_functions=()):
         """{name: float} over all processes, with what the user's rewards logged; without metrics that count nothing."""
-        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
+        numbers, size = [x for pair in self.sums.values() for x in pair] + [*self.maxima.values()], 2 * len(self.sums)
         # Put together on the device and fetched at once: fetched one by one, each would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
-        if self.sums:
-            pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
-            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
-            for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
-                result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
-        if self.maxima:
-            maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
-            result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
+        numbers = accelerator.gather(torch.stack(numbers)[None]).cpu()  # (processes, N)
+        pairs = numbers[:, :size].sum(dim=0).view(-1, 2).tolist()
+        result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
+        for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
+            result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
+        maxima = zip(self.maxima, numbers[:, size:].amax(dim=0).tolist(), strict=True)
+        result |= {name: value for name, value in maxima if value > -math.inf}
         for name, parts in self.values.items():
             values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)  # N may differ between them
             values = accelerator.gather(values).cpu().numpy()
@@ -124,31 +122,23 @@ def pair_metrics(metrics, pairs, start, device):
 
 def sample_rows(prompts, texts, rewards, parts, number):
     """The completions of the first `number` prompts, for samples.jsonl."""
-    n = len(texts) // len(prompts)
-    return [
-        {
-            "prompt": prompts[i // n].prompt,
-            "completion": texts[i],
-            "answer": prompts[i // n].answer,
-            "reward": None if math.isnan(rewards[i]) else float(rewards[i]),
-            "parts": {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()},
-            "tokens": len(texts[i].ids),
-            "truncated": texts[i].truncated,
-            **({"extra": texts[i].extra} if texts[i].extra else {}),  # of `log_extra`
-        }
-        for i in range(len(prompts[:number]) * n)
-    ]
+    rows, n = [], len(texts) // len(prompts)
+    for i, text in enumerate(texts[: len(prompts[:number]) * n]):
+        row = {"prompt": prompts[i // n].prompt, "completion": text, "answer": prompts[i // n].answer}
+        row["reward"] = None if math.isnan(rewards[i]) else float(rewards[i])
+        row["parts"] = {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()}
+        row |= {"tokens": len(text.ids), "truncated": text.truncated}
+        rows.append(row | ({"extra": text.extra} if text.extra else {}))  # of `log_extra`
+    return rows
 
 
 def peak_memory_gb(device):
-    """Peak memory of this process so far in GB: allocated on the GPU, resident on CPU; -inf if it is not known."""
+    """Peak memory of this process in GB: allocated on the GPU, resident on CPU; -inf, which is left out, if unknown."""
     if device.type != "cpu":
         allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
-        return allocated(device) / 1e9 if allocated else -math.inf  # which leaves the metric out
-    if sys.platform == "win32":  # it has no `resource`, and elsewhere psutil, which Accelerate brings, knows no peak
-        import psutil
-
-        return psutil.Process().memory_info().peak_wset / 1e9
-    import resource
-
+        return allocated(device) / 1e9 if allocated else -math.inf
+    try:
+        import resource
+    except ImportError:  # Windows
+        return -math.inf
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -10,6 +10,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import sys
 import time
 
@@ -18,11 +19,13 @@ import torch
 from tqdm import tqdm
 
 from common.batches import raw_lines
-from common.errors import InputError, one_line, process_of, refuse
-from common.harness.checkpoints import Checkpoints, find_checkpoints, put_in_place, writing
+from common.errors import InputError, Process, one_line, refuse
+from common.harness import checkpoints
+from common.harness.checkpoints import put_in_place, writing
 from common.harness.command_line import load_tool
-from common.harness.distributed import describe_processes, on_first, raise_on_all
+from common.harness.distributed import on_first, strategy
 from common.harness.loading import save_pretrained
+from common.harness.lora import keep_trained
 from common.harness.metrics import sample_rows
 
 FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
@@ -33,7 +36,7 @@ DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # five such steps in a
 
 
 class Run:
-    """A run and its folder, whose lock the first process holds until the run ends; docs/running.md has the files.
+    """A run and its folder, which it locks until it ends; docs/running.md has the files.
 
     `dead`: metrics with the values by which all advantages of a step are 0; `DEAD` has the others.
     """
@@ -46,26 +49,25 @@ class Run:
         self.exit_code, self.interrupted, self.said_unscored, self.resumed_model = 0, False, False, 0
         self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
-        self.bar = self.lock = self.made_folder = None
-        self.process = process_of(self)
+        self.bar = self.lock = self.made_folder = self.saved_step = None
+        handler = signal.getsignal(signal.SIGTERM)  # that of `clean_exit`, unless this is a notebook
+        self.process = handler if isinstance(handler, Process) else Process()
+        self.process.run, self.process.signal = self, 0
         for reward in reward_functions:
             reward.run = self  # it is told the step
         self.folder = on_first(accelerator, self.claim_folder)
-        self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
-        self.keep(run=self)
-        on_first(accelerator, lambda: self.checkpoints.check(loaded=False))
+        self.kept, self.digests = {"run": self}, {}
+        if args.lora_rank:
+            accelerator.register_save_state_pre_hook(keep_trained)
+        on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=False))
         if args.report_to:
-            with raise_on_all(accelerator):
-                self.start_trackers()
+            on_first(accelerator, self.start_trackers)
 
     @writing("the folder of the run")
     def claim_folder(self):
         """The path of the run's folder, made if it is new, and locked. An InputError if another run uses it."""
-        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        folder, number = pathlib.Path(name).expanduser(), 1
-        while not self.args.output_dir and folder.exists():  # of a start in the same second
-            number += 1
-            folder = pathlib.Path(f"{name}-{number}")
+        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+        folder = pathlib.Path(name).expanduser()
         self.check_folder(folder)
         self.made_folder = None if folder.exists() else folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,15 +82,13 @@ class Run:
 
     def check_folder(self, folder):
         """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
-        problem, found = "", [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
+        found = [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
         if found and "args.json" not in found:
-            problem = f"is not the folder of a run and holds {', '.join(found)}, which a run would overwrite"
-        elif found and not self.args.resume:
-            problem = "already holds a run: add --resume, or take another folder for a new one"
-        elif "model" in found and not find_checkpoints(folder):
-            problem = "holds a finished run without checkpoints: there is nothing to resume from"
-        if problem:
-            refuse(self.args, "output_dir", problem)
+            refuse(self.args, "output_dir", f"is not the folder of a run and holds {', '.join(found)}")
+        if found and not self.args.resume:
+            refuse(self.args, "output_dir", "already holds a run: add --resume, or take another folder")
+        if "model" in found and not checkpoints.find_checkpoints(folder):
+            refuse(self.args, "output_dir", "holds a finished run without checkpoints: nothing to resume from")
 
     def start_trackers(self):
         """Start the trackers of --report_to: the project is named after the script, the run after its folder."""
@@ -104,15 +104,14 @@ class Run:
 
     def keep(self, **parts):
         """Add to each checkpoint objects whose `state_dict()` is equal on all processes, and is what JSON can hold."""
-        self.checkpoints.kept |= parts
+        self.kept |= parts
 
     def state_dict(self):
         self.sizes = {name: (self.folder / name).stat().st_size for name in self.sizes}
         return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval", "sizes")}
 
     def load_state_dict(self, state):
-        for name in ("step", "skipped", "first_eval", "last_eval", "sizes"):
-            setattr(self, name, state[name])
+        vars(self).update(state)
 
     def print(self, text):
         """Print a line on the first process, above its progress bar."""
@@ -121,36 +120,41 @@ class Run:
             sys.stdout.flush()
 
     def start(self, *lines):
-        """With --resume load the last checkpoint. Write args.json, cut the rows of later steps, and print `lines`, the
-        processes and the batch sizes. Call it after `prepare` and `keep`."""
-        accelerator, main, total = self.accelerator, self.accelerator.is_main_process, max(self.args.max_steps, 0)
-        path, same_evaluations = on_first(accelerator, lambda: self.checkpoints.check(loaded=True))
+        """Load the last checkpoint with --resume, and print `lines`, the processes and the batch sizes. Call it after
+        `prepare` and `keep`."""
+        accelerator, max_steps = self.accelerator, self.args.max_steps
+        path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
         if path:
-            self.checkpoints.load(path)
+            checkpoints.load_checkpoint(self, path)
+            self.saved_step = self.step
             there = on_first(accelerator, (self.folder / f"model-step-{self.step}").exists)
             self.resumed_model = self.step if there else 0
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
         if not same_evaluations:
-            self.first_eval = {}  # it does not compare
+            self.first_eval = {}
             self.print("other --eval options than before: the closing line leaves out the first evaluation")
-        with raise_on_all(accelerator), writing(self.folder):
-            if main:
-                args = json.dumps(dataclasses.asdict(self.args), indent=2)
-                self.checkpoints.prune()  # what a crash has left
-                (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
-                for name, size in self.sizes.items():
-                    with open(self.folder / name, "ab") as file:
-                        file.truncate(min(size, file.tell()))
+        on_first(accelerator, self.clean_folder)
         # Without a terminal there is no bar (None), but a line for each step.
-        hidden = not main or self.args.max_steps == 0 or None
-        self.bar = tqdm(total=total or None, initial=self.step, unit="step", disable=hidden)
+        hidden = not accelerator.is_main_process or max_steps == 0 or None
+        self.bar = tqdm(total=max(max_steps, 0) or None, initial=self.step, unit="step", disable=hidden)
         self.lines = not (sys.stdout.isatty() and sys.stderr.isatty())
         self.step_start = time.perf_counter()
-        sizes = self.args.describe_step(accelerator.num_processes)
-        for line in (*lines, describe_processes(accelerator), f"a step: {sizes}"):
-            self.print(line)
+        processes, device = accelerator.num_processes, accelerator.device.type
+        device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
+        launched = f"processes: {processes} on {device}, {strategy(accelerator)}"
+        self.print("\n".join([*lines, launched, f"a step: {self.args.describe_step(processes)}"]))
+
+    @writing("the folder of the run")
+    def clean_folder(self):
+        """Write args.json, and remove what a crash has left after the last checkpoint."""
+        checkpoints.prune(self)
+        args = json.dumps(dataclasses.asdict(self.args), indent=2)
+        (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
+        for name, size in self.sizes.items():
+            with open(self.folder / name, "ab") as file:
+                file.truncate(min(size, file.tell()))
 
     def write_rows(self, name, rows, mode="a"):
         """Add rows to a JSONL file of the folder, "w": replace it. What JSON cannot hold, such as a date, is text."""
@@ -160,8 +164,7 @@ class Run:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
     def log(self, metrics, shown=None):
-        """Write the metrics of a step to metrics.jsonl and the trackers, and samples of the first prompt of `shown`:
-        the prompts, texts, rewards and parts of rewards of this process."""
+        """Write the metrics of a step, and samples of the first prompt of `shown`: prompts, texts, rewards, parts."""
         samples = sample_rows(*shown, number=1) if shown else []
         self.write_rows("metrics.jsonl", [{"step": self.step, **metrics}])
         self.write_rows("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
@@ -181,8 +184,8 @@ class Run:
                 tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
-        """Print the metrics of an evaluation, `result`, and write samples of all prompts of `shown`. With a `tokenizer`
-        the first prompt and completion are printed too, with their special tokens."""
+        """Print the metrics `result` of an evaluation, and write samples of all prompts of `shown`; with a `tokenizer`
+        print the first one too, with its special tokens."""
         rows = sample_rows(*shown, number=None) if shown else []
         self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
@@ -209,8 +212,7 @@ class Run:
                 self.dead_steps[name] = 0
             elif self.dead_steps[name] == 5:
                 del self.dead[name]
-                where = "docs/troubleshooting.md"
-                self.print(f"{name} has been {value} for 5 steps in a row (this is said once): see {where}")
+                self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/troubleshooting.md")
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
@@ -219,16 +221,14 @@ class Run:
         share = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
         if share and not self.said_unscored:
             self.said_unscored = True
-            where = "reward/unscored or pairs/unscored in metrics.jsonl counts them; this is said once"
-            self.print(f"{share:.1%} of the completions have no reward: they are left out ({where})")
+            self.print(f"{share:.1%} of the completions have no reward: they are left out (said once, see unscored)")
         if "reward/skipped" in metrics:
             self.skipped = self.skipped + 1 if metrics["reward/skipped"] else 0
         if self.skipped >= SKIPPED_STEPS:
             self.log(metrics)
             self.save()
             before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
-            problem = f"every reward function returned None for every completion{before}"
-            raise InputError(f"{problem}: there is nothing to learn from")
+            raise InputError(f"every reward function returned None for every completion{before}: nothing to learn from")
 
     def due(self, every, at_end):
         """Whether this step is one of every `every` steps (0: of none), or with `at_end` the last one."""
@@ -243,7 +243,9 @@ class Run:
 
     def save(self):
         """Write a checkpoint of this step, unless this run has."""
-        self.checkpoints.save(self.step)
+        if self.saved_step != self.step:
+            checkpoints.save_checkpoint(self)
+            self.saved_step = self.step
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ if it is due after this step N; not at a resume from N that finds it there."""
@@ -258,13 +260,12 @@ class Run:
         return f"---\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
 
     def save_model(self, model, policy, tokenizer, name):
-        """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all.
-
-        If that fails, save a checkpoint and raise an InputError: a resume writes the model then.
-        """
+        """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all. If
+        that fails, save a checkpoint and raise an InputError: a resume writes the model then."""
         temporary, final, main = self.folder / "model.tmp", self.folder / name, self.accelerator.is_main_process
+        problem = None
         try:
-            with raise_on_all(self.accelerator), writing(final):
+            with writing(final):
                 if main:
                     shutil.rmtree(temporary, ignore_errors=True)
                 save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
@@ -273,9 +274,11 @@ class Run:
                     shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
                     put_in_place(temporary, final)
         except InputError as error:
+            problem = str(error)
+        if problem := on_first(self.accelerator, lambda: problem):
             shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
             self.save()
-            raise InputError(f"{error}; the training is kept in checkpoints/: make room and --resume") from None
+            raise InputError(f"{problem}; the training is kept in checkpoints/: make room and --resume")
 
     def finish(self, model, policy, tokenizer):
         """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
@@ -293,13 +296,11 @@ class Run:
                 said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
         if said.get("eval/reward") == said.get("eval/pass@1"):
             said.pop("eval/reward", None)
-        seconds = f"{time.perf_counter() - self.started:.1f} s"
         scores = "".join(f"{name} {score}" for name, score in said.items())
-        self.print(f"{scores}{self.step} steps, {seconds}, in {self.folder}")
+        self.print(f"{scores}{self.step} steps, {time.perf_counter() - self.started:.1f} s, in {self.folder}")
 
     def close(self):
-        """Shut Accelerate down, and exit with the code of a signal if there was one. `del` all names of the prepared
-        model before, or gloo can hang."""
+        """Shut Accelerate down; exit with the code of a signal. Else gloo can hang: `del` the prepared model before."""
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()
         self.accelerator.end_training()
@@ -309,8 +310,7 @@ class Run:
             raise SystemExit(self.exit_code)
 
     def abandon(self):
-        """End a failed run, and remove its folder if it has made it for nothing; returns " (after step N)", "" before
-        the run has started."""
+        """End a failed run, and remove its folder if it is empty; returns " (after step N)", "" before the start."""
         if self.lock:
             self.lock.release(force=True)
         with contextlib.suppress(OSError):
