@@ -451,7 +451,7 @@ def test_it_learns(name, tmp_path):
         ("--learning_rate fast", "learning_rate"),
         ("--kl_estimator k4", "k4"),
         ("--group_size 0", "group_size 0"),
-        ("--prompts_per_step 30 --num_minibatches 4", "30 is not a multiple of 1 processes x 4 minibatches = 4"),
+        ("--prompts_per_step 30 --num_minibatches 4", "30: not a multiple of 1 processes x 4 minibatches"),
         ("--temperature 0", "temperature"),
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--dual_clip 0.5", "dual_clip"),

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import operator
-from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import InputError, refuse, world_size
@@ -14,49 +13,28 @@ BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}  # fu
 
 
 def option(default, help, group="algorithm", *, several=False, **bounds):
-    """A dataclass field of `Args` for an option, with its help text, its group in `--help` and BOUNDS of its value;
-    `several`: it takes one value, or more as a list."""
+    """A field of `Args` with its help text, its group in `--help` and BOUNDS. `several`: it takes one value or more."""
     default = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     metadata = {"help": help.replace("%", "%%"), "group": group, "bounds": bounds} | ({"nargs": "+"} if several else {})
     return dataclasses.field(**default, metadata=metadata)
 
 
-@dataclass
+@dataclasses.dataclass
 class RunArgs:
     """The options that all scripts have: model, data, run, optimizer."""
 
-    model_name_or_path: str = option(
-        "embedded", "hub id or folder of a causal LM; or `embedded`, `embedded-hard`", "model"
-    )
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "dtype of the weights; bfloat16 loses small updates: prefer accelerate's mixed precision", "model"
-    )
-    attn_implementation: str = option(
-        "sdpa", "attention of transformers: sdpa (eager if a model lacks it), eager, ... (flash: on a GPU)", "model"
-    )
-    gradient_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, slower", "model"
-    )
-    lora_rank: int = option(
-        0, "train LoRA adapters of this rank on all linear layers in place of the weights (0: off)", "model", ge=0
-    )
+    model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; or `embedded-hard`", "model")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of weights; bfloat16 loses small updates", "model")
+    attn_implementation: str = option("sdpa", "attention of transformers: sdpa (or what the model has), eager", "model")
+    gradient_checkpointing: bool = option(False, "recompute activations in backward: less memory, slower", "model")
+    lora_rank: int = option(0, "rank of LoRA adapters on all linear layers (0: train the weights)", "model", ge=0)
     lora_alpha: int = option(32, "adapters are scaled by this / --lora_rank", "model", gt=0)
     lora_merge: bool = option(False, "write models with the adapters merged, not as PEFT adapter folders", "model")
 
-    dataset: str = option(
-        "embedded",
-        "hub id, folder, .jsonl .json .csv .parquet files, or a pattern; or `embedded`, `embedded-hard`",
-        "data",
-        several=True,
-    )
+    dataset: str = option("embedded", "hub id, folder, or .jsonl .json .csv .parquet files", "data", several=True)
     dataset_config: str | None = option(None, "configuration of a hub dataset, such as main for openai/gsm8k", "data")
     dataset_split: str = option("train", "split to train on", "data")
-    eval_dataset: str | None = option(
-        None,
-        "to evaluate on, like --dataset [its test split, a test file beside it, or 5 % of it]",
-        "data",
-        several=True,
-    )
+    eval_dataset: str | None = option(None, "like --dataset [its test split or file, or 5 %]", "data", several=True)
     eval_split: str | None = option(None, "split to evaluate on [test, then validation]", "data")
     prompt_column: str | None = option(None, "column of the prompts [recognized by its name]", "data")
     system_prompt: str | None = option(None, "system message; without a chat template, text before the prompt", "data")
@@ -69,17 +47,13 @@ class RunArgs:
     max_steps: int = option(50, "rollouts with their updates; 0 only evaluates", "run", ge=0)
     save_every: int = option(0, "steps between checkpoints (0: none)", "run", ge=0)
     keep_checkpoints: int = option(2, "how many checkpoints to keep", "run", gt=0)
-    save_model_every: int = option(
-        0, "steps between model-step-N/ folders, as model/ at the end (0: none)", "run", ge=0
-    )
+    save_model_every: int = option(0, "steps between model-step-N/ folders (0: none)", "run", ge=0)
     report_to: list[str] = option([], "experiment trackers: tensorboard, wandb, trackio", "run")
     dry_run: bool = option(False, "print an estimate of the memory that a step takes, and stop", "run")
     reward_changed: bool = option(False, "with --resume: go on although a file of --reward has changed", "run")
 
     learning_rate: float = option(1e-4, "peak learning rate", "optimizer", gt=0)
-    lr_scheduler: Literal["constant", "linear", "cosine"] = option(
-        "constant", "schedule of the learning rate over max_steps, multiplied by the warm-up", "optimizer"
-    )
+    lr_scheduler: Literal["constant", "linear", "cosine"] = option("constant", "schedule over max_steps", "optimizer")
     warmup_steps: int = option(0, "steps of linear warm-up", "optimizer", ge=0)
     weight_decay: float = option(0.0, "decoupled weight decay", "optimizer", ge=0)
     adam_beta1: float = option(0.9, "decay of the first moment", "optimizer", ge=0, lt=1)
@@ -95,13 +69,12 @@ class RunArgs:
         for name, needed in (("resume", "output_dir"), ("reward_changed", "resume"), ("lora_merge", "lora_rank")):
             if getattr(self, name) and not getattr(self, needed):
                 raise InputError(f"--{name} needs --{needed}")
-        size, parts = getattr(self, self.step_size), world_size() * self.num_minibatches
-        if size % parts:
-            factors = f"{world_size()} processes x {self.num_minibatches} minibatches = {parts}"
-            raise InputError(f"--{self.step_size} {size} is not a multiple of {factors}")
+        if getattr(self, self.step_size) % (world_size() * self.num_minibatches):
+            factors = f"{world_size()} processes x {self.num_minibatches} minibatches"
+            refuse(self, self.step_size, f"not a multiple of {factors}")
 
 
-@dataclass
+@dataclasses.dataclass
 class RolloutArgs(RunArgs):
     """The options that all scripts with a rollout have: those of `RunArgs`, reward, sampling and evaluation."""
 
@@ -110,31 +83,18 @@ class RolloutArgs(RunArgs):
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
     max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", gt=0)
-
-    reward: list[str] = option(
-        ["accuracy"], "accuracy, format, math_verify, file.py:function or module:function", "reward"
-    )
+    reward: list[str] = option(["accuracy"], "accuracy, format, math_verify, file.py:name or module:name", "reward")
     reward_weights: list[float] | None = option(None, "one weight for each --reward [1 each]", "reward")
-
     rollout: Literal["shared", "no_graphs", "hf"] = option(
-        "shared",
-        "shared: each prompt once, finished rows dropped, CUDA graphs; no_graphs: without the last; hf: generate()",
-        "sampling",
+        "shared", "shared: each prompt once, CUDA graphs; no_graphs: without these; hf: stock generate()", "sampling"
     )
-    generate_batch_size: int = option(
-        0, "at most this many completions in one generate() call of a process (0: all)", "sampling", ge=0
-    )
-
-    eval_every: int = option(
-        25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
-    )
+    generate_batch_size: int = option(0, "most completions in a generate() of a process (0: all)", "sampling", ge=0)
+    eval_every: int = option(25, "steps between evaluations (0: only before and after training)", "evaluation", ge=0)
     eval_prompts: int = option(0, "prompts per evaluation (0: all)", "evaluation", ge=0)
     eval_samples: int = option(8, "completions per evaluation prompt", "evaluation", gt=0)
     eval_k: int = option(4, "k of pass@k", "evaluation", gt=0)
-    eval_temperature: float = option(
-        1.0, "sampling temperature (0: greedy, one completion, no pass@k)", "evaluation", ge=0
-    )
-    eval_top_p: float = option(1.0, "top-p of the evaluation's sampling", "evaluation", gt=0, le=1)
+    eval_temperature: float = option(1.0, "temperature in evaluation (0: greedy, no pass@k)", "evaluation", ge=0)
+    eval_top_p: float = option(1.0, "top-p of evaluation", "evaluation", gt=0, le=1)
 
     @property
     def needs_answers(self):
@@ -147,21 +107,17 @@ class RolloutArgs(RunArgs):
             raise InputError(f"--eval_k {self.eval_k} is more than --eval_samples {self.eval_samples}")
         if 0 < getattr(self, "dual_clip", 0) <= 1:
             refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
-        _, samples = self.sampled_by
-        most = max(getattr(self, samples), self.eval_samples)
-        if 0 < self.generate_batch_size < most:
-            needed = f"{most} are needed (the larger of --{samples} and --eval_samples)"
-            refuse(self, "generate_batch_size", f"completions of one prompt are sampled together, {needed}")
+        needed = max(getattr(self, self.sampled_by[1]), self.eval_samples)
+        if 0 < self.generate_batch_size < needed:
+            refuse(self, "generate_batch_size", f"a prompt needs {needed}, by --{self.sampled_by[1]} or --eval_samples")
 
     def describe_step(self, processes):
-        """The batch sizes of a step as one line, from the rows of a rollout to those of a single forward."""
-        rows, updates = self.prompts_per_step * self.group_size, self.num_epochs * self.num_minibatches
+        """The batch sizes of a step as one line."""
+        rows = self.prompts_per_step * self.group_size
         update_rows = rows // self.num_minibatches
-        limit = f"{self.micro_batch_tokens} tokens" if self.micro_batch_tokens else f"{self.micro_batch_size} rows"
         return (
-            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; "
-            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches = {updates} updates of "
-            f"{update_rows} rows, {update_rows // processes} on each process, at most {limit} in a forward"
+            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; {self.num_epochs} epochs "
+            f"x {self.num_minibatches} minibatches of {update_rows} rows, {update_rows // processes} on each process"
         )
 
 
@@ -173,34 +129,27 @@ class PairArgs:
     def check(self):
         super().check()
         if self.micro_batch_size < 2:
-            refuse(self, "micro_batch_size", "a pair is two completions in one forward, at least 2 are needed")
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
 
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
-        rows, most = 2 * self.pairs_per_step, self.micro_batch_size // 2
-        each = f"{rows // processes} on each process, at most {most} pairs in a forward"
-        return f"{self.pairs_per_step} pairs = {rows} completions, {each}; {self.num_epochs} passes over the pairs"
+        pairs = self.pairs_per_step
+        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
 
 
 def check_value(name, value, bounds):
-    """Refuse text that is not Unicode and numbers that are not finite or out of their `bounds`, or without an upper one
-    so large that products of sizes would overflow int64, and of rates float32."""
+    """Refuse text that is not UTF-8, and numbers that are NaN, out of `bounds`, or so large that products overflow."""
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
         raise InputError(f"--{name} {value!r}: has bytes that are not UTF-8")
-    if type(value) not in (int, float):
-        return
-    if not abs(value) < math.inf:
-        raise InputError(f"--{name} {value}: must be a finite number")
-    if not bounds.keys() & {"le", "lt"}:
-        bounds = bounds | {"le": 1e30 if isinstance(value, float) else 2**31 - 1}
-    for bound, limit in bounds.items():
-        if not getattr(operator, bound)(value, limit):
-            raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
+    if type(value) in (int, float):
+        large = 2**31 if isinstance(value, int) else 1e31
+        for bound, limit in ({"gt": -large, "lt": large} | bounds).items():
+            if not getattr(operator, bound)(value, limit):
+                raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
 
 
 def last_step(args, pairs):
-    """The number of steps of a run: as many as `pairs` fill in all epochs, at most max_steps; without given pairs
-    max_steps itself, which the script's own rounds may end before."""
+    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
     if pairs:
         steps = len(pairs) * args.num_epochs // args.pairs_per_step
         return steps if args.max_steps < 0 else min(steps, args.max_steps)
@@ -210,8 +159,7 @@ def last_step(args, pairs):
 
 
 def learning_rate(step, args, last=None):
-    """The learning rate of all updates in step `step` (counted from 0): linear warm-up times a schedule that ends at
-    step `last` [max_steps]."""
+    """The learning rate of step `step` (from 0): linear warm-up times a schedule that ends at `last` [max_steps]."""
     warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
     progress = step / max(args.max_steps if last is None else last, 1)
     schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}

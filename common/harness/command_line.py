@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.util
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ from transformers import HfArgumentParser
 
 from common.errors import InputError, one_line
 from common.harness.args import GROUPS
-
-NULL = "tag:yaml.org,2002:null"
 
 
 class Parser(HfArgumentParser):
@@ -32,27 +29,22 @@ class Parser(HfArgumentParser):
 
 
 def parse_args(cls, argv=None):
-    """The options of a script as an instance of its `Args`, from the command line and, for what that does not name,
-    from the file of `--config`, which goes through argparse too; an InputError names what is wrong.
-
-    With --dry_run this is the end: the estimate is printed before a model is loaded or a folder is made.
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(cls, allow_abbrev=False, description=sys.modules[cls.__module__].__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    """The options of a script as its `Args`, of the command line and the file of `--config`. An InputError names what
+    is wrong. With --dry_run the estimate is printed, and this is the end."""
+    argv = sys.argv[1:] if argv is None else argv
+    formatter, text = argparse.RawDescriptionHelpFormatter, sys.modules[cls.__module__].__doc__
+    parser = Parser(cls, allow_abbrev=False, description=text, formatter_class=formatter)
     parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
-    found, unknown = parser.parse_known_args(argv)
-    if found.config is not None:
-        found, unknown = parser.parse_known_args(yaml_arguments(found.config) + argv)
-    values = vars(found)
-    del values["config"]
+    how = dict(return_remaining_strings=True, look_for_args_file=False)
+    args, own, unknown = parser.parse_args_into_dataclasses(argv, **how)
+    if own.config is not None:  # through argparse too, which converts types and refuses unknown names
+        args, _, unknown = parser.parse_args_into_dataclasses([*yaml_arguments(own.config), *argv], **how)
     if unknown:
         names = load_tool(cls, "names")
-        parser.error(f"unknown option {unknown[0]}{names.name_here(unknown[0], values) if names else ''}")
+        parser.error(f"unknown option {unknown[0]}{names.name_here(unknown[0], vars(args)) if names else ''}")
     for field in dataclasses.fields(cls):
-        if "nargs" in field.metadata and len(values[field.name] or []) == 1:  # one is not a list
-            (values[field.name],) = values[field.name]
-    args = cls(**values)
+        if "nargs" in field.metadata and len(getattr(args, field.name) or []) == 1:  # one is not a list
+            setattr(args, field.name, getattr(args, field.name)[0])
     args.check()
     if args.dry_run:
         if not (tool := load_tool(cls, "dry_run")):
@@ -63,10 +55,7 @@ def parse_args(cls, argv=None):
 
 
 def load_tool(cls, name):
-    """The module tools/NAME.py beside the script that declares the options `cls`; None where it was copied without.
-
-    It is loaded by its path, because `tools` is a common name. An error inside it shows as it is.
-    """
+    """The module tools/NAME.py beside the script of `cls`, or None; by its path, because `tools` is a common name."""
     path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
     if not path.is_file():
         return None
@@ -77,33 +66,24 @@ def load_tool(cls, name):
 
 
 def yaml_arguments(path):
-    """The options of a YAML file as arguments of a command line, each word as it is spelled; a null is left out.
-
-    YAML itself would read 010 as 8, 1:30 as 90, no as False and 1e-6 as a text. argparse knows the types of options.
-    """
+    """The options of a YAML file as arguments of a command line, each word as it is spelled: YAML itself would read 010
+    as 8, 1:30 as 90, no as False and 1e-6 as a text. A null is left out."""
     arguments, names = [], ["config"]
     try:
         with open(path, encoding="utf-8") as file:
             root = yaml.compose(file, yaml.SafeLoader)
-        if root and not (isinstance(root, yaml.MappingNode) and all(is_word(key) for key, _ in root.value)):
+        if root and not isinstance(root, yaml.MappingNode):
             raise ValueError("expected `option: value` lines")
         for key, node in root.value if root else []:
-            name, values = key.value.replace("-", "_"), node.value if isinstance(node, yaml.SequenceNode) else None
+            name, is_list = str(key.value).replace("-", "_"), isinstance(node, yaml.SequenceNode)
+            words = [part.value for part in (node.value if is_list else [node])]
             if name in names:
                 raise ValueError(f"{name} is given twice, or is no option of a file")
-            names.append(name)
-            if name == "chat_template_kwargs" and isinstance(node, yaml.MappingNode):  # JSON, with the types of YAML
-                arguments.append(f"--{name}={json.dumps(yaml.safe_load(yaml.serialize(node)), default=str)}")
-            elif values and all(is_word(value) and not re.match(r"-[^\d.]", value.value) for value in values):
-                arguments += [f"--{name}", *(value.value for value in values)]
-            elif is_word(node):
-                arguments.append(f"--{name}={node.value}")
-            elif values != [] and node.tag != NULL:
+            if any(not isinstance(word, str) or (is_list and re.match(r"-[^\d.]", word)) for word in words):
                 raise ValueError(f"{name}: expected a value, or a list of values that are no options")
-    except Exception as error:  # explicit tags, as `!!timestamp`, and json raise nearly every type there is
+            names.append(name)
+            if words and node.tag != "tag:yaml.org,2002:null":
+                arguments += [f"--{name}", *words] if is_list else [f"--{name}={node.value}"]
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: {one_line(error)}") from None
     return arguments
-
-
-def is_word(node):
-    return isinstance(node, yaml.ScalarNode) and node.tag != NULL

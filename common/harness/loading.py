@@ -73,10 +73,10 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     # on the CPU here, where it takes none of the shortcuts of a GPU.
     may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
     shortcuts = find_shortcuts(lm, may_share, accelerator)
-    temperature = args.temperature if temperature is None else temperature
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, temperature, **shortcuts)
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, 1.0, **shortcuts)
     if problem := sampling_problem(policy) or causal_problem(lm):
         refuse(args, option, f"a {type(lm).__name__} {problem}")
+    policy.temperature = args.temperature if temperature is None else temperature
     check_positions(args, option, lm)
     choose_trained(args, option, lm)
     if args.gradient_checkpointing:
@@ -145,7 +145,9 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
         saved_dtype = next(dtype for dtype in (config.dtype, text.dtype, torch.float32) if dtype is not None)
         if saved_dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             refuse(args, option, f"model/ would lose precision in its dtype {saved_dtype}")
-        dropout = {name: x for name, x in text.to_dict().items() if "drop" in name and isinstance(x, float)}
+        dropout = {
+            name: x for name, x in text.to_dict().items() if re.search("drop|jitter", name) and isinstance(x, float)
+        }
         text.update(dict.fromkeys(dropout, 0.0))
         auto_class, architecture = getattr(transformers, f"AutoModelFor{kind}"), (config.architectures or [""])[0]
         if kind == "SequenceClassification":
