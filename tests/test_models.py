@@ -222,7 +222,7 @@ def test_a_model_whose_padded_rows_are_nan_is_refused(tmp_path, monkeypatch):
             output = output.masked_fill(~mask.any(dim=-1)[:, 0, :, None, None], float("nan"))
         return output, weights
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_answer)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", without_answer)  # undone without a trace
     assert "gives other log-probs when a row is padded on the left (one differs by nan)" in refused(policy_of, tmp_path)
 
 
