@@ -102,6 +102,10 @@ class Reward:
     logged: dict[str, list[float]] = field(default_factory=dict)  # by `log_metric`, since metrics were last written
     run: object = None  # set by `Run`; the function reads it through `trainer_state`
 
+    @property
+    def built_in(self):
+        return self.function in BUILT_IN.values()
+
     def log_metric(self, name: str, value: float) -> None:
         """What TRL passes as `log_metric`: the value counts towards the mean `logged/<name>`."""
         if not math.isfinite(value):
@@ -204,7 +208,7 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     user's function is called once. An InputError names it, and the row if that is known, for what it raises and for
     what is not one finite number a row, not beyond `MAX_REWARD`."""
     values = []
-    if reward.function in BUILT_IN.values():
+    if reward.built_in:
         for row, text, cut in zip(rows, texts, truncated, strict=True):
             applies = row.answer is not None or reward.function is format_reward
             text = "<think>" + text if row.thinks else text
@@ -276,12 +280,12 @@ def take_logged(accelerator, rewards: list[Reward], beside: dict[str, float]) ->
     the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
     from accelerate.utils import gather_object
 
-    values, own = {}, [reward.logged for reward in rewards if reward.function not in BUILT_IN.values()]
-    for logged in gather_object(own) if own else ():
+    values = {}
+    for logged in gather_object([reward.logged for reward in rewards]):
         for name, numbers in logged.items():
             values.setdefault(name, []).extend(numbers)
-    for logged in own:
-        logged.clear()
+    for reward in rewards:
+        reward.logged.clear()
     group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
     return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 

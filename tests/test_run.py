@@ -16,6 +16,8 @@ import filelock
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -502,3 +504,15 @@ def test_a_process_stops_where_another_one_was_signalled():
     gather = lambda own: torch.cat([own, torch.tensor([15])])  # noqa: E731
     run = types.SimpleNamespace(process=Process(), accelerator=types.SimpleNamespace(device="cpu", gather=gather))
     assert Run.stop_asked(run) and run.interrupted and run.exit_code == 143
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_launcher_that_starts_one_process_of_several_is_told_so(processes, tmp_path, monkeypatch, capsys):
+    # `accelerate launch --cpu --num_processes 2` starts one, and said nothing.
+    command = ["--cpu", "--num_processes", str(processes), "script.py"]
+    given = prepare_simple_launcher_cmd_env(_validate_launch_command(launch_command_parser().parse_args(command))[0])[1]
+    for name in given.keys() - os.environ.keys():
+        monkeypatch.setenv(name, given[name])
+    start(tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "processes: 1 on cpu" in out and ("asked for several" in out) == (processes == 2)

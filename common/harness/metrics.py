@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,13 +13,14 @@ from common.masked import group_statistics
 from common.rewards import take_logged
 
 
+@dataclass
 class Metrics:
     """The metrics of one step: each a global sum over a global count, a global maximum, or quantiles of all values.
     Every process must add the same names in the same order, whatever its data."""
 
-    def __init__(self):
-        # {name: (numerator, denominator)}, {name: value}, and {name: [values]}, whose quantiles leave NaN out
-        self.sums, self.maxima, self.values = {}, {}, {}
+    sums: dict = field(default_factory=dict)  # {name: (numerator, denominator)}
+    maxima: dict = field(default_factory=dict)  # {name: value}
+    values: dict = field(default_factory=dict)  # {name: [values]}, whose quantiles leave NaN out
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -107,7 +109,8 @@ class Metrics:
             values = accelerator.gather(values).cpu().numpy()
             if not np.isnan(values).all():
                 result |= {f"{name}_p{p}": float(np.nanpercentile(values, p)) for p in (50, 90, 99)}
-        return result | take_logged(accelerator, reward_functions, result)
+        own = [reward for reward in reward_functions if not reward.built_in]
+        return result | (take_logged(accelerator, own, result) if own else {})
 
 
 def pair_metrics(metrics, pairs, start, device):

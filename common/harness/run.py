@@ -144,6 +144,8 @@ class Run:
         processes, device = accelerator.num_processes, accelerator.device.type
         device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
         launched = f"processes: {processes} on {device}, {strategy(accelerator)}"
+        if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+            launched += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
         self.print("\n".join([*lines, launched, f"a step: {self.args.describe_step(processes)}"]))
 
     @writing("the folder of the run")
