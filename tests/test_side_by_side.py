@@ -291,10 +291,19 @@ def test_states(data):
         (["x = 1", "y = f(x)"], ["x = 1", "y = g(x)"], ([[1, 4, 5]], [[1, 4, 5]])),
         (["return a"], ["return a + b"], ([], [[0, 9, 12]])),
         (["a == b"], ["a = b"], ([[0, 2, 4]], [[0, 2, 3]])),
+        (["a  = b"], ["a = b"], ([], [])),  # only spaces differ
         (["one two"], ["def f(): return 7"], ([], [])),  # little is common: the lines as a whole differ
+        (["x = f(a, b)"], ["if new:", "    x = f(a, c)", "    done()"], ([[0, 9, 10]], [[1, 13, 14]])),
+        (["n = sum(m)", "return m / n"], ["return m / max(t, 1)"], ([], [])),
+        (["a = 1", "return m / n"], ["if group:", "return m / t / n"], ([], [[1, 11, 14]])),
+        (
+            ["def f(one, two, three):"],
+            ["def f(", "    one,", "    two,", "    three,", "    four,", "):"],
+            ([], [[3, 9, 10], [4, 4, 9]]),
+        ),
     ],
 )
-def test_what_differs_is_marked_by_word(old, new, marks):
+def test_the_words_that_differ_are_marked_in_lines_that_are_nearly_the_same(old, new, marks):
     assert side_by_side.words(tuple(old), tuple(new)) == marks
 
 

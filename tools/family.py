@@ -30,12 +30,12 @@ class Entry:
     settings: bool = True  # the paper has settings, in configs/<script>-paper.yaml
 
 
-ROWS = ("what it mends", "models", "sampling", "reward", "value and return", "advantage", "KL", "ratio", "clip",
+ROWS = ("problem it addresses", "models", "sampling", "reward", "value and return", "advantage", "KL", "ratio", "clip",
         "weights", "default sizes")  # fmt: skip
 FAMILY = {
     "grpo.py": Entry(
         column=(
-            "the critic is a second model, which has to be right before it helps",
+            "the critic is a second model that must be accurate before it helps",
             "policy: trained; reference: frozen",
             "G per prompt",
             "any",

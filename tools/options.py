@@ -16,8 +16,8 @@ INTRO = """# Options
 
 All options of all scripts, in the groups of `--help`. Those of [`RunArgs`](../common/harness/args.py) are in every
 script, those of [`RolloutArgs`](../common/harness/args.py) in every script that samples; the rest are fields of a
-script's own `Args`. Where a script has another default, other bounds or another text than the first one, its name
-stands before it. Text in [brackets] says what is taken if the option is not given.
+script's own `Args`. A script's name marks a default, bounds or a text that differ from those of the first one.
+Text in [brackets] says what is taken if the option is not given.
 
 A switch that is on is turned off with `--no_` before its name: `--no_normalize_std`. `--config run.yaml` reads options
 from a file, and the command line wins; the folder [configs](../configs) has files with the settings of the papers.

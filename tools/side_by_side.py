@@ -148,24 +148,54 @@ class Blocks:
         return bool(found)
 
 
+def parts(text):
+    """The words and signs of a text, without its spaces: [(token, start, end)]."""
+    return [(found[0], *found.span()) for found in WORD.finditer(text) if not found[0].isspace()]
+
+
+@functools.cache
+def likeness(old, new):
+    """How much of two texts is the same, from 0 to 1, by their names and numbers alone."""
+    a, b = (re.findall(r"\w+", text) for text in (old, new))
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    return matcher.ratio() if a and b and matcher.quick_ratio() >= 0.6 else 0
+
+
+def partners(old, new):
+    """The lines that are one line, changed: [(i, j, line i of old, line j of new)] in order.
+
+    Where one line was broken into several, all of both are one entry.
+    """
+    whole = "\n".join(old), "\n".join(new)
+    if 1 in (len(old), len(new)) and likeness(*whole) >= 0.8:
+        return [(0, 0, *whole)]
+    best = [[(0, [])] * (len(new) + 1) for _ in range(len(old) + 1)]  # of the first i and j lines
+    for i, one in enumerate(old):
+        for j, two in enumerate(new):
+            like, (sum_, found) = likeness(one, two), best[i][j]
+            pair = [(sum_ + like, [*found, (i, j, one, two)])] if like >= 0.6 else []
+            best[i + 1][j + 1] = max(best[i][j + 1], best[i + 1][j], *pair, key=lambda entry: entry[0])
+    return best[-1][-1][1]
+
+
 @functools.cache
 def words(old, new):
-    """[[line, start, end]] of what differs in each of two lists of lines, word by word; nothing if little is common."""
-    a, b = (WORD.findall("\n".join(text)) for text in (old, new))
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    if not a or not b or matcher.quick_ratio() < 0.4 or matcher.ratio() < 0.4:
-        return [], []
+    """[[line, start, end]] of the words that differ, in each of two lists of lines.
+
+    Only where a line is in both in nearly the same words; other lines differ as a whole, and have no marks.
+    """
     marks = ([], [])
-    for kind, i, i_end, j, j_end in matcher.get_opcodes():
-        for tokens, start, end, found in ((a, i, i_end, marks[0]), (b, j, j_end, marks[1])):
-            if kind == "equal" or start == end:
-                continue
-            before = "".join(tokens[:start])
-            line, column = before.count("\n"), len(before) - before.rfind("\n") - 1
-            for offset, piece in enumerate("".join(tokens[start:end]).split("\n")):
-                left = len(piece) - len(piece.lstrip()) + (0 if offset else column)
-                if piece.strip():
-                    found.append([line + offset, left, left + len(piece.strip())])
+    for i, j, *texts in partners(old, new):
+        a, b = map(parts, texts)
+        matcher = difflib.SequenceMatcher(None, [token for token, *_ in a], [token for token, *_ in b], autojunk=False)
+        for kind, *ends in matcher.get_opcodes():
+            spans = ((a, *ends[:2], i, texts[0], marks[0]), (b, *ends[2:], j, texts[1], marks[1]))
+            for tokens_, first, end, line, text, found in spans if kind != "equal" else ():
+                lines_ = {}
+                for _, start, stop in tokens_[first:end]:
+                    row, column = text.count("\n", 0, start), start - (text.rfind("\n", 0, start) + 1)
+                    lines_.setdefault(row, [line + row, column, 0])[2] = column + stop - start
+                found += lines_.values()
     return marks
 
 

@@ -128,13 +128,15 @@ OPEN = (
 LONG = "[...document.querySelectorAll('.line code')].filter(code => code.textContent.length >= 119).length"
 
 
-@pytest.mark.parametrize("width", [390, 1000, 1600])
+@pytest.mark.parametrize("width", [390, 1000, 1200, 1600, 1920])
 @pytest.mark.parametrize("state", ["grpo-dapo", "ppo-dapo", "all/update", "common/Policy"])
-def test_code_of_120_characters_does_not_wrap(at, state, width):
+def test_code_has_12_pixels_at_least_and_wraps_only_where_two_columns_need_it(at, state, width):
     page = at(state, width, 900)
     page.run(OPEN)
-    assert page.run(LONG) > 0
-    assert page.run(WRAPPED) == []
+    sizes = "[...document.querySelectorAll('.line code')].map(code => parseFloat(getComputedStyle(code).fontSize))"
+    assert page.run(LONG) > 0 and min(page.run(sizes)) >= 12
+    fits = {1200: 70, 1600: 100}.get(width, 120) if state != "common/Policy" else 120
+    assert [line for line in page.run(WRAPPED) if len(line) <= fits] == []
     hidden = page.run("[...document.querySelectorAll('.body')].filter(b => b.scrollWidth > b.clientWidth + 1).length")
     assert (hidden > 0) == (width == 390), "code is scrolled on a phone, and nowhere else"
 
@@ -203,6 +205,22 @@ def test_two_scripts_show_the_changes_of_the_readme_and_not_docstrings_and_help_
     assert sorted(at("grpo-dr_grpo").run(f"{visible}.map(code => code.textContent)")) == sorted(expected)
 
 
+def test_a_pair_begins_with_the_algorithm_and_ends_with_imports_and_options(at):
+    sections = at("grpo-dapo").run("[...document.querySelectorAll('section[id] h2')].map(title => title.textContent)")
+    assert sections[:2] == ["rollout", "compute_rewards"] and sections[-2:] == ["imports", "Args"]
+    chips = at("grpo-dapo").run("[...document.querySelectorAll('.chips a')].map(chip => chip.textContent.slice(2))")
+    assert chips == sections
+
+
+def test_a_note_of_a_third_script_says_why_it_stands_in_a_pair(at):
+    notes = "[...document.querySelectorAll('.note summary')].map(note => note.innerText.trim())"
+    found = at("grpo-dapo").run(f"document.querySelectorAll('section').forEach(s => s.open?.()); {notes}")
+    of_others = [note for note in found if re.match(r"(dr_grpo|gspo|dcpo|ppo|dpo|reward_model) ", note)]
+    assert "gspo 4 Weights (gspo.py has the text of grpo.py)" in of_others
+    assert all(re.search(r" \(\w+\.py has (this text too|the text of \w+\.py)\)$", note) for note in of_others)
+    assert not [note for note in found if re.match(r"(grpo|dapo) ", note) and "has the text" in note]
+
+
 def test_the_site_links_to_the_repository(page, tmp_path):
     """What the workflow does to the page before it is published."""
     steps = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8"))["jobs"]["publish"][
@@ -251,7 +269,7 @@ def test_the_keys_work_at_once_and_from_where_the_reader_is(at):
     title = "document.activeElement.textContent"
     page = at("grpo-dapo")
     page.key("j")
-    page.wait(f"{title} === 'imports'")
+    page.wait(f"{title} === 'rollout'")
     page = at("grpo-dapo")
     page.run("document.getElementById('at-grpo-dapo/policy_loss').scrollIntoView()")
     page.key("j")

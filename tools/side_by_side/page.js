@@ -218,12 +218,24 @@ function comparison(one, two, name) {
 // What is no code and differs is folded.
 const asideOf = (name) => (name === "Args" ? "another help text" : "another docstring");
 
+// Why a note of a third script's page stands in a pair.
+function whyHere(script, pair, name) {
+  if (!names.includes(script) || pair.includes(script)) return null;
+  const same = pair.filter((other) => place(other, name) && sameText(other, script, name));
+  if (!same.length) return ` (on ${script}.py)`;
+  return same.length === 1 ? ` (${script}.py has the text of ${same[0]}.py)` : ` (${script}.py has this text too)`;
+}
+
 // A section of the pair view: its head, and a body that a button opens where both scripts have one text.
 function section(id, status, own, { folded = false } = {}, ...body) {
-  const [, name] = id.split("/");
+  const [pair, name] = id.split("/");
   const places = own.map((script) => place(script, name));
   const title = h("h2", { tabindex: "-1" }, link(id, name));
   const inside = h("div", { class: "body" }, formulas(own, name), notesAbove(places), body);
+  for (const label of inside.querySelectorAll(".note .label")) {
+    const text = whyHere(label.textContent.split(" ")[0], pair.split("-"), name);
+    if (text) label.parentElement.append(h("span", { class: "status" }, text));
+  }
   // Not the state itself: the browser would look for it after the page is drawn, and take the focus away.
   const element = h("section", { id: `at-${id}` }, h("div", { class: "head" }, title, h("span", { class: "status" }, status),
     h("span", { class: "more" }, link(`all/${name}`, "in all scripts"))), inside);
@@ -279,14 +291,16 @@ function select(label, value, onChange) {
   box.addEventListener("change", () => onChange(box.value));
   return box;
 }
-// The places of both scripts in the order of the second, those of the first alone after the one before them.
+// The places of both scripts in the order of the second, those of the first alone after the one before them; the page
+// begins with the algorithm, so imports and options come last.
 function placesOf(one, two) {
   const order = Object.keys(data.scripts[two].places);
   const first = Object.keys(data.scripts[one].places);
   first.forEach((name, i) => {
     if (!order.includes(name)) order.splice(order.indexOf(first[i - 1]) + 1, 0, name);
   });
-  return order;
+  const late = order.filter((name) => ["imports", "Args"].includes(name));
+  return [...order.filter((name) => !late.includes(name)), ...late];
 }
 function pairView(one, two) {
   const go = (a, b, changed) => {
@@ -341,8 +355,7 @@ function allView(name) {
         code.push(h("details", { class: "fold" }, h("summary", null, `${start - done - head} identical lines`),
           side(own, done + head, start)));
       }
-      const whole = Array.from({ length: end - start }, (_, k) => [k, 0, Infinity]);
-      const changed = side(own, start, end, { marks: fresh.length ? fresh : whole });
+      const changed = side(own, start, end, { kind: "come", marks: fresh });
       code.push(isCode || start === end ? changed
         : h("details", { class: "fold" }, h("summary", null, asideOf(name)), changed));
       done = end;
@@ -440,7 +453,8 @@ function helpView() {
   return [h("h1", { tabindex: "-1" }, "How to read this page"),
     h("div", { class: "lead", html: `
       <h3>Two scripts</h3>
-      <p>The left script's lines are marked − and the right one's +; within them the words that differ are underlined. What is
+      <p>The left script's lines are marked − and the right one's +. In a line that the other script has nearly so, the words that
+      differ are underlined; any other line differs as a whole. The functions come first, imports and options last. What is
       identical is one line, which opens, and so are a docstring or a help text that differs. Above a change, beside a yellow bar, stands what changes there and why. The sentences
       are those of <a href="diffs.md">diffs.md</a>, against grpo.py. Between two other scripts, each is compared with grpo.py.</p>
       <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).
@@ -449,7 +463,8 @@ function helpView() {
       <p>At the head of a function stands what it computes, from the docstring of the script, with its number in the paper. Pointing at it shows its LaTeX.</p>
       <h3>Margin notes</h3>
       <p>The numbered details of the pages in docs/, such as <code>grpo 7</code> for the seventh of <a href="grpo.md">grpo.md</a>, stand
-      below the lines that they are about, or beside them where there is room. Pointing at one shows its lines; opening it shows its text.</p>
+      below the lines that they are about, or beside them where there is room. Pointing at one shows its lines; opening it shows its text.
+      A note from the page of a third script says why it stands there: that script has the same text.</p>
       <h3>Links</h3>
       <p>A dotted underline in code leads to the definition, in this page. Links with file names lead out of this page, into the
       files of the repository that it lies in. Where a repository is shown on the web they lead to the lines; opened from a
