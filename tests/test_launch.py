@@ -42,7 +42,9 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name in ("dapo", "dcpo")])
-def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(name, tmp_path, monkeypatch):
+def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(
+    name, tmp_path, monkeypatch
+):
     # Rounds that collect groups from both, and a history of prompts that fall now to one, now to the other.
     lines = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(lines[20:26]), encoding="utf-8")

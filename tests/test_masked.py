@@ -142,7 +142,7 @@ def test_unknown_estimator_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 def test_logprobs_and_entropy_equal_their_definitions(temperature, dtype):
-    # trl#3029: sampled from softmax(z / T), scored with softmax(z). In bfloat16 the quotient would be rounded once more.
+    # trl#3029: sampled from softmax(z / T), scored with softmax(z). In bfloat16 a quotient would be rounded again.
     torch.manual_seed(0)
     logits, tokens = (torch.randn(20, 11) * 3).to(dtype), torch.randint(11, (20,))
     logprobs, entropy = logprobs_and_entropy(logits, tokens, temperature)

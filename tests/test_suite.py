@@ -286,7 +286,7 @@ def test_a_rollout_without_valid_tokens_takes_its_step(name):
 
 
 def test_the_reference_computes_in_the_precision_of_the_policy(name):
-    """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would be what bf16 rounds."""
+    """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
     module, args, policy, reference, batch = prepared(name, kl_coef=0.04)
     seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
     reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
