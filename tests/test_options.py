@@ -131,6 +131,8 @@ def test_an_option_changes_something_or_is_refused_or_is_listed(name, tmp_path):
     for option, value in CHANGES.items():
         default = getattr(module.Args(), option)
         base = {"kl_estimator": {"kl_coef": 0.5}, "std_ddof": STD, "std_eps": STD}.get(option, {})
+        if value == default:  # in a fork
+            value = "k2" if isinstance(value, str) else 1.5 * value
         turned = not default if isinstance(default, bool) else 1 - default if isinstance(default, int) else 0.0
         value = default * value if option.startswith("clip") else turned if value is None else value
         result = advantages if "std" in option else losses

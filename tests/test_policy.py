@@ -61,6 +61,12 @@ def test_a_cap_that_the_logits_of_the_probe_do_not_reach_is_found(monkeypatch):
     assert not find_shortcuts(lm)["head_is_last"]
 
 
+def test_the_check_of_sampling_is_at_temperature_1():
+    """A tiny one makes logits infinite, which is not the model's fault; the run says so when it samples."""
+    policy = random_policy("qwen2", temperature=1e-40).eval()
+    assert sampling_problem(policy) is None and policy.temperature == 1e-40
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [0.02, 4.0])
 def test_noise_that_is_larger_than_rounding_is_found_in_each_dtype(dtype, size):
@@ -224,6 +230,26 @@ def test_fused_norms_have_the_same_bits_and_follow_a_copy(dtype, name):
     with torch.no_grad():
         other.lm.model.norm.weight.zero_()
     assert torch.equal(policy(batch)[0], expected) and not torch.equal(other(batch)[0], expected)
+
+
+class NaiveRMSNorm(torch.nn.Module):
+    """In float32 it has the bits of any other one, in bfloat16 it rounds more."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def test_a_norm_with_other_bits_in_bfloat16_stays_as_it_is():
+    """Weights of float32 compute in bfloat16 under mixed precision."""
+    policy = random_policy("qwen2")
+    policy.lm.model.norm = NaiveRMSNorm(policy.lm.model.norm)
+    fuse_norms(policy.lm)
+    fused = [type(module).__name__ for module in policy.lm.modules() if "forward" in vars(module)]
+    assert fused == ["Qwen2RMSNorm"] * 4
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
