@@ -160,6 +160,13 @@ def test_a_last_line_that_is_cut_is_not_damage(checkpoint):
     assert (folder / "metrics.jsonl").read_text(encoding="utf-8") == whole
 
 
+def test_rows_that_a_crash_of_the_machine_lost_are_not_filled_with_zeros(checkpoint):
+    folder = checkpoint.parents[1]
+    (folder / "metrics.jsonl").write_bytes(b"")
+    start(folder, resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == b""
+
+
 def test_what_was_logged_after_the_checkpoint_is_cut(tmp_path):
     train(tmp_path, "--max_steps", 2, "--save_every", 2)
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:

@@ -47,7 +47,7 @@ class Processes:
 
     def __init__(self, number):
         self.number, self.slots, self.local = number, [None] * number, threading.local()
-        self.barrier, self.calls = threading.Barrier(number, timeout=20), [[] for _ in range(number)]
+        self.barrier, self.calls = threading.Barrier(number, timeout=300), [[] for _ in range(number)]
 
     def exchange(self, name, value):
         rank = self.local.rank

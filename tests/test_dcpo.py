@@ -342,9 +342,9 @@ class Process:
 
     def gather(self, rows):
         self.rows[self.process_index] = rows
-        self.barrier.wait(timeout=20)
+        self.barrier.wait(timeout=300)
         unsharded = torch.cat(self.rows)
-        self.barrier.wait(timeout=20)
+        self.barrier.wait(timeout=300)
         return unsharded
 
 

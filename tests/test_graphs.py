@@ -6,7 +6,7 @@ import torch
 import common.graphs
 from common.batches import left_pad
 from common.generation import decode, sampling_config, seeded
-from common.graphs import FixedLayer, OneTokenByGraph
+from common.graphs import FixedLayer, OneTokenByGraph, widen
 from common.harness import probes
 from common.harness.probes import graphs_are_exact, nearer
 from common.masked import completion_mask
@@ -92,6 +92,24 @@ def test_the_cache_is_freed_at_the_end(monkeypatch):
     monkeypatch.setattr(OneTokenByGraph, "close", lambda self: caches.append(self.cache) or close(self))
     sample(random_policy("qwen2"), PROMPTS["padded"], True, length=4)
     assert caches and not caches[0].layers
+
+
+def test_under_autocast_the_fixed_cache_is_what_attention_computes_with(monkeypatch):
+    dtypes, close = set(), OneTokenByGraph.close
+    monkeypatch.setattr(
+        OneTokenByGraph, "close", lambda self: dtypes.update(layer.keys.dtype for layer in self.layers) or close(self)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        sample(random_policy("qwen2"), PROMPTS["padded"], True, length=4)
+    assert dtypes == {torch.bfloat16}
+
+
+def test_a_column_to_come_is_unlike_any_key():
+    """Zeros that are seen by mistake would dilute attention a little; the probe at the start must not overlook it."""
+    keys = torch.randn(2, 1, 3, 4)
+    wide = widen(keys, 2, 1, 6)
+    assert torch.equal(wide[:, :, 1:4], keys.repeat_interleave(2, dim=0))
+    assert wide[:, :, [0, 4, 5]].min() > 10 * keys.abs().max()
 
 
 @pytest.mark.parametrize(

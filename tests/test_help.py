@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import family
 import same_text
@@ -196,13 +197,13 @@ def changed(diff, sources=()):
     return new_name, "\n".join(source) + "\n", changes
 
 
-@pytest.fixture(params=[0, 1], ids=["rloo", "cispo"])
+@pytest.fixture(params=[0, 1, 4], ids=["rloo", "cispo", "reinforce_pp"])
 def own(request, tmp_path):
     """A script of the page: (module, source, its section's title)."""
     diff = blocks("your_own", "diff")[request.param]
     name, source, changes = changed(diff)
     title = PAGES["your_own"].split(diff)[0].rpartition("\n## ")[2].splitlines()[0]
-    assert title.lower().endswith(f"{name.removesuffix('.py')} in {changes} lines")
+    assert title.lower().endswith(f"{name.removesuffix('.py').replace('_pp', '++')} in {changes} lines")
     (tmp_path / name).write_text(source, encoding="utf-8")
     return load(tmp_path / name), source
 
@@ -212,12 +213,12 @@ def test_a_script_of_the_page_runs_and_keeps_the_shared_texts(own, tmp_path, mon
     module.main([*SMALL, "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["step"] == 2 and rows[-1]["optim/grad_norm"] > 0
-    name = f"{module.__name__}.py"
+    name = f"{module.__name__.removeprefix('loaded_')}.py"
     monkeypatch.setattr(family, "FAMILY", dict(family.FAMILY))
     exec(next(block for block in blocks("your_own", "python") if block.startswith("FAMILY")), vars(family))
     grpo = (ROOT / "grpo.py").read_text(encoding="utf-8")
     found = [line for line in same_text.problems({"grpo.py": grpo, name: source}) if name in line]
-    assert found == [] if module.__name__ == "rloo" else len(found) == 3  # policy_loss, token_weights, main
+    assert len(found) == {"rloo.py": 0, "cispo.py": 3, "reinforce_pp.py": 2}[name]  # functions without an entry
 
 
 @pytest.mark.parametrize("own", [0], indirect=True)
@@ -248,6 +249,33 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token(own):
     (losses * module.token_weights(mask, totals_of(mask, 2), module.Args())).sum().backward()
     weights = torch.tensor([[0.5, 1.0, 4.0, 5.0]], dtype=torch.float64)
     assert torch.allclose(new.grad, -weights * advantages / 8, atol=1e-12)
+
+
+@pytest.mark.parametrize("own", [4], indirect=True)
+def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(own, tmp_path, monkeypatch):
+    module, _ = own
+    rewards = (
+        "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
+    )
+    (tmp_path / "mine.py").write_text(rewards, encoding="utf-8")
+    batches, sums = [], []
+    monkeypatch.setattr(module, "update", lambda *arguments: batches.append(arguments[4]))
+    monkeypatch.setattr(Accelerator, "reduce", lambda self, tensor, how=None: sums.append(how) or tensor)
+    arguments = [
+        *SMALL,
+        "--reward",
+        f"{tmp_path}/mine.py:mine",
+        "--max_steps",
+        "1",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
+    module.main(arguments)
+    (batch,) = batches
+    counted = batch["loss_mask"] & ~batch["rewards"].isnan()[:, None]
+    tokens = batch["advantages"].expand(counted.shape)[counted].double()
+    assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
+    assert sums.count(None) == 2 and not counted.any(dim=1).all()
 
 
 # --- functions elsewhere ---

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import worker
+from pinned_worker import pinned
 from processes import run_processes, start
-from testbed import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, trainable
+from testbed import ROOT, SCRIPTS, embedded, launcher, metric_rows, run_script, script, trainable
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 
@@ -38,6 +39,33 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
     assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7  # four roundings of float32 weights near 1
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name in ("dapo", "dcpo")])
+def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(
+    name, tmp_path, monkeypatch
+):
+    # Rounds that collect groups from both, and a history of prompts that fall now to one, now to the other.
+    lines = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(lines[20:26]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(lines[26:29]), encoding="utf-8")
+    options = "--max_steps 2 --overlong none" if name == "dapo" else "--max_steps 4"
+    options += " --prompts_per_step 4 --group_size 4 --num_minibatches 2 --micro_batch_size 3"
+    options += f" --max_new_tokens 48 --eval_samples 4 --eval_every 0 --dataset {tmp_path}"
+    command = [name, *options.split(), "--output_dir"]
+    monkeypatch.setattr(script(name), "rollout", pinned(script(name).rollout))
+    script(name).main([*command[1:], str(tmp_path / "one")])
+    result = run_processes("tests/helpers/pinned_worker.py", *command, tmp_path / "two", processes=2)
+    assert result.returncode == 0, result.stderr
+    one, two = (metric_rows(tmp_path / x) for x in ("one", "two"))
+    if name == "dapo":
+        assert max(row["sampling/rounds"] for row in one[1:]) > 1 and any(row["sampling/surplus"] for row in one[1:])
+    else:
+        assert one[4]["dcpo/smooth_new"] > 0
+    for a, b in zip(one, two, strict=True):
+        assert b == pytest.approx(a, rel=1e-3, abs=1e-6)
+    a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in ("one", "two"))
+    assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5  # each update moves by 1e-4
 
 
 def kill_after_checkpoint(pid, running, folder, step):

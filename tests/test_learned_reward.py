@@ -7,11 +7,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from common.errors import InputError
 from common.harness.data import EMBEDDED, load_prompts
 from common.harness.learned_reward import learned_reward
+from common.harness.loading import load_tokenizer
 from common.harness.pairs import pair_batch
 from common.rewards import score
 from rows import gemma_tokenizer, pairs_from
 from small_models import learned, refused, reward_model_of, save_reward_model, small_model
-from testbed import embedded
+from testbed import embedded, script
 
 
 def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
@@ -47,6 +48,19 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     asked = learned(folder)
     (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_path):
+    """The score is read at the last token that is not padding: that would be the one before the end of the turn."""
+    tokenizer = gemma_tokenizer()
+    tokenizer.pad_token = "<end_of_turn>"
+    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
+    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
+    args = script("reward_model").Args(model_name_or_path=str(folder))
+    tokenizer = load_tokenizer(args)
+    assert tokenizer.pad_token == "<end_of_turn>" != tokenizer.eos_token
+    model = script("reward_model").load_reward_model(args, tokenizer)
+    assert tokenizer.pad_token == "<|pad|>" and model.lm.config.pad_token_id == tokenizer.pad_token_id
 
 
 def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):

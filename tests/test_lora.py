@@ -259,6 +259,7 @@ def test_the_dropout_of_an_adapter_is_off(tmp_path):
         ({}, {"lora_rank": 8}, "no adapters can be added: ValueError: its r=4 "),
         ({}, {"lora_alpha": 8}, "its lora_alpha=32 "),
         ({"use_dora": True}, {}, "its use_dora=True "),
+        ({"use_rslora": True}, {}, "its use_rslora=True "),
         ({"modules_to_save": ["lm_head"]}, {}, "its modules_to_save=['lm_head'] "),
         ({"base_model_name_or_path": "nowhere/at-all"}, {}, "no model: OSError"),
         (

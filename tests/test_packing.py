@@ -73,6 +73,21 @@ def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing, g
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
 
 
+def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
+    """The kernel of a GPU takes 16 bits alone; rotary positions leave float32."""
+    policy, dtypes = random_policy("qwen2"), set()
+
+    def watched(*inputs, **options):
+        dtypes.update(x.dtype for x in inputs[:3])
+        return attention.varlen_attn(*inputs, **options)
+
+    monkeypatch.setattr(packing, "varlen_attn", watched)
+    policy.packs = True
+    with torch.autocast("cpu", torch.bfloat16):
+        policy(batch())
+    assert dtypes == {torch.bfloat16}
+
+
 def test_all_tokens_lie_in_one_pass_and_each_prompt_once(monkeypatch):
     policy, rows, passes = random_policy("qwen2"), batch(), []
     forward = policy.lm.base_model.forward

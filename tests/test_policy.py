@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
 from common.harness.data import EMBEDDED
-from common.harness.probes import find_shortcuts, fuse_norms
+from common.harness.probes import find_shortcuts, fuse_norms, sampling_problem
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from testbed import embedded, hand_made_batch, largest_difference
@@ -44,6 +44,43 @@ def test_forward_equals_full_logits_without_padding(name, chunk, monkeypatch):
     plain = backward(policy, plain_forward(policy, batch)[0], weights)
     scale = max(float(g.abs().max()) for g in plain)
     assert largest_difference(ours, plain) < 2e-6 * scale
+
+
+def test_a_cap_that_the_logits_of_the_probe_do_not_reach_is_found(monkeypatch):
+    """A soft cap changes the last bits of small logits too; one that cuts changes none."""
+    lm = random_policy("qwen2").lm
+    forward = lm.forward
+
+    def capped(*inputs, **options):
+        output = forward(*inputs, **options)
+        output.logits = output.logits.clamp(-30, 30)
+        return output
+
+    assert find_shortcuts(lm)["head_is_last"] and lm(torch.arange(8)[None]).logits.detach().abs().max() < 10
+    monkeypatch.setattr(lm, "forward", capped)
+    assert not find_shortcuts(lm)["head_is_last"]
+
+
+def test_the_check_of_sampling_is_at_temperature_1():
+    """A tiny one makes logits infinite, which is not the model's fault; the run says so when it samples."""
+    policy = random_policy("qwen2", temperature=1e-40).eval()
+    assert sampling_problem(policy) is None and policy.temperature == 1e-40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.02, 4.0])
+def test_noise_that_is_larger_than_rounding_is_found_in_each_dtype(dtype, size):
+    """Log-probs of this size round by 0.06 in bfloat16. Beyond that the ratio of the first update is not 1."""
+    policy = random_policy("qwen2").eval()
+    policy.lm.to(dtype)
+    row = torch.arange(40, dtype=dtype) % 2 * size
+
+    def noise(module, inputs, output):
+        return output + row if module.training else output
+
+    policy.lm.get_output_embeddings().register_forward_hook(noise)
+    found = sampling_problem(policy) or ""
+    assert ("it draws noise" in found) == (size > 1 or dtype == torch.float32)
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, "llama4_text"])
@@ -103,6 +140,23 @@ def test_no_tensor_holds_all_logits(monkeypatch):
     policy(batch)
     assert all(shape[-2] <= 5 for shape in seen)
     assert sum(shape[-2] for shape in seen) == int(batch["completion_mask"].sum())
+
+
+def test_no_chunk_of_logits_is_kept_for_the_backward_pass(monkeypatch):
+    # Kept, all chunks together are the (R, T, V) copy.
+    policy, batch, kept = random_policy("qwen2"), random_batch(), []
+    rows = int(batch["completion_mask"].sum())
+
+    def pack(tensor):
+        kept.append(tensor.shape)
+        return tensor
+
+    for size, any_kept in ((rows, True), (5, False)):  # all of them in one chunk are kept: it is small enough
+        monkeypatch.setattr(common.policy, "chunk_elements", lambda device, size=size: 40 * size)
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            policy(batch, with_entropy=False)
+        assert any(shape[-1:] == (40,) and shape[0] <= size for shape in kept) == any_kept
 
 
 def test_extra_padding_and_garbage_change_nothing():
@@ -176,6 +230,26 @@ def test_fused_norms_have_the_same_bits_and_follow_a_copy(dtype, name):
     with torch.no_grad():
         other.lm.model.norm.weight.zero_()
     assert torch.equal(policy(batch)[0], expected) and not torch.equal(other(batch)[0], expected)
+
+
+class NaiveRMSNorm(torch.nn.Module):
+    """In float32 it has the bits of any other one, in bfloat16 it rounds more."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def test_a_norm_with_other_bits_in_bfloat16_stays_as_it_is():
+    """Weights of float32 compute in bfloat16 under mixed precision."""
+    policy = random_policy("qwen2")
+    policy.lm.model.norm = NaiveRMSNorm(policy.lm.model.norm)
+    fuse_norms(policy.lm)
+    fused = [type(module).__name__ for module in policy.lm.modules() if "forward" in vars(module)]
+    assert fused == ["Qwen2RMSNorm"] * 4
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])

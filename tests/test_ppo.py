@@ -589,6 +589,23 @@ def test_target_kl_stops_the_updates_of_a_rollout():
     assert all(parameter.grad is None or (parameter.grad == 0).all() for parameter in policy.parameters())
 
 
+def test_target_kl_counts_the_tokens_of_all_processes():
+    """Decided by each process alone, one would stop, and the others would wait for it in the next minibatch."""
+
+    class OneOfTwo(Accelerator):
+        """The KL of the other process is large, also where this one has none yet."""
+
+        def reduce(self, tensor, reduction="mean"):
+            return tensor + 1e9 if tensor.dim() == 0 and tensor.dtype == torch.float32 else tensor
+
+    module, args, policy, batch = filled(num_minibatches=4, num_epochs=1, target_kl=1.0)
+    model, groups, (coefficients,) = trainable(module, args, policy)
+    optimizer, metrics, steps = torch.optim.SGD(groups, lr=1e-6), Metrics(), []
+    optimizer.register_step_post_hook(lambda *arguments: steps.append(1))
+    module.update(OneOfTwo(cpu=True), model, None, optimizer, batch, 1, args, metrics, coefficients)
+    assert steps == []
+
+
 # --- with a reward model ---
 
 

@@ -521,6 +521,7 @@ def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
     body = "print(process().pid, flush=True)\n"
     run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
     worker = psutil.Process(int(run.stdout.readline()))
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(run.pid)  # Ctrl-C in a terminal does not reach it
     time.sleep(0.5)
     run.kill()
     run.wait()

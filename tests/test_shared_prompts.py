@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import common.shared_prompts
-from common.harness.probes import layer_types
+from common.harness.probes import find_shortcuts, layer_types
 from common.shared_prompts import runs_of_similar_length, shared_states
 from small_models import backward, random_batch, random_policy
 from testbed import largest_difference
@@ -31,6 +31,14 @@ def test_shared_prompts_give_the_plain_log_probs_and_gradients(name, padded):
     assert torch.allclose(plain, shared, atol=1e-6) and torch.allclose(plain_entropy, entropy, atol=1e-6)
     assert largest_difference(gradient, plain_gradient) < 1e-6 * max(float(g.abs().max()) for g in plain_gradient)
     assert name == "gemma3_text" or policy.shares_prompts
+
+
+def test_the_probe_has_a_padded_prompt(monkeypatch):
+    """Positions that count the padding are wrong for nothing else."""
+    lm = random_policy("gpt2").lm
+    assert find_shortcuts(lm)["shares_prompts"]
+    monkeypatch.setattr(common.shared_prompts, "positions", lambda mask: torch.ones_like(mask).long().cumsum(dim=1) - 1)
+    assert not find_shortcuts(lm)["shares_prompts"]
 
 
 def test_layers_that_use_the_keys_of_another_one_share_no_prompts():

@@ -285,6 +285,15 @@ def test_a_rollout_without_valid_tokens_takes_its_step(name):
     assert metrics["optim/empty_steps"] == 1 and metrics["optim/loss"] == 0
 
 
+def test_the_reference_computes_in_the_precision_of_the_policy(name):
+    """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
+    module, args, policy, reference, batch = prepared(name, kl_coef=0.04)
+    seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
+    reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
+    gradients(module, args, policy, batch, reference, accelerator)
+    assert seen and all(seen)
+
+
 def test_metrics_equal_a_loop_over_all_tokens(name):
     # metrics of the last micro-batch, or means of unequal micro-batches.
     module, args, policy, reference, batch = prepared(name, micro_batch_size=3, kl_coef=0.04)
@@ -297,12 +306,15 @@ def test_metrics_equal_a_loop_over_all_tokens(name):
     means = {
         "policy/entropy": sum(float(entropy[c]) for c in cells) / len(cells),
         "policy/mean_prob": sum(float(logprobs[c].exp()) for c in cells) / len(cells),
-        "policy/kl_ref": sum(float(torch.tensor(x).expm1()) - x for x in d) / len(cells),
         "policy/approx_kl": 0.0,
         "policy/ratio_max": 1.0,
     }
     for key, value in means.items():
         assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
+    kl = {"k1": [-x for x in d], "k2": [x**2 / 2 for x in d], "k3": [math.expm1(x) - x for x in d]}
+    kl = {estimator: pytest.approx(sum(values) / len(cells), rel=1e-4) for estimator, values in kl.items()}
+    own = getattr(args, "kl_estimator", None)  # a fork may have another one, and no option for it
+    assert metrics["policy/kl_ref"] == kl[own] if own else metrics["policy/kl_ref"] in kl.values()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(name):
