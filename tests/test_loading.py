@@ -2,6 +2,7 @@
 completion ends; and what is saved."""
 
 import dataclasses
+import math
 import types
 
 import pytest
@@ -242,14 +243,14 @@ def test_an_encoder_is_no_policy(kind, tmp_path):
 DEEP = dict(num_hidden_layers=24, num_key_value_heads=2, pad_token_id=0, rms_norm_eps=1e-12)
 
 
-def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tmp_path):
+def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tmp_path, monkeypatch):
     """Qwen2, Gemma 2 and 3 make that row. Behind 24 norms the gradient at it is not a number, and only there."""
     folder = small_model(tmp_path / "deep", AutoModelForCausalLM, "qwen2", **DEEP)
     policy = policy_of(folder)
     assert not policy.lm.get_input_embeddings().weight[0].any()
-    gradient = influence(policy.lm, torch.tensor([[0, 5, 6, 7]]), lambda logits: logits[:, :-1])
-    assert gradient[0].isnan()
     assert 0 not in ordinary_ids(policy.lm, 30) and causal_problem(policy.lm) is None
+    monkeypatch.setattr(probes, "ordinary_ids", lambda lm, count: torch.arange(count))
+    assert math.isnan(influence(policy.lm)[0])
 
 
 def test_a_gradient_that_is_not_a_number_is_called_that(monkeypatch, tmp_path):
@@ -459,3 +460,24 @@ def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
     assert {x.dtype for x in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights  # it is tied: a second copy of the largest matrix
     assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids
+
+
+@pytest.mark.parametrize(
+    "units, precision, weights, said",
+    [
+        ({"avx512_bf16": True}, "no", 2e7, True),
+        ({"amx_bf16": True}, "no", 2e7, True),
+        ({"avx2": True, "amx_bf16": False}, "no", 2e7, False),
+        ({"amx_bf16": True}, "bf16", 2e7, False),
+        ({"amx_bf16": True}, "no", 1e6, False),
+    ],
+)
+def test_a_cpu_that_multiplies_bfloat16_is_said(units, precision, weights, said, monkeypatch, capsys):
+    """On such a CPU a step of a model of 135 million weights took 9.6 s in place of 16.7."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units, raising=False)
+    monkeypatch.setattr("transformers.PreTrainedModel.num_parameters", lambda lm: weights)
+    monkeypatch.setattr("common.harness.loading.set_threads", lambda weights: None)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    args = grpo.Args()
+    load_policy(args, load_tokenizer(args), accelerator)
+    assert ("--mixed_precision bf16" in capsys.readouterr().out) == said

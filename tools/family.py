@@ -210,7 +210,7 @@ FAMILY = {
         ),
         budget=None,
         differs={
-            "main": ("rounds of pairs in place of rollouts", 118),
+            "main": ("rounds of pairs in place of rollouts", 119),
             "pair_losses": ("log-probs against the reference in place of scores", 18),
         },
         equations={
@@ -301,6 +301,8 @@ SENTENCES = {
             "Dynamic sampling: rounds go on until the batch is full of groups with some but not all completions "
             "correct (Eq. 11), because the others have no gradient, and they become more frequent as the policy learns."
         ),
+        "pack_group": "A kept group as it is sent to the process that trains on it: without padding.",
+        "unpack_groups": "The batch of the groups that this process got, with the columns of a rollout.",
         "sample_round": (
             "A round of it: grpo.py's rollout and rewards, then the penalty, and which groups are worth training on."
         ),
@@ -313,12 +315,12 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 358568": (
+        "main 160210": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
         ),
-        "imports 2760db": (
+        "imports 8c8df5": (
             "For binding the model and the rewards, for collecting the kept groups of all processes, for Eq. 7 and for "
             "Eq. 13."
         ),
@@ -445,7 +447,7 @@ SENTENCES = {
             "policy's log-probs, from a forward over the whole rollout before the first update. The advantages are "
             "then whitened over all tokens of the rollout, on all processes."
         ),
-        "update 4c7ccf": (
+        "update 0202ab": (
             "Policy and critic take one step together. The critic may train alone at first (`--critic_warmup_steps`), "
             "and a minibatch whose KL is past `--target_kl` ends the updates of this rollout."
         ),
@@ -462,7 +464,7 @@ SENTENCES = {
             "The critic is loaded beside the policy, with a learning rate of its own; a learned reward may take the "
             "place of the rules."
         ),
-        "main 8211c0": (
+        "main 49f397": (
             "The advantages move into `update`, because they need the old values. The rates of both models and the "
             "coefficients are set and logged in each step."
         ),
@@ -496,7 +498,7 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main 76b2cb": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "main c64d31": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
         "imports fa895d": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
@@ -542,11 +544,11 @@ SENTENCES = {
         "evaluate_both": "On held-out pairs where pairs are given, and by sampling where there are prompts.",
         "load_data": "A dataset with columns of pairs is trained on as it is; of prompts, pairs are made.",
         "check_loss": "Options without an effect on the loss are refused, and one sample for a pair.",
-        "main c5ebb7": (
+        "main e5401a": (
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports e47a9c": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports 3f94d0": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

@@ -79,6 +79,10 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     policy.temperature = args.temperature if temperature is None else temperature
     check_positions(args, option, lm)
     choose_trained(args, option, lm)
+    units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
+    on_cpu = accelerator is not None and accelerator.device.type == "cpu" and accelerator.mixed_precision == "no"
+    if on_cpu and lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16")):
+        say(args, option, "this CPU multiplies bfloat16: `accelerate launch --cpu --mixed_precision bf16` is faster")
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
