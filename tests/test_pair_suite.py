@@ -188,7 +188,8 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     (row,) = metric_rows(tmp_path)
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
-    assert "eval/accuracy before" in printed and (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
+    assert re.search(r"\neval/accuracy [\d.]+; 0 steps", printed) and "before" not in printed
+    assert (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
     # The first pair as the model sees it, of the training data if they are read.
     assert re.search(
         r"the model gets it: '[\d+-]+\?'\nits completion with its stop token: '.*#### \d+<eos>'\n", printed
@@ -289,7 +290,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--beta 0", "beta"),
         ("--nll_coef -1", "nll_coef"),
         ("--pair_samples 1", "pair_samples"),
-        ("--generate_batch_size 4", "the larger of --pair_samples and --eval_samples"),
+        ("--generate_batch_size 4", "by --pair_samples or --eval_samples"),
         ("--reward no_such", "no_such"),
         ("--eval_k 9", "eval_k 9"),
         ("--rounds 0", "rounds"),

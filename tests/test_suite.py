@@ -135,7 +135,7 @@ def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
 
 
 def test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint(name, tmp_path):
-    with pytest.raises(InputError, match="every reward function returned None for every completion: there is"):
+    with pytest.raises(InputError, match="every reward function returned None for every completion: nothing"):
         run_with_none(name, tmp_path, "calls[-1] == 0")
     step = 0 if name == "dpo" else 1  # a round comes before its steps
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{step}"]

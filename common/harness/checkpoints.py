@@ -155,7 +155,8 @@ def add_digests(digests, args):
             for place, config in ({base: "config.json"} | ({name: "adapter_config.json"} if adapter else {})).items():
                 # Of a hub id this is the snapshot that will be loaded: the newest one, or offline that of the cache.
                 paths = pathlib.Path(cached_file(place, config)).parent.iterdir()
-                files |= {f"--{option} {place}/{path.name}": path for path in paths if path.suffix in SUFFIXES}
+                shown = getattr(args, option) if place == name else place  # `embedded` is one wherever this lies
+                files |= {f"--{option} {shown}/{path.name}": path for path in paths if path.suffix in SUFFIXES}
     for name in files.keys() - digests.keys():
         digests[name] = str(digest(files[name], in_parts=True))[:16]
 

@@ -127,6 +127,8 @@ def load_scorer(args, option, device):
     if other := dict(load_tokenizer(args).get_vocab().items() - tokenizer.get_vocab().items()):
         refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(sorted(map(repr, other)))}")
     lm = load_classifier(args, option, tokenizer, device)
+    if not isinstance(getattr(lm, "score", None), torch.nn.Linear):
+        refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
     check_positions(args, option, lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)

@@ -94,16 +94,17 @@ class Metrics:
 
     def reduce(self, accelerator, reward_functions=()):
         """{name: float} over all processes, with what the user's rewards logged; without metrics that count nothing."""
-        numbers, size = [x for pair in self.sums.values() for x in pair] + [*self.maxima.values()], 2 * len(self.sums)
+        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
         # Put together on the device and fetched at once: fetched one by one, each would wait for the GPU.
         numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
-        numbers = accelerator.gather(torch.stack(numbers)[None]).cpu()  # (processes, N)
-        pairs = numbers[:, :size].sum(dim=0).view(-1, 2).tolist()
-        result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
-        for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
-            result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
-        maxima = zip(self.maxima, numbers[:, size:].amax(dim=0).tolist(), strict=True)
-        result |= {name: value for name, value in maxima if value > -math.inf}
+        if self.sums:
+            pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
+            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
+            for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
+                result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
+        if self.maxima:
+            maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
+            result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
         for name, parts in self.values.items():
             values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)  # N may differ between them
             values = accelerator.gather(values).cpu().numpy()
