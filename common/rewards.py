@@ -1,33 +1,24 @@
-"""Rewards: rules (accuracy, format, math-verify), functions of the user as TRL calls them, and their weighted sum."""
+"""Rewards: rules (accuracy, format), functions of the user as TRL calls them, and their weighted sum."""
 
 import asyncio
 import contextlib
 import copy
 import functools
 import importlib.util
-import inspect
-import json
-import logging
 import math
 import os
-import signal
-import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
-from common.answers import MAX_ANSWER, answers_match, extract_answer
-from common.batches import Completion
+from common.answers import answers_match, extract_answer
 from common.errors import InputError, one_line, world_size
+from common.harness.command_line import load_tool
 
 MAX_REWARD = 1e15  # ppo's value loss and the norm of a gradient square it in float32, whose largest number is 3e38
-MATH_VERIFY_SECONDS = 5.0  # then a comparison counts as wrong
-MATH_VERIFY_LOCK = threading.Lock()  # of its one pipe
 
 
 def accuracy_reward(completion: str, answer: str, truncated: bool = False) -> float:
@@ -41,60 +32,12 @@ def format_reward(completion: str, answer: str | None = None, truncated: bool = 
     return float(extract_answer(completion, truncated) is not None)
 
 
-def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
-    process of its own. After `MATH_VERIFY_SECONDS` that ends, which counts as wrong and is logged. A comparison whose
-    process was ended by something else is made again."""
-    predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
-    if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
-        return float(predicted is not None and answers_match(predicted, gold))
-    for _ in range(3):
-        with MATH_VERIFY_LOCK, contextlib.suppress(BrokenPipeError):
-            process = _math_verify_process(os.getpid())
-            print(json.dumps([MATH_VERIFY_SECONDS, gold, predicted]), file=process.stdin, flush=True)
-            if reply := process.stdout.readline():
-                return float(reply)
-        _math_verify_process.cache_clear()
-        if process.wait() == -signal.SIGALRM:
-            break
-    message = "math-verify took over %s s on %.80r, or its process was killed three times: scored 0"
-    logging.getLogger(__name__).warning(message, MATH_VERIFY_SECONDS, predicted)
-    return 0.0
-
-
-@functools.cache
-def _math_verify_process(parent: int) -> subprocess.Popen:
-    """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
-    if importlib.util.find_spec("math_verify") is None:
-        raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
-    program = f"import json, logging, signal, sys\n{inspect.getsource(_compare)}_compare()"  # it needs no torch
-    options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
-    if process.stdout.readline() != "ready\n":
-        raise InputError("reward math_verify: its process did not start")
-    return process
-
-
-def _compare():
-    from math_verify import parse, verify
-
-    logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
-    replies, sys.stdout = sys.stdout, sys.stderr
-    print("ready", file=replies, flush=True)
-    for line in sys.stdin:  # until the parent is gone
-        seconds, *texts = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # its SIGALRM ends this process whatever that computes
-        gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
-        print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-BUILT_IN = {"accuracy": accuracy_reward, "format": format_reward, "math_verify": math_verify_reward}
+RULES = {"accuracy": accuracy_reward, "format": format_reward, "math_verify": None}  # from tools/
 
 
 @dataclass
 class Reward:
-    """One part of the reward: its name in the metrics, its weight, and a rule of `BUILT_IN` or a user's function."""
+    """One part of the reward: its name in the metrics, its weight, and a rule of `RULES` or a user's function."""
 
     name: str
     weight: float
@@ -104,7 +47,7 @@ class Reward:
 
     @property
     def built_in(self):
-        return self.function in BUILT_IN.values()
+        return self.function in RULES.values()
 
     def log_metric(self, name: str, value: float) -> None:
         """What TRL passes as `log_metric`: the value counts towards the mean `logged/<name>`."""
@@ -114,31 +57,33 @@ class Reward:
 
 
 def load_rewards(args) -> list[Reward]:
-    """The rewards that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each): `BUILT_IN`, or the
-    user's `file.py:function` or `package.module:function`. Raises InputError for what does not fit."""
+    """The rewards that `args.reward` names, weighted by `args.reward_weights` (None: 1.0 each): `RULES`, or the user's
+    `file.py:function` or `package.module:function`. Raises InputError for what does not fit."""
     count, weights = len(args.reward), args.reward_weights or [1.0] * len(args.reward)
     if not 0 < count == len(weights) or not all(map(math.isfinite, weights)):
         raise InputError(f"--reward names {count}: --reward_weights must be as many finite numbers, not {weights}")
     names = [spec.rpartition(":")[2] for spec in args.reward]
     for spec, name in zip(args.reward, names, strict=True):
-        if names.count(name) > 1 or (name in BUILT_IN and name != spec):
+        if names.count(name) > 1 or (name in RULES and name != spec):
             raise InputError(f"--reward {spec}: another reward has the same name in the metrics; rename it")
-    if "math_verify" in names:
-        _math_verify_process(os.getpid())
-    functions = [BUILT_IN.get(spec) or _load_function(spec) for spec in args.reward]
+    functions = [load_function(spec, type(args)) for spec in args.reward]
     return [Reward(*parts) for parts in zip(names, map(float, weights), functions, strict=True)]
 
 
-def _load_function(spec: str) -> Callable:
+def load_function(spec: str, cls: type) -> Callable:
+    """The function that a value of --reward names; `cls`, the script's `Args`, says where its tools/ is."""
     source, _, name = spec.rpartition(":")
-    path = Path(source)
+    if spec == "math_verify":
+        if not (tool := load_tool(cls, "math_verify_reward")):
+            raise InputError("--reward math_verify needs tools/ (beside the script)")
+        RULES[spec] = tool.load()
+    if spec in RULES:
+        return RULES[spec]
     if not source or not name:
-        raise InputError(f"--reward '{spec}': not {', '.join(BUILT_IN)}, file.py:function or package.module:function")
-    if path.suffix == ".py" and not path.is_file():
-        raise InputError(f"--reward '{spec}': there is no file {source}")
+        raise InputError(f"--reward '{spec}': not {', '.join(RULES)}, file.py:function or package.module:function")
     with users_code(f"--reward '{spec}': the import"):
-        if path.suffix == ".py":
-            found = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
+        if source.endswith(".py"):
+            found = importlib.util.spec_from_file_location(f"reward_file_{os.path.basename(source)[:-3]}", source)
             module = importlib.util.module_from_spec(found)
             sys.modules[found.name] = module  # dataclasses and pickle look a class's module up there
             found.loader.exec_module(module)
@@ -219,17 +164,15 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
     who = f"reward '{reward.name}'" + (f" on process {os.environ['RANK']}" if world_size() > 1 else "")
     with users_code(who, completions):
         found = reward.function(**keywords)
-        found = asyncio.run(found) if inspect.iscoroutine(found) else found  # TRL takes async functions too
+        found = asyncio.run(found) if asyncio.iscoroutine(found) else found  # TRL takes async functions too
         found = found.tolist() if hasattr(found, "tolist") else found  # tensors and arrays
-        shown = f"{len(found)} values" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-        if shown != f"{len(rows)} values":
-            raise InputError(f"{who} returned {shown} for {len(rows)} rows; return a list, one for each")
+        if not isinstance(found, list | tuple) or len(found) != len(rows):
+            raise InputError(f"{who} returned {one_line(repr(found)):.80}: return a list of {len(rows)} values")
         for _completion, value in zip(completions, found, strict=True):  # `users_code` names the row that it is of
             number = math.nan if value is None or isinstance(value, str | bytes) else float(value)
             if value is not None and not abs(number) * max(1, abs(reward.weight)) <= MAX_REWARD:
-                shown = f"{one_line(repr(value)):.80} for row {len(values)}, weight {reward.weight:g}"
                 advice = f"return a finite number, with its weight not beyond {MAX_REWARD:g}, or None for no reward"
-                raise InputError(f"{who} returned {shown}; {advice}")
+                raise InputError(f"{who} returned {one_line(repr(value)):.80} for row {len(values)}; {advice}")
             values.append(number)
     return torch.tensor(values, dtype=torch.float64)  # (R,)
 
@@ -240,39 +183,29 @@ def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[b
     LaTeX: they get messages for plain prompts too, and dollar signs around the gold, without which 2\sqrt{2} is 2."""
     from transformers import TrainerState
 
-    function, run = reward.function, reward.run
-    while isinstance(function, functools.partial):
-        function = function.func
-    from_trl = (getattr(function, "__module__", None) or "").startswith("trl.")  # also what its factories make
+    from_trl = (getattr(reward.function, "__module__", None) or "").startswith("trl.")  # also what its factories make
     prompts, completions = [copy.deepcopy(row.prompt) for row in rows], [str(text) for text in texts]
     if from_trl:
         prompts = [[{"role": "user", "content": x}] if isinstance(x, str) else x for x in prompts]
     if not isinstance(prompts[0], str):
         completions = [[{"role": "assistant", "content": text}] for text in completions]
-    keywords = {"prompts": prompts, "completions": completions, "truncated": list(truncated)}
-    if all(isinstance(text, Completion) for text in texts):
-        keywords["completion_ids"] = [list(text.ids) for text in texts]
-    steps = dict(global_step=run.step, max_steps=run.args.max_steps) if run else {}
-    keywords |= {"trainer_state": TrainerState(**steps), "log_metric": reward.log_metric}
-    keywords["log_extra"] = functools.partial(_log_extra, texts)
-    columns, golds = {}, [row.answer for row in rows]
-    if any(gold is not None for gold in golds):
-        latex = [f"${gold}$" if from_trl and gold and gold[0] != "$" else gold for gold in golds]
-        columns = {"answer": golds, "solution": latex}
+    golds = [row.answer for row in rows]
+    latex = [f"${gold}$" if from_trl and gold and gold[0] != "$" else gold for gold in golds]
+    keywords = {"answer": golds, "solution": latex} if any(gold is not None for gold in golds) else {}
     for name in dict.fromkeys(name for row in rows for name in row.columns):
-        columns[name] = [copy.deepcopy(row.columns.get(name)) for row in rows]
-    return columns | keywords
+        keywords[name] = [copy.deepcopy(row.columns.get(name)) for row in rows]
+    keywords |= {"prompts": prompts, "completions": completions, "truncated": list(truncated)}
+    keywords["completion_ids"] = [list(getattr(text, "ids", ())) for text in texts]
+    steps = dict(global_step=reward.run.step, max_steps=reward.run.args.max_steps) if reward.run else {}
+    keywords |= {"trainer_state": TrainerState(**steps), "log_metric": reward.log_metric}
+    return keywords | {"log_extra": functools.partial(log_extra, texts)}
 
 
-def _log_extra(texts: list, column: str, values: list) -> None:
+def log_extra(texts: list, column: str, values: list) -> None:
     """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl, where
     NaN and infinity become null, since JSON has neither."""
-    if len(values) != len(texts):
-        raise ValueError(f"log_extra({column!r}): {len(values)} values for {len(texts)} completions")
     for text, value in zip(texts, values, strict=True):
-        if isinstance(text, Completion):
-            value = None if isinstance(value, float) and not math.isfinite(value) else value
-            text.extra[str(column)] = value if isinstance(value, str | int | float | None) else str(value)
+        text.extra[str(column)] = None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def take_logged(accelerator, rewards: list[Reward], beside: dict[str, float]) -> dict[str, float]:

@@ -265,7 +265,7 @@ def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
     options = [*options, "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--save_every", "1"]
     script(name).main([*options, "--max_steps", "1"])
     (tmp_path / "train.jsonl").write_text("".join(rows[12:20]), encoding="utf-8")
-    with pytest.raises(InputError, match=r"other data or another order of it: 8 rows, --seed \d+; this run has 8,"):
+    with pytest.raises(InputError, match="other data than this run's 8 rows"):
         script(name).main([*options, "--max_steps", "2", "--resume"])
 
 

@@ -16,7 +16,7 @@ from common.batches import take_rows
 from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
-from common.rewards import BUILT_IN, Reward, load_rewards
+from common.rewards import RULES, Reward, load_rewards
 from processes import run_processes
 from testbed import (
     ORACLES,
@@ -393,7 +393,7 @@ def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
     assert parts["accuracy"].tolist() == [1, -1, -1] and parts["format"].tolist() == [1, 1, 0]
     assert rewards.tolist() == [2.5, -1.5, -2.0]
     prompts = [Prompt([1], "q", "1", {})] * 3
-    functions = [Reward("accuracy", 1.0, BUILT_IN["accuracy"]), Reward("math_verify", 1.0, BUILT_IN["accuracy"])]
+    functions = [Reward("accuracy", 1.0, RULES["accuracy"]), Reward("math_verify", 1.0, RULES["accuracy"])]
     rewards, correct, parts = dapo.compute_rewards(
         functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool)
     )

@@ -14,7 +14,7 @@ import dcpo
 import grpo
 from common.errors import InputError
 from common.harness.data import Prompt
-from common.rewards import BUILT_IN, Reward, load_rewards
+from common.rewards import RULES, Reward, load_rewards
 from testbed import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
 
 ORACLE = ORACLES["dcpo_loss"]
@@ -501,7 +501,7 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     assert parts["format"].tolist() == [1, 1, 0, 0, 0, 1]
     assert correct[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
-    functions = [Reward("math_verify", 1.0, BUILT_IN["accuracy"]), Reward("accuracy", 1.0, BUILT_IN["accuracy"])]
+    functions = [Reward("math_verify", 1.0, RULES["accuracy"]), Reward("accuracy", 1.0, RULES["accuracy"])]
     _, correct, parts = dcpo.compute_rewards(functions, prompts[:5], texts[:5], truncated[:5])
     assert parts["math_verify"].tolist() == [1, 0, -1, -1, -1]  # it decides what is correct
     assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0, 0, 0]

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import InputError
-from common.harness.pairs import Pair, cut_pair, load_pairs
+from common.harness.pairs import load_pairs
 from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
@@ -102,13 +102,13 @@ def test_a_spelled_end_token_of_a_pair_is_text(tmp_path):
         (11, ("bcdef", "12345|", "12|")),
         (7, ("f", "12345|", "12|")),
         (6, ("f", "1234|", "12|")),
-        (4, ("f", "12|", "12|")),
-        (3, ("f", "1|", "1|")),
+        (5, ("f", "123|", "12|")),
     ],
 )
-def test_what_is_too_long_loses_its_prompt_first_and_never_eos(max_length, expected):
-    pair = cut_pair(Pair("abcdef", [*"12345|"], [*"12|"]), max_length)
-    assert tuple("".join(ids) for ids in pair[:3]) == expected
+def test_what_is_too_long_loses_its_prompt_first_and_never_eos(max_length, expected, tmp_path):
+    row = {"prompt": "abcdef", "chosen": "12345", "rejected": "12"}
+    (pair,), _ = pairs_of(tmp_path, [row], max_length=max_length)
+    assert tuple(text.replace("</s>", "|") for text in texts_of(pair)) == expected
 
 
 def test_what_was_cut_and_dropped_is_said(tmp_path):
@@ -149,16 +149,16 @@ def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
 @pytest.mark.parametrize(
     "row, says",
     [
-        ({"prompt": "a", "chosen": "b"}, "rejected is neither text nor a list of messages"),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither text nor"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither text nor"),
+        ({"prompt": "a", "chosen": "b"}, "rejected is neither valid text nor a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither valid text nor"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither valid text nor"),
         ({"prompt": "a", "chosen": "b", "rejected": [say("c")]}, "must both be text"),
         ({"prompt": "a", "chosen": [], "rejected": []}, "one assistant message each"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "chosen is neither text nor"),
+        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "chosen is neither valid text nor"),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list of messages"),
-        ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "not valid Unicode"),
+        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither valid text nor a list of messages"),
+        ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "neither valid text"),
         ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one assistant message each"),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one assistant message each"),
     ],
@@ -172,6 +172,6 @@ def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):
 
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
     with pytest.raises(
-        InputError, match=r"no prompt column, looked for ask and found prompt, chosen, rejected: name it with"
+        InputError, match=r"no prompt column of \['ask'\] in \['prompt', 'chosen', 'rejected'\]: name it with"
     ):
         pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")

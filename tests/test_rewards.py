@@ -1,18 +1,12 @@
 """common/rewards.py: rules, functions of the user, and their sum. Each test names the failure it pins."""
 
-import functools
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -24,12 +18,11 @@ from common.rewards import (
     Reward,
     accuracy_reward,
     load_rewards,
-    math_verify_reward,
     score,
     score_rewards,
     weighted_sum,
 )
-from testbed import ROOT, embedded, embedded_prompts, metric_rows
+from testbed import embedded, embedded_prompts, metric_rows
 
 
 def chosen(*names, weights=None):
@@ -38,6 +31,14 @@ def chosen(*names, weights=None):
 
 def row(prompt="q", answer="3", **columns):
     return SimpleNamespace(prompt=prompt, answer=answer, columns=columns, thinks=False)
+
+
+def sampled(*texts):
+    """Texts as a rollout hands them over."""
+    texts = [Completion(text) for text in texts]
+    for text in texts:
+        text.ids, text.extra = [], {}
+    return texts
 
 
 # --- rules ---
@@ -97,7 +98,7 @@ def test_user_function_gets_trl_arguments(user_file):
     assert (state.global_step, state.max_steps) == (0, 0) and callable(plain[3].pop("log_metric"))
     assert callable(plain[3].pop("log_extra"))
     golds = {"answer": ["3", "4"], "solution": ["3", "4"]}
-    assert plain[3] == {"truncated": [False, True], "question": ["a", "b"], **golds}
+    assert plain[3] == {"truncated": [False, True], "question": ["a", "b"], "completion_ids": [[], []], **golds}
     assert messages[:2] == ([chat[0].prompt], [[{"role": "assistant", "content": "s"}]])
     assert not messages[3].keys() & {"answer", "solution"}
 
@@ -139,10 +140,10 @@ def test_what_only_watches_gives_no_row_a_reward(user_file):
         ("[1.0, 0.0, float('inf')]", "mine.*inf.*row 2"),
         ("['1.0', 0.0, 0.0]", "mine.*'1.0'.*row 0"),
         ("[0.0, [1.0], 0.0]", "mine.*row 1"),
-        ("[0.0, 1.0]", "mine.*2 values.*3 rows"),
-        ("[0.0] * 4", "mine.*4 values.*3 rows"),
-        ("1.0", "mine.*float.*list"),
-        ("None", "mine.*NoneType.*list"),
+        ("[0.0, 1.0]", r"mine.*returned \[0.0, 1.0\]: return a list of 3 values"),
+        ("[0.0] * 4", "mine.*list of 3 values"),
+        ("1.0", "mine.*returned 1.0: return a list"),
+        ("None", "mine.*returned None: return a list"),
         ("[1 / (c != 's1') for c in completions]", "mine.*row 1.*ZeroDivisionError"),
         ("missing", "mine.*3 rows.*NameError"),
     ],
@@ -336,7 +337,7 @@ def test_huge_rewards_name_function_and_row(user_file, value, weight, fits):
     if fits:
         assert score(reward, [row()] * 2, [""] * 2, [False] * 2).tolist() == [0.0, float(value)]
     else:
-        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1, weight \S+; .*beyond 1e\+15"):
+        with pytest.raises(InputError, match=r"'mine' returned -?1\S+ for row 1; .*beyond 1e\+15"):
             score(reward, [row()] * 2, [""] * 2, [False] * 2)
 
 
@@ -372,7 +373,7 @@ def test_function_without_kwargs_is_told_so(user_file):
     ("names", "weights", "message"),
     [
         (["acuracy"], None, "acuracy.*accuracy, format"),
-        (["nowhere.py:f"], None, "no file nowhere.py"),
+        (["nowhere.py:f"], None, "No such file.*nowhere.py"),
         (["no_such_package.x:f"], None, "no_such_package"),
         (["math:nothing"], None, "math has no function nothing"),
         (["math:pi"], None, "math has no function pi"),
@@ -437,97 +438,6 @@ def test_accuracy_does_not_apply_without_an_answer():
 # --- extras ---
 
 
-def test_math_verify_missing_says_what_to_install(monkeypatch):
-    """A missing extra must not score 0 in silence."""
-    monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
-    rewards._math_verify_process.cache_clear()
-    with pytest.raises(InputError, match="pip install"):
-        chosen("math_verify")
-    with pytest.raises(InputError, match="pip install"):
-        math_verify_reward("#### 3", "4")
-
-
-@pytest.mark.needs("math_verify")
-def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
-    """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
-    assert math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
-    assert math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
-    assert math_verify_reward(r"\boxed{5.}", "5") == 1.0  # math-verify alone refuses it
-    assert math_verify_reward(r"\boxed{\sqrt{8}}", "3") == math_verify_reward("#### 2^3", "8", truncated=True) == 0.0
-    monkeypatch.setattr(rewards, "MATH_VERIFY_SECONDS", 0.5)
-    start = time.perf_counter()
-    assert math_verify_reward(r"\boxed{10^{10^{10}}}", "3") == 0.0
-    assert time.perf_counter() - start < 60 and "math-verify took" in caplog.text
-    monkeypatch.undo()
-    results = []
-    thread = threading.Thread(target=lambda: results.append(math_verify_reward(r"\boxed{2^{3}}", "8")))
-    thread.start()
-    thread.join()
-    assert results == [1.0]
-
-
-RUN = """
-import os, sys, time
-from common import rewards
-compare = lambda text: rewards.math_verify_reward("#### " + text, "8")
-process = lambda: rewards._math_verify_process(os.getpid())
-"""
-
-
-def program(tmp_path, body, **options):
-    """A program in a session of its own, whose group the test signals, and the pipe of what it prints."""
-    (tmp_path / "program.py").write_text(RUN + body, encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(tmp_path / "program.py")]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
-    )
-
-
-@pytest.mark.needs("math_verify")
-@pytest.mark.parametrize("when", ["between", "during"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
-    """Its Pool hung at the next call, or scored 0."""
-    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
-    process = rewards._math_verify_process(os.getpid())
-    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
-    if when == "between":
-        os.kill(process.pid, number)
-        process.wait()
-    else:
-        os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
-        killer.start()
-        if number == signal.SIGTERM:
-            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
-    assert math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
-    assert rewards._math_verify_process(os.getpid()).pid != process.pid
-
-
-@pytest.mark.needs("math_verify")
-def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
-    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
-    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
-    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
-    run = program(tmp_path, body, stdin=subprocess.PIPE)
-    assert run.stdout.readline() == "1.0\n"
-    os.killpg(run.pid, signal.SIGTERM)
-    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
-
-
-@pytest.mark.needs("math_verify")
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
-    body = "print(process().pid, flush=True)\n"
-    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
-    worker = psutil.Process(int(run.stdout.readline()))
-    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(run.pid)  # Ctrl-C in a terminal does not reach it
-    time.sleep(0.5)
-    run.kill()
-    run.wait()
-    worker.wait(timeout=60)  # at once, or when its time is up
-
-
 def test_functions_of_trl_read_messages_and_latex(monkeypatch):
     """They index completions[0]["content"], and their parser takes 2\\sqrt{2} for 2; other functions get plain text."""
     seen = []
@@ -544,7 +454,7 @@ def test_functions_of_trl_read_messages_and_latex(monkeypatch):
     for module, expected in ((__name__, plain), ("trl.rewards.accuracy_rewards", messages)):
         monkeypatch.setattr(function, "__module__", module)
         monkeypatch.setattr(Made, "__module__", module)
-        for each in (function, Made(), functools.partial(functools.partial(function), _=1)):
+        for each in (function, Made()):
             score(Reward("f", 1.0, each), [row(answer=r"2\sqrt{2}")], ["s"], [False])
             assert seen.pop() == expected
         score(Reward("f", 1.0, function), [row(answer="2", solution="so 2")], ["s"], [False])
@@ -608,9 +518,7 @@ def mine(log_metric, log_extra, **_):
     return [0.0] * 3
 """
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: mine)
-    texts = [Completion("") for _ in range(3)]
-    for text in texts:
-        text.ids, text.extra = [], {}
+    texts = sampled("", "", "")
     (reward,) = chosen(user_file(body) + ":mine")
     score(reward, [row()] * 3, texts, [False] * 3)
     assert rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
@@ -620,13 +528,13 @@ def mine(log_metric, log_extra, **_):
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [("log_metric('x', float('nan'))", "log_metric.*'x', nan.*finite"), ("log_extra('x', [1])", "'x'.*1 values for 2")],
+    [("log_metric('x', float('nan'))", "log_metric.*'x', nan.*finite"), ("log_extra('x', [1])", "zip")],
 )
 def test_what_cannot_be_logged_is_an_error(user_file, call, message):
     body = f"def mine(log_metric, log_extra, **_):\n    {call}\n    return [0.0, 0.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
     with pytest.raises(InputError, match=message):
-        score(reward, [row()] * 2, [""] * 2, [False] * 2)
+        score(reward, [row()] * 2, sampled("", ""), [False] * 2)
 
 
 FACTORIES = """
@@ -670,6 +578,6 @@ def test_trl_rewards_run_unchanged():
     """A function of TRL's, imported by name, with conversational data and its own column."""
     accuracy, think = chosen("trl.rewards:accuracy_reward", "trl.rewards:think_format_reward")
     rows = [row([{"role": "user", "content": "q"}], None, solution=r"$\frac{1}{2}$")] * 3
-    texts = [r"<think>a</think> \boxed{0.5}", r"<think>a</think> \boxed{3}", "0.5"]
+    texts = sampled(r"<think>a</think> \boxed{0.5}", r"<think>a</think> \boxed{3}", "0.5")
     assert score(accuracy, rows, texts, [False] * 3).tolist() == [1.0, 0.0, 0.0]
     assert score(think, rows, texts, [False] * 3).tolist() == [1.0, 1.0, 0.0]

@@ -1,16 +1,14 @@
 """Prompts from any common dataset format, and the sampler that draws them without end."""
 
-import glob
+import csv
 import gzip
 import hashlib
 import json
-import zlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,40 +19,30 @@ from common.harness.prompts import TEMPLATE_COLUMNS, read_prompt, tokenize
 EMBEDDED = Path(__file__).parents[1] / "tiny"
 EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
-PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")  # TRL and verl, GSM8K, MATH, data for SFT
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")  # TRL and verl, GSM8K, MATH, SFT
 ANSWER_COLUMNS = ("answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution")
-TEXT_COLUMNS = (*PROMPT_COLUMNS, *ANSWER_COLUMNS, "chosen", "rejected")  # text in a CSV file, whatever it looks like
-TEXT_MARK = "\0"  # before the text of such a cell on its way through pandas, which reads `None` and `NA` as missing
-
-
-class Source(NamedTuple):
-    name: str  # in messages
-    tables: list  # of files, or one datasets.Dataset
 
 
 @dataclass(frozen=True)
 class Prompt:
-    ids: list[int]  # the token ids the model is given
-    prompt: str | list[dict]  # what reward functions see: the row's own text or messages, no template or system prompt
-    answer: str | None  # gold: `extract_answer` of the answer column, or its whole text when it has no marker
-    columns: dict  # the row's other columns, for the user's reward functions; the raw answer column is among them
-    thinks: bool = False  # whether it ends with `<think>`, as some templates do: the completion begins in the thought
+    ids: list[int]  # what the model is given
+    prompt: str | list[dict]  # as it stands in the row, for reward functions
+    answer: str | None  # gold: what `extract_answer` finds in the answer column, else its whole text
+    columns: dict  # the row's other columns, the answer column among them
+    thinks: bool = False  # it ends with `<think>`, in a thought
 
 
 def load_prompts(args, tokenizer, needs_answers, train=None):
-    """Training prompts, evaluation prompts, and a line about them, by the rules of `load_rows`.
-
-    With `needs_answers` a row without an answer is an error. Bad input is an InputError that names file and row.
-    """
+    """Training prompts, evaluation prompts, and a line about them (`load_rows`). Errors name file and row."""
     return load_rows("prompts", read_prompts, args, tokenizer, train, args.eval_prompts, needs_answers)
 
 
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped.
 
-    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and counts to be told. Without data for
-    evaluation 5 % of the prompts, at most 512, are held out by `seed`. `most_eval` (0: all) does not change training.
-    If `train` is false (None: in a run that only evaluates), training data is read only to hold some of it out.
+    `read(source, args, tokenizer, *options)` returns [(key of the prompt, row)] and {what to tell: how many}. Without
+    evaluation data 5 % of the prompts, at most 512, are held out by `seed`. Of it `most_eval` rows are taken (0: all).
+    Without `train` (None: as the run needs it), training data is read only to hold some of it out.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
@@ -62,7 +50,7 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
 
     def load(source):
         rows, counts = read(source, args, tokenizer, *options)
-        return rows, ", ".join([source.name, *(f"{count} {what}" for what, count in counts.items() if count)])
+        return rows, ", ".join([source[0], *(f"{count} {what}" for what, count in counts.items() if count)])
 
     rows, note = load(source) if source else ([], "")
     if eval_source:
@@ -70,13 +58,12 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     else:
         keys = list(dict.fromkeys(key for key, _ in rows))
         if len(keys) < 2:
-            raise InputError("a single prompt cannot be trained on and held out: give --eval_dataset")
+            raise InputError("no prompt is left to be held out: give --eval_dataset")
         held_out = set(choose(keys, min(512, max(1, len(keys) // 20)), args.seed))
         evaluation = [row for row in rows if row[0] in held_out]
         eval_note = "held out of these by prompt" + (", very few: give --eval_dataset" if len(held_out) < 16 else "")
         rows = [row for row in rows if row[0] not in held_out]
     if 0 < most_eval < len(evaluation):
-        eval_note += f", chosen from {len(evaluation)}"
         evaluation = choose(evaluation, most_eval, args.seed)
     trained = {key for key, _ in rows}
     if seen := sum(key in trained for key, _ in evaluation):
@@ -91,17 +78,14 @@ def choose(rows, number, seed):
 
 
 def find_sources(args, train=True):
-    """(training data, evaluation data): None where the first is not needed, or the second is to be held out of it.
-
-    Evaluation data: `--eval_dataset` and `--eval_split`; else the dataset's test split, then its validation split.
-    """
-    splits = find_splits(args.dataset, args.dataset_config, siblings=True) if train or not args.eval_dataset else {}
-    name, choices = args.dataset, {key: splits[key] for key in splits if key != args.dataset_split or args.eval_split}
+    """(training data, evaluation data): None where the first is not needed, or the second is to be held out of it."""
+    name, config, wanted = args.dataset, args.dataset_config, ["test", "validation"]
+    splits = find_splits(name, config, siblings=True) if train or not args.eval_dataset else {}
+    choices = {split: splits[split] for split in splits if split != args.dataset_split or args.eval_split}
     if args.eval_dataset:
-        name = args.eval_dataset
-        choices = find_splits(name, args.dataset_config if name == args.dataset else None)
-    single = choices if args.eval_dataset and len(choices) == 1 else ("test", "validation")
-    wanted = [args.eval_split] if args.eval_split else single
+        name, wanted = args.eval_dataset, [*wanted, "train"]
+        choices = find_splits(name, config if name == args.dataset else None)
+    wanted = [args.eval_split] if args.eval_split else wanted
     evaluation = next((choices[split] for split in wanted if split in choices), None)
     if not evaluation and (args.eval_dataset or args.eval_split):
         refuse(args, "eval_split", f"{name} has the splits {', '.join(choices)}")
@@ -113,58 +97,71 @@ def find_sources(args, train=True):
 
 
 def find_splits(name, config, siblings=False):
-    """{split: Source} of an embedded task, a folder, a hub id, or files: one, several or a pattern are a split `train`.
-    With `siblings`, a file `train.*` brings `test.*` and `validation.*` beside it."""
-    names = name if isinstance(name, list) else [name]
-    paths = [Path(EMBEDDED_FOLDERS.get(name, name)).expanduser() for name in names]
-    found = [[file for file in map(Path, sorted(glob.glob(str(path)))) if file.is_file()] for path in paths]
-    files, folder, splits = list(chain(*found)), paths[0] if paths[0].is_dir() and not paths[1:] else None, {}
-    if siblings and files and files[0].name.removeprefix("train") in EXTENSIONS:
-        folder = files[0].parent
-    for split in ("train", "test", "validation") if folder else ():
-        if beside := [path for path in (folder / (split + end) for end in EXTENSIONS) if path.is_file()]:
-            splits[split] = Source(str(beside[0]), beside[:1])
-    if all(found):
-        splits["train"] = Source(str(files[0]) + (f" and {len(files) - 1} more" if files[1:] else ""), files)
-    elif not folder:
-        missing = names[found.index([])]
-        if names[1:] or missing.endswith(EXTENSIONS) or missing.startswith(("/", ".", "~")) or glob.has_magic(missing):
-            raise InputError(f"{missing}: no such file{'' if names[1:] else ' or folder'}")
-    return splits or load_splits(str(paths[0]), str(paths[0]), config)
+    """{split: (name, tables)} of an embedded task, of files (a split `train`) or of what `datasets` loads. With
+    `siblings` a file `train.*` brings `test.*` and `validation.*` beside it."""
+    paths = [Path(EMBEDDED_FOLDERS.get(x, x)).expanduser() for x in (name if isinstance(name, list) else [name])]
+    first, splits = paths[0], {}
+    folder = first.parent if siblings and first.name.removeprefix("train") in EXTENSIONS else first
+    beside = [folder / (split + end) for split in ("train", "test", "validation") for end in EXTENSIONS]
+    for path in filter(Path.is_file, beside):
+        splits.setdefault(path.name.partition(".")[0], (str(path), [path]))
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        splits["train"] = f"{first} and {len(paths) - 1} more" if paths[1:] else str(first), paths
+    elif paths[1:] or (not first.is_dir() and (first.name.endswith(EXTENSIONS) or first.is_absolute())):
+        raise InputError(f"{missing[0]}: no such file or folder")
+    if splits:
+        return splits
+    import datasets  # which takes a second
 
-
-def load_splits(name, *arguments, **options):
-    """{split: Source} of what `datasets` loads: a hub id, a local copy of one, a folder of `save_to_disk`, a file."""
-    import datasets  # imported here, because it takes a second and bad input should be reported first
-
-    saved = any(Path(name, marker).is_file() for marker in ("dataset_dict.json", "state.json"))
     try:
-        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(*arguments, **options)
-    except Exception as error:  # of nearly any type, and often only its cause says what is wrong
-        raise InputError(f"{name}: cannot be read: {one_line(error.__cause__ or error)}") from None
-    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    return {split: Source(f"{name} [{split}]", [dataset]) for split, dataset in splits.items()}
+        saved = (first / "dataset_dict.json").is_file() or (first / "state.json").is_file()  # by save_to_disk
+        loaded = datasets.load_from_disk(first) if saved else datasets.load_dataset(str(first), config)
+    except Exception as error:  # often only its cause says what is wrong
+        raise InputError(f"{first}: cannot be read: {one_line(error.__cause__ or error)}") from None
+    loaded = loaded if isinstance(loaded, dict) else {"train": loaded}
+    return {split: (f"{first} [{split}]", [dataset]) for split, dataset in loaded.items()}
 
 
-def read_rows(source, *text_columns):
-    """Yield (where, row) of every row. In a CSV file the cells of TEXT_COLUMNS and of `text_columns` are text."""
-    as_text = dict.fromkeys({*TEXT_COLUMNS, *text_columns} - {None}, TEXT_MARK.__add__)
-    for table in source.tables:
-        name = str(table) if isinstance(table, Path) else source.name
-        if isinstance(table, Path) and not name.endswith(EXTENSIONS):
-            raise InputError(f"{name}: unknown file type, known are {', '.join(EXTENSIONS)}")
-        if name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
-            yield from read_json(table)
-            continue
-        if isinstance(table, Path):
-            kind, options = ("csv", {"converters": as_text}) if ".csv" in name[-7:] else ("parquet", {})
-            (table,) = load_splits(name, kind, data_files=name, **options)["train"].tables
-            if kind == "csv" and "__index_level_0__" in table.column_names:  # pandas took a field for an index
-                raise InputError(f"{name}, line 2: more fields than the header: quote a text that has commas")
-        batches = (zip(*batch.values(), strict=True) for batch in table.iter(batch_size=1000))  # not row by row: slow
-        for number, values in enumerate(chain.from_iterable(batches), 1):
-            values = [value.removeprefix(TEXT_MARK) if isinstance(value, str) else value for value in values]
-            yield f"{name}, row {number}", dict(zip(table.column_names, values, strict=True))
+def read_rows(source):
+    """Yield (where, row) of every row of a source that `find_splits` found."""
+    name, tables = source
+    for table in tables:
+        name, number = table if isinstance(table, Path) else name, 0
+        unit = "line" if ".jsonl" in str(table) else "row"
+        try:
+            for number, row in enumerate(raw_rows(table), 1):
+                if row is not None:
+                    yield f"{name}, {unit} {number}", row
+        except Exception as error:  # of the disk, the compression, the format
+            raise InputError(f"{name}, {unit} {number + 1}: cannot be read: {one_line(error)}") from None
+
+
+def raw_rows(data):
+    """The rows of a file, None for a blank line, or of a `datasets.Dataset`. Files are not read by `datasets`, which
+    makes a datetime of "2024-01-02" and 1.0 of 1 beside 2.5. All cells of a CSV file are text."""
+    if not isinstance(data, Path) or data.suffix == ".parquet":
+        from pyarrow.parquet import ParquetFile
+
+        batches = ParquetFile(data).iter_batches() if isinstance(data, Path) else data.with_format("arrow").iter(1000)
+        yield from chain.from_iterable(batch.to_pylist() for batch in batches)
+        return
+    if not data.name.endswith(EXTENSIONS):
+        raise ValueError(f"unknown file type, known are {', '.join(EXTENSIONS)}")
+    options = dict(encoding="utf-8-sig", errors="surrogateescape", newline="")  # `read_text` refuses those
+    with (gzip.open if data.suffix == ".gz" else open)(data, "rt", **options) as file:
+        array = file.read(64).lstrip().startswith("[")
+        file.seek(0)
+        if ".csv" in data.suffixes:
+            rows = csv.DictReader(file, strict=True)
+        elif array:
+            rows = json.load(file, parse_float=JsonFloat)
+        else:
+            rows = (json.loads(line, parse_float=JsonFloat) if line.strip() else None for line in file)
+        for row in rows:
+            if row is not None and (not isinstance(row, dict) or None in row):
+                raise ValueError("not an object, or in CSV more fields than the header")
+            yield row
 
 
 class JsonFloat(float):
@@ -177,57 +174,35 @@ class JsonFloat(float):
         return self.text
 
 
-def read_json(path):
-    """Yield (where, row) of JSON lines or one JSON array. Not through datasets: it turns "2024-01-02" into a datetime,
-    1 beside 2.5 into 1.0, and fails on a column whose type changes late in the file."""
-    where = path
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            array = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-            file.seek(0)
-            lines = enumerate(json.loads(file.read(), parse_float=JsonFloat) if array else file, 1)
-            for number, row in lines:
-                where = f"{path}, {'row' if array else 'line'} {number}"
-                if array or row.strip():
-                    row = row if array else json.loads(row, parse_float=JsonFloat)
-                    if not isinstance(row, dict):
-                        raise TypeError(f"not an object but {type(row).__name__}")
-                    yield where, row
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{where}: cannot be read as JSON: {error}") from None
-
-
 def find_column(kind, asked, known, row, source, needed=True):
-    """The column that was asked for, else the first known one of a source with such rows; None if it has none."""
+    """The column that was asked for, else the first known one in the row; None if it has none."""
     wanted = [asked] if asked else known
     column = next((column for column in wanted if column in row), None)
     if column is None and (asked or needed):
-        looked = f"looked for {', '.join(wanted)} and found {', '.join(row)}"
-        if "conversations" in row:
-            looked += " (convert ShareGPT's to a column messages of role and content)"
-        raise InputError(f"{source.name}: no {kind} column, {looked}: name it with --{kind}_column")
+        hint = " (convert ShareGPT's to messages of role and content)" if "conversations" in row else ""
+        looked = f"no {kind} column of {[*wanted]} in {[*row]}{hint}"
+        raise InputError(f"{source[0]}: {looked}: name it with --{kind}_column")
     return column
 
 
 def read_prompts(source, args, tokenizer, needs_answers):
-    """[(key, Prompt)] of the prompts that fit `--max_prompt_tokens`, and {what was merged or dropped: how many}.
-
-    Rows with the same prompt and answer merge before tokenization: one in a hundred of DAPO-Math-17k's is left.
-    """
-    gold = cache(lambda text: extract_answer(text) or text)
-    rows, counts, most, prompts = {}, Counter(), args.max_prompt_tokens, []
-    for where, row in read_rows(source, args.prompt_column, args.answer_column):
+    """[(key, Prompt)] of the prompts that fit `--max_prompt_tokens`, and {what was merged or dropped: how many}. Rows
+    with the same prompt and answer merge first: one in a hundred of DAPO-Math-17k's is left."""
+    marked, most, rows, counts, prompts = cache(extract_answer), args.max_prompt_tokens, {}, Counter(), []
+    for where, row in read_rows(source):
         if not rows:
-            pairs = {"chosen", "rejected"} <= row.keys()
-            column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=not pairs)
+            needed = not {"chosen", "rejected"} <= row.keys()
+            column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed)
             needed = needs_answers and column != "messages"
             answer_column = find_column("answer", args.answer_column, ANSWER_COLUMNS, row, source, needed)
         prompt, last = read_prompt(row, column, where)
-        text = gold_text(row.get(answer_column) if answer_column else last, where)
-        if needs_answers and text is None:
-            place = repr(answer_column) if answer_column else "the last turn"
-            raise InputError(f"{where}: no answer (text or number) in {place}, and the reward needs one")
-        answer = text and gold(text)
+        value = row.get(answer_column) if answer_column else last
+        value = value.get("ground_truth") if isinstance(value, dict) else value  # verl
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value  # verl, too
+        value = value if isinstance(value, str | int) or (isinstance(value, float) and np.isfinite(value)) else ""
+        answer = marked(str(value).strip()) or str(value).strip() or None
+        if needs_answers and answer is None:
+            raise InputError(f"{where}: no answer (text or number) in {answer_column or 'the last turn'}")
         row.pop(column, None)
         key = repr(prompt), answer, repr([row.get(name) for name in TEMPLATE_COLUMNS])
         _, _, first, _ = rows.setdefault(key, (where, prompt, row, answer))
@@ -242,34 +217,22 @@ def read_prompts(source, args, tokenizer, needs_answers):
             thinks = tokenizer.decode(ids[-8:]).rstrip().endswith("<think>")
             prompts.append((repr(prompt), Prompt(ids, prompt, answer, columns, thinks)))
     if not prompts:
-        shortest = f"all {len(rows)} prompts are longer, the shortest has {min(map(len, encoded), default=0)} tokens"
-        raise InputError(f"{source.name}: " + (f"--max_prompt_tokens {most}: {shortest}" if rows else "no rows"))
+        raise InputError(f"{source[0]}: none of its {len(rows)} prompts fits --max_prompt_tokens {most}")
     return prompts, counts
 
 
-def gold_text(value, where):
-    """The value of an answer column as text; None if it holds no answer."""
-    value = value.get("ground_truth") if isinstance(value, dict) else value  # verl's reward_model
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value  # so in some of verl's data
-    if isinstance(value, float) and not np.isfinite(value):
-        raise InputError(f"{where}: the answer {value} is not a finite number: write it as text, or null for no answer")
-    return str(value).strip() or None if isinstance(value, str | int | float) else None
-
-
 class PromptSampler:
-    """Draws indices of `rows` (prompts or pairs) from permutations, a new one each epoch, that depend on `seed` alone.
-    The state holds a digest of the rows, because an index means nothing among other rows."""
+    """Draws indices of `rows` (prompts or pairs) from a new permutation each epoch, which depends on `seed` alone."""
 
     def __init__(self, rows, seed):
-        self.rows, self.n, self.seed, self.drawn = rows, len(rows), seed, 0
+        self.rows, self.seed, self.drawn = rows, seed, 0
 
     @cached_property
     def digest(self):
-        """SHA-256 of the rows. Of a value that JSON cannot hold, such as an image, only the type counts."""
+        """SHA-256 of the rows. Of what JSON cannot hold, as an image, only the type counts."""
         digest = hashlib.sha256()
         for row in self.rows:
-            if isinstance(row, Prompt):
-                row = {name: value for name, value in vars(row).items() if name != "thinks"}  # its ids say that
+            row = vars(row) if isinstance(row, Prompt) else row
             digest.update(json.dumps(row, default=lambda value: type(value).__name__).encode() + b"\n")
         return digest.hexdigest()
 
@@ -277,18 +240,17 @@ class PromptSampler:
         """The next k indices, across the end of an epoch if need be."""
         indices = []
         while len(indices) < k:
-            epoch, start = divmod(self.drawn + len(indices), self.n)
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.n)
+            epoch, start = divmod(self.drawn + len(indices), len(self.rows))
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
             indices += order[start : start + k - len(indices)].tolist()
         self.drawn += k
         return indices
 
     def state_dict(self):
-        return {"n": self.n, "seed": self.seed, "digest": self.digest, "drawn": self.drawn}
+        return {"digest": self.digest, "drawn": self.drawn}
 
     def load_state_dict(self, state):
-        """Raises InputError if the state is of other data or another seed: the order would be another."""
-        if state != self.state_dict() | {"drawn": state["drawn"]}:
-            told = f"{state['n']} rows, --seed {state['seed']}; this run has {self.n}, --seed {self.seed}"
-            raise InputError(f"the checkpoint is of other data or another order of it: {told}")
+        """Raises InputError if the state is of other rows, among which an index means nothing."""
+        if state["digest"] != self.digest:
+            raise InputError(f"the checkpoint is of other data than this run's {len(self.rows)} rows")
         self.drawn = state["drawn"]

@@ -11,10 +11,8 @@ from common.rewards import Reward
 
 def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
-
-    It reads text: its own tokenizer and chat template encode prompt and completion as `reward_model.py` does, with the
-    end token unless the completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError.
-    """
+    Its own tokenizer and chat template encode the texts as `reward_model.py` does, with the end token unless the
+    completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError."""
     option = "reward_model_path"
     tokenizer = load_tokenizer(args, option)
     end = end_token(tokenizer)
@@ -28,10 +26,10 @@ def learned_reward(args, prompts, device):
     tokenizer.padding_side = "right"
     check_positions(args, option, model, max(map(len, ids)) + args.max_new_tokens)
 
+    @torch.no_grad()
     def reward_model(prompts, completions, truncated, **columns):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-        used = [name for name in TEMPLATE_COLUMNS if name in columns]
-        own = [{name: columns[name][i] for name in used} for i in range(len(prompts))]
+        own = [{name: columns[name][i] for name in TEMPLATE_COLUMNS if name in columns} for i in range(len(prompts))]
         rows = tokenize([("a prompt", *row) for row in zip(prompts, own, strict=True)], args, tokenizer)
         for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
             ids += completion + ([] if cut else [end])
@@ -39,9 +37,7 @@ def learned_reward(args, prompts, device):
         scores = {}
         for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt").to(device)
-            with torch.no_grad():
-                values = model(**inputs).logits[:, 0].float()
-            scores.update(zip(part, values.tolist(), strict=True))
+            scores.update(zip(part, model(**inputs).logits[:, 0].float().tolist(), strict=True))
         return [scores[i] for i in range(len(rows))]
 
     return Reward("reward_model", 1.0, reward_model)

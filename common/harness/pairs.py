@@ -1,8 +1,6 @@
 """Preference pairs: read from TRL's preference formats, cut to length, and put into batches."""
 
 from collections import Counter
-from functools import reduce
-from itertools import chain
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -27,12 +25,10 @@ class Pair(NamedTuple):
 
 def load_pairs(args, tokenizer, most_eval=0, train=None):
     """Training pairs, evaluation pairs, and lines that say where they come from (`load_rows`) and show the first one.
-
-    A row is plain text or messages: `chosen` and `rejected`, which share the prompt, or with `prompt` beside them.
-    """
+    Rows have `chosen` and `rejected`, texts or messages, which share the prompt or stand beside a `prompt`."""
     own = {name: str(EMBEDDED_PAIRS) for name in ("dataset", "eval_dataset") if getattr(args, name) == "embedded"}
-    args = SimpleNamespace(**vars(args) | own)
-    train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
+    own = SimpleNamespace(**vars(args) | own)
+    train, evaluation, summary = load_rows("pairs", read_pairs, own, tokenizer, train, most_eval)
     return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, *(train or evaluation)[0][:2])])
 
 
@@ -42,57 +38,50 @@ def holds_pairs(source):
 
 
 def read_pairs(source, args, tokenizer):
-    """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}."""
+    """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}. Beyond
+    `--max_length` tokens the prompt loses its first ones, the same for both completions; once it has only one, the
+    completions lose their last ones, but not the end token."""
     rows, texts, end = [], [], end_token(tokenizer)
-    spelled = dict.fromkeys([tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end)])  # so some data end an answer
-    for where, row in read_rows(source, args.prompt_column):
+    spelled = tokenizer.convert_ids_to_tokens(end)  # some data end an answer so, or by EOS, or both
+    for where, row in read_rows(source):
         if not rows:
             column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=False)
         prompt, *answers = split_pair(row, column, where)
         rows.append((where, prompt, row))
-        texts += [reduce(str.removesuffix, spelled, answer) for answer in answers]
-    encoded = [[*ids, end] for ids in encode_completions(texts, tokenizer)]
-    pairs, counts = [], Counter()
-    for i, ids in enumerate(tokenize(rows, args, tokenizer)):
-        whole = Pair(ids, *encoded[2 * i : 2 * i + 2])
-        pair = cut_pair(whole, args.max_length)
-        good = pair.chosen != pair.rejected and all(map(str.strip, texts[2 * i : 2 * i + 2]))
+        texts += [answer.removesuffix(tokenizer.eos_token).removesuffix(spelled) for answer in answers]
+    encoded, pairs, counts = [[*ids, end] for ids in encode_completions(texts, tokenizer)], [], Counter()
+    for row, ids, *answers in zip(rows, tokenize(rows, args, tokenizer), encoded[::2], encoded[1::2], strict=True):
+        whole = Pair(ids, *answers)
+        prompt = ids[-max(1, args.max_length + len(ids) - pair_tokens(whole)) :]
+        most = args.max_length - len(prompt)
+        pair = Pair(prompt, *(ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in answers))
+        good = pair.chosen != pair.rejected and [end] not in answers
         counts["with equal or empty completions dropped"] += not good
         if good:
             counts[f"cut to {args.max_length} tokens"] += pair != whole
-            counts["with characters unknown to the tokenizer"] += tokenizer.unk_token_id in chain(*pair[:3])
-            pairs.append((repr(rows[i][1]), pair))
+            counts["with characters unknown to the tokenizer"] += any(tokenizer.unk_token_id in ids for ids in pair[:3])
+            pairs.append((repr(row[1]), pair))
     if not pairs:
-        raise InputError(f"{source.name}: each of the {len(rows)} pairs has two equal completions or an empty one")
+        raise InputError(f"{source[0]}: each of the {len(rows)} pairs has two equal completions or an empty one")
     return pairs, counts
-
-
-def cut_pair(pair, max_length):
-    """The pair with at most `max_length` tokens in prompt and completion: the prompt loses its first tokens, the same
-    for both completions; once it has only one, the completions lose their last tokens, but not the end token."""
-    prompt = pair.prompt[-max(1, max_length + len(pair.prompt) - pair_tokens(pair)) :]
-    most = max_length - len(prompt)
-    completions = [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pair[1:3]]
-    return Pair(prompt, *completions)
 
 
 def pair_batch(pairs, device):
     """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
     `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
-    prompts = [pair.prompt for pair in pairs] * 2
-    completions = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    prompt_ids, prompt_mask = left_pad(prompts, 0, device)
-    ids = pad_sequence([torch.tensor(row) for row in completions], batch_first=True)
-    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in completions], batch_first=True)
-    logprobs = torch.tensor([pair.ref_chosen for pair in pairs] + [pair.ref_rejected for pair in pairs])
+    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
+    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
+    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
+    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
+    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
     return {
         "prompts": prompt_ids,
         "prompt_mask": prompt_mask,
         "completions": ids.to(device, non_blocking=True),
         "completion_mask": mask.to(device, non_blocking=True),
         "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": logprobs.to(device, non_blocking=True),
-        "lengths": [(len(prompt), len(row)) for prompt, row in zip(prompts, completions, strict=True)],
+        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
+        "lengths": lengths,
         "groups": [*range(len(pairs))] * 2,
     }
 
@@ -103,8 +92,7 @@ def pair_tokens(pair):
 
 
 def spread_pairs(accelerator, pairs, args):
-    """This process's share of the pairs, sorted by length, one forward at a time: (indices, real, batch). Fillers, for
-    which `real` (B,) is false, give each process as many pairs as the others."""
+    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
     rank, processes = accelerator.process_index, accelerator.num_processes
     order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
     places = range(rank, -(-len(pairs) // processes) * processes, processes)

@@ -1,0 +1,115 @@
+"""tools/math_verify_reward.py: a process of its own compares, and nothing hangs. Each test names what it pins."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+import grpo
+from common.errors import InputError
+from common.rewards import load_rewards
+from testbed import ROOT
+from tools import math_verify_reward as tool
+
+
+def test_math_verify_missing_says_what_to_install(monkeypatch):
+    """A missing extra must not score 0 in silence."""
+    monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
+    tool.comparing_process.cache_clear()
+    with pytest.raises(InputError, match="pip install"):
+        load_rewards(grpo.Args(reward=["math_verify"]))
+    with pytest.raises(InputError, match="--reward math_verify needs tools/"):
+        load_rewards(SimpleNamespace(reward=["math_verify"], reward_weights=None))  # of no script with tools/ beside it
+    with pytest.raises(InputError, match="pip install"):
+        tool.math_verify_reward("#### 3", "4")
+
+
+@pytest.mark.needs("math_verify")
+def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
+    """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
+    assert tool.math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
+    assert tool.math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
+    assert tool.math_verify_reward(r"\boxed{5.}", "5") == 1.0  # math-verify alone refuses it
+    assert (
+        tool.math_verify_reward(r"\boxed{\sqrt{8}}", "3")
+        == tool.math_verify_reward("#### 2^3", "8", truncated=True)
+        == 0.0
+    )
+    monkeypatch.setattr(tool, "SECONDS", 0.5)
+    start = time.perf_counter()
+    assert tool.math_verify_reward(r"\boxed{10^{10^{10}}}", "3") == 0.0
+    assert time.perf_counter() - start < 60 and "math-verify took" in caplog.text
+    monkeypatch.undo()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(tool.math_verify_reward(r"\boxed{2^{3}}", "8")))
+    thread.start()
+    thread.join()
+    assert results == [1.0]
+
+
+RUN = """
+import os, sys, time
+from tools import math_verify_reward as tool
+compare = lambda text: tool.math_verify_reward("#### " + text, "8")
+process = lambda: tool.comparing_process(os.getpid())
+"""
+
+
+def program(tmp_path, body, **options):
+    """A program in a session of its own, whose group the test signals, and the pipe of what it prints."""
+    (tmp_path / "program.py").write_text(RUN + body, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
+    )
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("when", ["between", "during"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
+    """Its Pool hung at the next call, or scored 0."""
+    assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    process = tool.comparing_process(os.getpid())
+    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
+    if when == "between":
+        os.kill(process.pid, number)
+        process.wait()
+    else:
+        os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
+        killer.start()
+        if number == signal.SIGTERM:
+            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
+    assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
+    assert tool.comparing_process(os.getpid()).pid != process.pid
+
+
+@pytest.mark.needs("math_verify")
+def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
+    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
+    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
+    run = program(tmp_path, body, stdin=subprocess.PIPE)
+    assert run.stdout.readline() == "1.0\n"
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
+
+
+@pytest.mark.needs("math_verify")
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
+    body = "print(process().pid, flush=True)\n"
+    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
+    worker = psutil.Process(int(run.stdout.readline()))
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(run.pid)  # Ctrl-C in a terminal does not reach it
+    time.sleep(0.5)
+    run.kill()
+    run.wait()
+    worker.wait(timeout=60)  # at once, or when its time is up

@@ -1,0 +1,78 @@
+"""The reward `math_verify`: what `accuracy` does not accept is compared symbolically by the package math-verify.
+
+common/rewards.py loads this file where --reward names it. The package's own timeouts are signals, which cannot
+interrupt one large power, so it runs in a process of its own.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from common.answers import MAX_ANSWER, answers_match, extract_answer
+from common.errors import InputError
+
+SECONDS = 5.0  # then a comparison counts as wrong
+LOCK = threading.Lock()  # of its one pipe
+
+
+def load():
+    """The reward function, once its process has started; an InputError if the package is not there."""
+    comparing_process(os.getpid())
+    return math_verify_reward
+
+
+def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
+    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
+    process of its own. After `SECONDS` that ends, which counts as wrong and is logged. A comparison whose
+    process was ended by something else is made again."""
+    predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
+    if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
+        return float(predicted is not None and answers_match(predicted, gold))
+    for _ in range(3):
+        with LOCK, contextlib.suppress(BrokenPipeError):
+            process = comparing_process(os.getpid())
+            print(json.dumps([SECONDS, gold, predicted]), file=process.stdin, flush=True)
+            if reply := process.stdout.readline():
+                return float(reply)
+        comparing_process.cache_clear()
+        if process.wait() == -signal.SIGALRM:
+            break
+    message = "math-verify took over %s s on %.80r, or its process was killed three times: scored 0"
+    logging.getLogger(__name__).warning(message, SECONDS, predicted)
+    return 0.0
+
+
+@functools.cache
+def comparing_process(parent: int) -> subprocess.Popen:
+    """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
+    program = f"import json, logging, signal, sys\n{inspect.getsource(compare)}compare()"
+    options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
+    if process.stdout.readline() != "ready\n":
+        raise InputError("reward math_verify: its process did not start")
+    return process
+
+
+def compare():
+    """What that process runs; it needs no torch."""
+    from math_verify import parse, verify
+
+    logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
+    replies, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:  # until the parent is gone
+        seconds, *texts = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # its SIGALRM ends this process whatever that computes
+        gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
+        print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
