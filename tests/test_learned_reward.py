@@ -131,7 +131,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     for path, message in [
         (EMBEDDED, "score.weight"),
         (tmp_path / "no", "no such folder"),
-        (tmp_path / "two", "other shapes .*: score.weight"),
+        (tmp_path / "two", "not those of .*: score.weight"),
     ]:
         args.reward_model_path = str(path)
         with pytest.raises(InputError, match=message) as error:

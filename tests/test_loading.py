@@ -72,10 +72,10 @@ def bare_with_layer(weights):
 @pytest.mark.parametrize(
     "edit, config, says",
     [
-        (drop, {}, "lacks weights of a Llama{}: model.layers.1.mlp.up_proj.weight"),
-        (reshape, {}, "has weights in other shapes than those of a Llama{}: model.norm.weight"),
-        (add_layer, {}, "has weights that are none of a Llama{}: model.layers.2.mlp.up_proj.weight"),
-        (bare_with_layer, {}, "has weights that are none of a Llama{}: layers.2.mlp.up_proj.weight"),
+        (drop, {}, "its weights are not those of a Llama{}: model.layers.1.mlp.up_proj.weight"),
+        (reshape, {}, "its weights are not those of a Llama{}: model.norm.weight"),
+        (add_layer, {}, "its weights are not those of a Llama{}: model.layers.2.mlp.up_proj.weight"),
+        (bare_with_layer, {}, "its weights are not those of a Llama{}: layers.2.mlp.up_proj.weight"),
         (lambda weights: None, {"num_hidden_layers": 1}, "model.layers.1.mlp.gate_proj.weight and 6 more"),
         (lambda weights: None, {"num_attention_heads": "four"}, "expected int, got str"),
         (lambda weights: None, {"hidden_act": "nope"}, "no model: KeyError: 'nope'"),
@@ -261,9 +261,9 @@ def test_a_gradient_that_is_not_a_number_is_called_that(monkeypatch, tmp_path):
 
 def test_a_classifier_is_no_policy(tmp_path):
     folder = small_model(tmp_path / "tied", AutoModelForSequenceClassification, "llama", tie_word_embeddings=True)
-    assert "has weights that are none of a LlamaForCausalLM: score.weight" in refused(policy_of, folder)
+    assert "its weights are not those of a LlamaForCausalLM: score.weight" in refused(policy_of, folder)
     folder = small_model(tmp_path / "untied", AutoModelForSequenceClassification, "llama")
-    assert "lacks weights of a LlamaForCausalLM: lm_head.weight" in refused(policy_of, folder)
+    assert "its weights are not those of a LlamaForCausalLM: lm_head.weight" in refused(policy_of, folder)
 
 
 def test_a_classifier_made_of_a_language_model_has_a_new_head_alone(tmp_path):
@@ -278,7 +278,7 @@ def test_a_trained_classifier_without_its_head_is_refused(tmp_path):
     weights = load_file(folder / "model.safetensors")
     save_file({name: x for name, x in weights.items() if name != "score.weight"}, folder / "model.safetensors")
     for load in (reward_model_of, learned):
-        assert "lacks weights of a LlamaForSequenceClassification: score.weight" in refused(load, folder)
+        assert "its weights are not those of a LlamaForSequenceClassification: score.weight" in refused(load, folder)
 
 
 # --- what a reward model must be ---
@@ -310,11 +310,11 @@ def test_a_placeholder_for_images_needs_no_embedding(tmp_path):
     # Gemma 3 1B: <image_soft_token> is 262144 in an embedding of 262144 rows.
     args = grpo.Args(model_name_or_path=str(small_model(tmp_path, AutoModelForCausalLM, "llama")))
     tokenizer = load_tokenizer(args)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    with pytest.raises(InputError, match="its embedding has 20 rows, none for '<image>'"):
-        load_policy(args, tokenizer)
-    tokenizer.image_token = "<image>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
     load_policy(args, tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<other>"]})
+    with pytest.raises(InputError, match="its embedding has 20 rows, none for '<image_soft_token>', '<other>'"):
+        load_policy(args, tokenizer)
 
 
 def critic_of(folder):

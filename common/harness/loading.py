@@ -6,7 +6,9 @@ import os
 import re
 
 import torch
+import transformers
 from torch import nn
+from transformers.utils import cached_file
 
 from common.errors import InputError, in_short, refuse, say
 from common.harness import lora
@@ -28,7 +30,7 @@ def model_path(args, option="model_name_or_path"):
 
 @contextlib.contextmanager
 def load_errors(args, option, problem):
-    """A context in which whatever a loader raises is an InputError in one line: `problem` and its text."""
+    """A context in which whatever a loader raises is an InputError in one line."""
     try:
         yield
     except InputError:
@@ -39,15 +41,12 @@ def load_errors(args, option, problem):
 
 
 def load_tokenizer(args, option="model_name_or_path"):
-    """The tokenizer of the model that an option names. One without a pad token pads with EOS: no mask looks at it."""
-    from transformers import AutoTokenizer
-    from transformers.utils import cached_file
-
+    """The tokenizer of the model that an option names; without a pad token it pads with EOS."""
     with load_errors(args, option, "no tokenizer could be loaded"):
         path = model_path(args, option)
         base, adapter = lora.find_base(path)  # an adapter may leave the tokenizer to its base
         own = not adapter or cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-        tokenizer = AutoTokenizer.from_pretrained(path if own else base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path if own else base)
     if tokenizer.eos_token_id is None:
         refuse(args, option, "its tokenizer has no EOS token, so no completion could end")
     if tokenizer.pad_token_id is None:
@@ -57,39 +56,36 @@ def load_tokenizer(args, option="model_name_or_path"):
 
 def find_stop_tokens(tokenizer, generation_config):
     """Token ids that end a completion: EOS of tokenizer and generation config, and what ends a turn of a chat."""
-    configured = generation_config.eos_token_id
-    configured = configured if isinstance(configured, list) else [configured]
+    eos = generation_config.eos_token_id
+    configured = eos if isinstance(eos, list) else [eos]
     return sorted({tokenizer.eos_token_id, end_token(tokenizer), *configured} - {None})
 
 
 def load_policy(args, tokenizer, accelerator=None, temperature=None):
-    """The model of `--model_name_or_path` as a `Policy` in training mode, with log-probs at `temperature`
-    [--temperature]."""
+    """The model of `--model_name_or_path` as a `Policy` in training mode, at `temperature` [--temperature]."""
     option = "model_name_or_path"
-    lm, _ = load_model(args, option, tokenizer, first_device(accelerator))
+    lm = load_model(args, option, tokenizer, first_device(accelerator))
     with load_errors(args, option, "its generation_config.json"):
         stop_tokens = find_stop_tokens(tokenizer, lm.saved_generation_config)
-    # Checkpointing switches the cache off; of a sharded model all processes must take the same number of passes. It is
-    # on the CPU here, where it takes none of the shortcuts of a GPU.
+    # Checkpointing switches the cache off; of a sharded model all processes must take the same number of passes.
     may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
-    shortcuts = find_shortcuts(lm, may_share, accelerator)
-    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, 1.0, **shortcuts)
+    policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, 1.0, **find_shortcuts(lm, may_share, accelerator))
     if problem := sampling_problem(policy) or causal_problem(lm):
         refuse(args, option, f"a {type(lm).__name__} {problem}")
     policy.temperature = args.temperature if temperature is None else temperature
     check_positions(args, option, lm)
     choose_trained(args, option, lm)
-    units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
-    on_cpu = accelerator is not None and accelerator.device.type == "cpu" and accelerator.mixed_precision == "no"
-    if on_cpu and lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16")):
-        say(args, option, "this CPU multiplies bfloat16: `accelerate launch --cpu --mixed_precision bf16` is faster")
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
+    units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
+    has_units = lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16"))
+    if has_units and accelerator and (accelerator.device.type, accelerator.mixed_precision) == ("cpu", "no"):
+        say(args, option, "faster on this CPU: `accelerate launch --cpu --mixed_precision bf16` (docs/performance.md)")
     return policy.train()
 
 
 def load_reference(policy, args, accelerator=None):
-    """A frozen copy of the policy as it is now, whole on every process; None if --kl_coef is 0."""
+    """A frozen copy of the policy, whole on every process; None if --kl_coef is 0."""
     if not args.kl_coef:
         return None
     if args.lora_rank:
@@ -104,10 +100,9 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of one output, read at the last token, that `option` names. With `new_head` it may be a language
-    model, which gets a head of zeros. A tokenizer that pads with what ends a completion gets a pad token of its own, as
-    the score is read at the last token that is not padding."""
-    lm, new = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
+    """The classifier of one output, read at the last token that is not padding, that `option` names; with `new_head` a
+    language model gets zeros. A tokenizer that pads with what ends a completion gets another pad token."""
+    lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
     if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
         if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
@@ -115,7 +110,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
     lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if lm.config.is_encoder_decoder or not reads_last_token(lm):
         refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
-    for name in new:
+    for name in lm.new_head:
         nn.init.zeros_(lm.get_parameter(name))
     choose_trained(args, option, lm)
     return lm
@@ -127,7 +122,7 @@ def load_scorer(args, option, device):
     if other := dict(load_tokenizer(args).get_vocab().items() - tokenizer.get_vocab().items()):
         refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(sorted(map(repr, other)))}")
     lm = load_classifier(args, option, tokenizer, device)
-    if not isinstance(getattr(lm, "score", None), torch.nn.Linear):
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
         refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
     check_positions(args, option, lm)
     if args.gradient_checkpointing:
@@ -136,11 +131,8 @@ def load_scorer(args, option, device):
 
 
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
-    """The model of this kind that `option` names and the names of the weights of its new head. An adapter is merged
-    unless it is to be trained on. Dropout is 0, or the first ratio would differ from 1. The attributes `saved_...` are
-    the checkpoint's own settings, which `save_pretrained` writes."""
-    import transformers
-
+    """The model that `option` names, without dropout, an adapter merged into it unless that is to be trained on. Its
+    `saved_...` are the checkpoint's own settings, which `save_pretrained` writes."""
     with load_errors(args, option, "no model"):
         path = model_path(args, option)
         base, adapter = lora.find_base(path)
@@ -151,10 +143,8 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
         saved_dtype = next(dtype for dtype in (config.dtype, text.dtype, torch.float32) if dtype is not None)
         if saved_dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             refuse(args, option, f"model/ would lose precision in its dtype {saved_dtype}")
-        dropout = {
-            name: x for name, x in text.to_dict().items() if re.search("drop|jitter", name) and isinstance(x, float)
-        }
-        text.update(dict.fromkeys(dropout, 0.0))
+        noise = {name: x for name, x in text.to_dict().items() if re.search("drop|jitter", name) and type(x) is float}
+        text.update(dict.fromkeys(noise, 0.0))  # with it the first ratio would differ from 1
         auto_class, architecture = getattr(transformers, f"AutoModelFor{kind}"), (config.architectures or [""])[0]
         if kind == "SequenceClassification":
             config.num_labels, new_head = 1, new_head and not architecture.endswith(kind)
@@ -165,76 +155,66 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
         transformers.logging.set_verbosity_error()  # it reports on the weights in many lines
         transformers.logging.disable_progress_bar()
         attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
-        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=attention)
-        options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        lm, info = auto_class.from_pretrained(base, config=config, **options)
-        new = check_weights(args, option, lm, info, new_head)
+        options = dict(config=config, dtype=getattr(torch, args.dtype), attn_implementation=attention)
+        lm, info = auto_class.from_pretrained(base, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        check_weights(args, option, lm, info, new_head)
         if adapter and (kind == "SequenceClassification" or not args.lora_rank):
             lm = lora.merge_adapter(lm, path, adapter)
-    rows, vocabulary = lm.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
-    for name in ("image_token", "audio_token", "video_token"):  # no text has them; Gemma 3 1B has no row for one
-        vocabulary.pop(getattr(tokenizer, name, None), None)
-    if beyond := [token for token, i in vocabulary.items() if i >= rows]:
-        refuse(args, option, f"its embedding has {rows} rows, none for {shorten(sorted(map(repr, beyond)))}")
-    lm.saved_dtype, lm.saved_dropout = saved_dtype, dropout
+    rows = lm.get_input_embeddings().weight.shape[0]
+    beyond = sorted(repr(token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    if any(not re.search("image|audio|video", token) for token in beyond):  # Gemma 3 1B has no row for an image
+        refuse(args, option, f"its embedding has {rows} rows, none for {shorten(beyond)}")
+    lm.saved_dtype, lm.saved_noise = saved_dtype, noise
     lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
     lm.generation_config = transformers.GenerationConfig()  # else `generate` would inherit top_k, ...
     set_threads(lm.num_parameters())
     kinds = {type(module).__name__ for module in lm.modules()}
     lm._no_split_modules = set(lm._no_split_modules or ()) & kinds  # FSDP2 refuses names that the model does not have
-    return lm.eval().to(device), new
+    return lm.eval().to(device)
 
 
 def check_weights(args, option, lm, info, new_head):
-    """The names of the weights of a new head. A checkpoint that by transformers' loading `info` lacks other weights,
-    has some in another shape, or has some that the model has not is refused; those that no text needs are said."""
+    """Refuse a checkpoint whose weights are not those of `lm`, by transformers' loading `info`; find its new head."""
 
     def in_head(name):
         part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
         return new_head and part != lm.base_model_prefix and not hasattr(lm.base_model, part)
 
-    kind = type(lm).__name__
-    beside_text = sorted(name for name in info["unexpected_keys"] if re.search(BESIDE_TEXT, name))
-    for problem, names in (
-        ("lacks weights", info["missing_keys"]),
-        ("has weights in other shapes than those", [name for name, *_ in info["mismatched_keys"]]),
-        ("has weights that are none", set(info["unexpected_keys"]) - set(beside_text)),
-    ):
-        if wrong := sorted(name for name in names if not in_head(name)):
-            refuse(args, option, f"the checkpoint {problem} of a {kind}: {shorten(wrong)}")
+    kind, missing, unexpected = type(lm).__name__, set(info["missing_keys"]), set(info["unexpected_keys"])
+    beside_text = {name for name in unexpected if re.search(BESIDE_TEXT, name)}
+    other_shapes = {name for name, *_ in info["mismatched_keys"]}
+    if wrong := sorted(name for name in missing | other_shapes | (unexpected - beside_text) if not in_head(name)):
+        refuse(args, option, f"its weights are not those of a {kind}: {shorten(wrong)}")
     if beside_text:
-        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {shorten(beside_text)}")
-    return list(filter(in_head, info["missing_keys"]))
+        say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {shorten(sorted(beside_text))}")
+    lm.new_head = missing
 
 
 def check_positions(args, option, lm, tokens=None):
-    """Refuse rows of `tokens` [of what the options allow] if positions come from a table with fewer, or are rotary ones
-    whose frequencies change with the longest row of a forward: its neighbours would change a row's log-probs."""
+    """Refuse rows of `tokens` [of what the options allow] that are longer than a table of positions, or whose length
+    would change the rotary frequencies, and so the log-probs, of their neighbours."""
     sizes = [getattr(args, name, 0) for name in ("max_length", "max_prompt_tokens", "max_new_tokens")]
     tokens = tokens or max(sizes[0], sum(sizes[1:]))
     config = lm.config.get_text_config()
     rope, limit = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
     if not rope and limit and tokens > limit:
         refuse(args, option, f"the model has positions for {limit} tokens, rows may have {tokens}")
-    for part in (rope, *rope.values()) if rope else ():
-        if isinstance(part, dict):  # all parameters, or those of one kind of layer
-            kind, most = part.get("rope_type", ""), part.get("original_max_position_embeddings") or limit
-            if (kind == "longrope" or "dynamic" in kind) and tokens > most:
-                refuse(args, option, f"a row of more than {most} tokens changes the log-probs of others ({kind})")
+    for part in filter(lambda part: isinstance(part, dict), (rope, *(rope or {}).values())):  # also by kind of layer
+        kind, most = part.get("rope_type", ""), part.get("original_max_position_embeddings") or limit
+        if (kind == "longrope" or "dynamic" in kind) and tokens > most:
+            refuse(args, option, f"a row of more than {most} tokens changes the log-probs of others ({kind})")
 
 
 def choose_trained(args, option, lm):
-    """Add the adapters of --lora_rank. Freeze the weights that texts do not use, those for images or sound, and say so:
-    DDP waits for the gradient of every weight that is not frozen."""
+    """Add the adapters of --lora_rank. Freeze the weights that no text uses: DDP would wait for their gradients."""
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
         if option == "model_name_or_path" and not (lm.can_generate() or args.lora_merge):
             refuse(args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge")
         with load_errors(args, option, "no adapters can be added"):
             lora.add_adapters(lm, args, model_path(args, option))
     if unused := unused_weights(lm):
-        weights = [lm.get_parameter(name).requires_grad_(False) for name in unused]
-        count = f"{sum(weight.numel() for weight in weights):,} of {lm.num_parameters():,}"
-        say(args, option, f"texts do not use {count} weights, frozen: {shorten(unused)}")
+        count = sum(lm.get_parameter(name).requires_grad_(False).numel() for name in unused)
+        say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {shorten(unused)}")
 
 
 def enable_checkpointing(lm):
@@ -251,8 +231,8 @@ def shorten(names):
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
-    """Write the model of `policy`, a part of the prepared `model`, and the tokenizer so that `from_pretrained` loads
-    them, in the dtype of the checkpoint that they came from. All processes have to call it, the first one writes."""
+    """Write the model of `policy`, a part of the prepared `model`, in the dtype of its checkpoint, and the tokenizer.
+    All processes have to call it."""
     modules = accelerator.unwrap_model(model).named_modules()
     prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least
@@ -262,7 +242,7 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
     weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
     lm = copy.copy(policy.lm)  # what is trained stays as it is: a checkpoint may still follow
     lm.config, lm.generation_config = copy.deepcopy(lm.config), lm.saved_generation_config
-    lm.config.get_text_config().update(lm.saved_dropout)
+    lm.config.get_text_config().update(lm.saved_noise)
     if hasattr(lm, "saves_merged"):  # it has adapters
         if not lm.saves_merged:
             return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter

@@ -1,25 +1,19 @@
 """LoRA (arXiv 2106.09685): adapters of low rank on all linear layers but the head, the only weights that are trained.
 
-A layer's weight is W + alpha / rank B A, where W is frozen, A is random and B starts at zero. The package is peft; the
-model stays the one of transformers (`lm.add_adapter`), so that `Policy` finds its parts where they were.
-"""
+A weight is W + alpha / rank B A, where W is frozen, A random and B zero at first. The package is peft, the model that
+of transformers (`lm.add_adapter`)."""
 
 import os
-import warnings
 
 import torch
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from common.errors import InputError
 from common.generation import seeded
 
-# Settings that an adapter which is trained on must have as a plain one of the options.
-PLAIN = "r lora_alpha use_rslora use_dora alpha_pattern rank_pattern bias modules_to_save alora_invocation_tokens"
-
 
 def find_base(path):
     """The folder or hub id of the base and the `PeftConfig` of a PEFT adapter; of a whole model `path` and None."""
-    from transformers.utils.peft_utils import find_adapter_config_file
-
     if not find_adapter_config_file(path):
         return path, None
     from peft import PeftConfig
@@ -41,21 +35,20 @@ def merge_adapter(lm, path, adapter):
 
 def add_adapters(lm, args, path=None):
     """Freeze `lm`, but not a classifier's head, and add trainable adapters in float32 to its linear layers: those of an
-    adapter folder `path`, or new ones, which change nothing at first and are the same on all processes."""
+    adapter folder `path`, or new ones, the same on all processes."""
     from peft import LoraConfig
 
     classifier = not lm.can_generate()  # whose adapter was merged
     base, adapter = find_base(path) if path and not classifier else (lm.name_or_path, None)
     config = LoraConfig(r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules="all-linear")
     config.task_type = "SEQ_CLS" if classifier else "CAUSAL_LM"
+    plain = "r lora_alpha use_rslora use_dora alpha_pattern rank_pattern bias modules_to_save alora_invocation_tokens"
+    for name in plain.split() if adapter else ():
+        if getattr(adapter, name, None) != getattr(config, name, None):
+            raise ValueError(f"its {name}={getattr(adapter, name, None)} is not that of these options")
     if adapter:
-        for name in PLAIN.split():
-            own = getattr(adapter, name, None)
-            if own != getattr(config, name, None):
-                raise ValueError(f"its {name}={own} is not that of a plain adapter of these options")
         config.target_modules = adapter.target_modules
-    with seeded((args.seed, 0), lm.device), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*fan_in_fan_out")  # of GPT-2's layers, where peft does the right thing
+    with seeded((args.seed, 0), lm.device):
         lm.add_adapter(config)
     for name, weight in lm.named_parameters():
         in_head = classifier and not name.startswith(f"{lm.base_model_prefix}.")
@@ -69,8 +62,7 @@ def add_adapters(lm, args, path=None):
 
 
 def load_weights(lm, path):
-    """Load the weights of the adapter folder `path` into the adapter of `lm`; a ValueError if either has weights that
-    the other lacks, where peft would go on."""
+    """Load an adapter folder into the adapter of `lm`; a ValueError if either has weights that the other lacks."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
     weights = load_peft_weights(path, device=str(lm.device))
@@ -80,23 +72,19 @@ def load_weights(lm, path):
 
 
 class Reference:
-    """The policy with its adapters as they are now, called as a `Policy`: it needs no second copy of the model."""
+    """The policy with its adapters as they are now, called as a `Policy`."""
 
     def __init__(self, policy):
         self.policy = policy
-        self.start = {weight: weight.detach().clone() for weight in policy.parameters() if weight.requires_grad}
+        self.start = {name: x.detach().clone() for name, x in policy.named_parameters() if x.requires_grad}
 
     @torch.no_grad()
     def __call__(self, *inputs, **options):
-        training, trained = self.policy.training, [weight.data for weight in self.start]
-        for weight, start in self.start.items():
-            weight.data = start
+        training = self.policy.training
         try:
-            return self.policy.eval()(*inputs, **options)
+            return torch.func.functional_call(self.policy.eval(), self.start, inputs, options)
         finally:
             self.policy.train(training)
-            for weight, data in zip(self.start, trained, strict=True):
-                weight.data = data
 
 
 def merge_into(lm, weights):
@@ -110,8 +98,7 @@ def merge_into(lm, weights):
 
 
 def keep_trained(models, states, folder):
-    """Leave the frozen weights out of a checkpoint, as a hook of `Accelerator.register_save_state_pre_hook`: a resume
-    loads them from the base."""
+    """Leave frozen weights out of a checkpoint, as a hook of `Accelerator.register_save_state_pre_hook`."""
     for model, state in zip(models, states, strict=True):
         trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
         for name in set(state) - trained:
