@@ -149,9 +149,8 @@ def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str
 
 
 def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> torch.Tensor:
-    """The unweighted values (R,) of one reward, float64; NaN where it returned None: it does not apply to that row. A
-    user's function is called once. An InputError names it, and the row if that is known, for what it raises and for
-    what is not one finite number a row, not beyond `MAX_REWARD`."""
+    """The unweighted values (R,) of one reward, float64; NaN where it does not apply to a row. A user's function is
+    called once; an InputError names it, and the row, where it fails or returns no finite number up to `MAX_REWARD`."""
     values = []
     if reward.built_in:
         for row, text, cut in zip(rows, texts, truncated, strict=True):

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import importlib
 import json
 import os
 import pathlib
@@ -46,7 +45,7 @@ class Run:
         self.step, self.first_eval, self.last_eval = 0, None, None  # the number of finished steps
         self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
-        self.exit_code, self.interrupted, self.said_unscored, self.resumed_model = 0, False, False, 0
+        self.exit_code, self.interrupted, self.said_unscored = 0, False, False
         self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
         self.bar = self.lock = self.made_folder = self.saved_step = None
@@ -127,8 +126,6 @@ class Run:
         if path:
             checkpoints.load_checkpoint(self, path)
             self.saved_step = self.step
-            there = on_first(accelerator, (self.folder / f"model-step-{self.step}").exists)
-            self.resumed_model = self.step if there else 0
             self.print(f"resumed {path}")
         elif self.args.resume:
             self.print(f"no checkpoint in {self.folder}: starting at step 0")
@@ -177,13 +174,6 @@ class Run:
         reward = "none" if samples[0]["reward"] is None else f"{samples[0]['reward']:g}"
         sample = "{prompt!r} -> {completion!r}".format_map(samples[0])
         self.print(f"step {self.step}, reward {reward}: {sample}")
-        names = ("prompt", "completion", "answer", "reward")
-        rows = [{name: row[name] for name in names} | row.get("extra", {}) for row in samples]
-        for tracker in self.accelerator.trackers:
-            if tracker.name in ("wandb", "trackio"):  # they have tables
-                table = importlib.import_module(tracker.name).Table
-                table = table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-                tracker.log({"samples": table}, step=self.step)
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
         """Print the metrics `result` of an evaluation, and write samples of all prompts of `shown`; with a `tokenizer`
@@ -250,8 +240,8 @@ class Run:
             self.saved_step = self.step
 
     def save_step_model(self, model, policy, tokenizer):
-        """Write model-step-N/ if it is due after this step N; not at a resume from N that finds it there."""
-        if self.step not in (0, self.resumed_model) and self.due(self.args.save_model_every, at_end=False):
+        """Write model-step-N/ if it is due after this step N; at a resume from N again."""
+        if self.step and self.due(self.args.save_model_every, at_end=False):
             self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def model_card(self):
