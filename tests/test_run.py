@@ -420,6 +420,14 @@ def test_a_script_says_what_it_cannot_learn_from(tmp_path, capsys):
         assert runs == [{"dead": dead} if dead is not None else {}]
 
 
+def test_a_sample_is_shown_at_steps_that_are_ever_further_apart(tmp_path, capsys):
+    run, optimizer, _ = start(tmp_path)
+    for _ in range(9):
+        advance(run, optimizer, save=False)
+    said = [line for line in capsys.readouterr().out.splitlines() if "'1+1' -> '2'" in line]
+    assert [line.split(",")[0] for line in said] == ["step 1", "step 2", "step 4", "step 8"]
+
+
 # --- the end of a step ---
 
 
