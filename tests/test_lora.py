@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import grpo
@@ -287,6 +287,18 @@ def test_an_adapter_that_does_not_fit_is_refused(edit, option, says, tmp_path):
     with pytest.raises(InputError) as error:
         load_policy(args, load_tokenizer(args))
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_an_adapter_that_lacks_weights_is_refused(rank, tmp_path):
+    """They would be those of a new adapter."""
+    saved(tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    weights.pop(next(name for name in weights if "down_proj.lora_B" in name))
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    args = grpo.Args(model_name_or_path=str(tmp_path), lora_rank=rank)
+    with pytest.raises(InputError, match="only one of adapter and model has .*down_proj.lora_B"):
+        load_policy(args, load_tokenizer(args))
 
 
 def test_an_adapter_without_tokenizer_has_that_of_its_base(tmp_path):
