@@ -2637,7 +2637,7 @@ MUTANTS = [
         'weight.requires_grad_(".lora_" in name or in_head)',
         'weight.requires_grad_(".lora_" in name)',
         "test_lora.py::test_a_reward_model_is_written_merged"),
-    # --- graphs, packing, probes, loading, data, rewards, runs, options: the tests of a third came after the mutants ---
+    # --- graphs, packing, probes, loading, data, rewards, runs, options: the tests of a third came after them ---
     mutant("graphs: a token is given at a new address", "common",
         "        self.tokens.copy_(tokens)\n",
         "        self.tokens = tokens\n",
