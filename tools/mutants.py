@@ -2580,7 +2580,7 @@ MUTANTS = [
     mutant("input: a template that ends in a blank line does not think", "common",
         "tokenizer.decode(ids[-8:]).rstrip().endswith",
         "tokenizer.decode(ids[-8:]).endswith",
-        "test_data.py::test_a_prompt_that_ends_in_a_thought_is_known[<think>\\\\n-True]"),
+        "test_data.py::test_a_prompt_that_ends_in_a_thought_is_known[<think>\\n-True]"),
     mutant("a reward leaves the working directory", "common",
         "            stack.enter_context(contextlib.chdir(os.curdir))\n",
         "",
