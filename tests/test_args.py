@@ -46,7 +46,7 @@ def test_an_option_is_declared_again_only_where_it_differs(name):
 
 
 def test_the_first_letters_of_an_option_are_no_option():
-    with pytest.raises(InputError, match="unknown option --see "):
+    with pytest.raises(InputError, match=r"unknown option --see\b"):
         parse_args(script("grpo").Args, ["--see", "3"])
 
 
