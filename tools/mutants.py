@@ -221,7 +221,7 @@ MUTANTS = [
         "test_lora.py::test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace"),
     mutant("lora: the reference leaves the policy in evaluation mode", "common",
         "            self.policy.train(training)\n",
-        "",
+        "            pass\n",
         "test_lora.py::test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace"),
     mutant("lora: the reference of a loaded adapter is the base model", "common",
         "{name: x.detach().clone() for name, x in policy",
