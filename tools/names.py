@@ -260,7 +260,7 @@ NAMES = [
     Names("prompt_template", "", "", "input_template", "it holds {prompt}"),
     Names("", "remove_unused_columns", "", "", "the reward functions get every column"),
     Names("", "dataset_streaming dataset_num_proc dataloader_* length_column_name label_names", "", "",
-          "no: the data is loaded whole, in one process"),
+          "no: each process loads the data whole"),
     Names("", "chat_template_path eos_token pad_token", "", "apply_chat_template",
           "the tokenizer's own, and its chat template if it has one"),
     # model
@@ -285,7 +285,7 @@ NAMES = [
           "accelerate launch --config_file configs/fsdp2.yaml or zero3.yaml"),
     Names("", "use_liger_kernel liger_kernel_config torch_compile* tf32 padding_free pad_to_multiple_of "
           "activation_offloading torch_empty_cache_steps use_cache", "model.use_remove_padding model.use_liger",
-          "packing_samples flash_attn", "no: what is faster and exact is on, see docs/performance.md"),
+          "packing_samples flash_attn", "no: what is faster and exact is always on"),
     Names("", "batch_eval_metrics bf16_full_eval fp16_full_eval eval_accumulation_steps "
           "eval_do_concat_batches eval_use_gather_object prediction_loss_only do_train do_predict "
           "average_tokens_across_devices ignore_bias_buffers", "", "",
