@@ -2136,7 +2136,7 @@ MUTANTS = [
     mutant("input: the name of another script's option is given as its own", "tools",
         '    lacking = "" if row.here in fields else ',
         '    lacking = "" if row.here else ',
-        "test_args.py::test_a_name_of_trl_or_verl_is_answered_with_the_one_here"),
+        "test_names.py::test_a_name_of_trl_or_verl_is_answered_with_the_one_here"),
     mutant("input: values of a list have no bounds", "common",
         "        for item in value if isinstance(value, list) else [value]:\n",
         "        for item in [value]:\n",
