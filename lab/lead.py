@@ -4,6 +4,8 @@ An effect is a paired difference: the mean of an arm's two runs on a base model 
 the base models; the test is a paired t over these. Nothing of a deciding run is shown before all of them are there.
 """
 
+import textwrap
+
 import numpy as np
 
 import registry
@@ -154,7 +156,7 @@ its first run. It decides nothing of the claims on that page, and they decide no
 
 ## What was known
 
-Differences in held-out accuracy, {known}.
+{known}
 """
 
 ARMS = """## What is run
@@ -183,12 +185,12 @@ DECIDES = """## What decides
 The outcome is held-out accuracy after step 80: pass@1 by class, weighted as the classes are in the task. An arm's value
 on a base model is the mean of its two runs.
 
-1. **{first}** (primary): PPO 32 x 8 less Dr. GRPO. The batches
-   have the same shape, so this is what the critic does **together with** the mean over tokens in the place of a
-   constant, and with whitened advantages in the place of centred ones. “Equivalent” may also be two of these that
-   cancel.
-2. **{second}**: PPO 256 x 1 less PPO 32 x 8. Nothing else differs
-   but the learning rate, which is tuned for each.
+- The primary effect, “{first}”: PPO 32 x 8 less Dr. GRPO.
+  The batches have the same shape, so this is what the critic does **together with** the mean over tokens in the place
+  of a constant, and with whitened advantages in the place of centred ones. “Equivalent” may also be two of these that
+  cancel.
+- The second, “{second}”: PPO 256 x 1 less PPO 32 x 8. Nothing
+  else differs but the learning rate, which is tuned for each.
 
 Each effect is tested by a paired t over the twelve differences, two-sided against 0, with Holm's correction over both.
 Two one-sided paired t tests say whether it is smaller than 0.02, with Holm's correction over both as well. The verdict
@@ -309,7 +311,7 @@ def build():
             "tuned": sum(registry.counts(*job) for job in tuning),
             "to_tune": len(tuning),
             "status": STATUS.get(word, "The verdicts are [below](#results)."),
-            "known": registered["known"]["words"],
+            "known": textwrap.fill(f"Differences in held-out accuracy, {registered['known']['words']}.", 120),
             "rates": ", ".join(rates),
             "first": registered["effects"][0]["title"],
             "second": registered["effects"][1]["title"],

@@ -279,9 +279,6 @@ def test_a_run_that_failed_counts_with_0(rows):
         ({"code": "another"}, 96),
         ({"torch": "3"}, 96),
         ({"base": "other weights"}, 96),
-        ({"clean": False}, 95),
-        ({"registered": "another"}, 95),
-        ({"command": "python ppo.py"}, 95),
         ({"started": "2027-06-01T00:00:00+00:00"}, 95),
     ],
 )
