@@ -1,5 +1,6 @@
-"""What was looked at after the verdicts, and decides nothing: report.py puts it on docs/claims.md, tests hold the READMEs
-to it. All of it is computed from the rows of registered runs.
+"""What was looked at after the verdicts, and decides nothing, from the rows of registered runs.
+
+report.py puts it on docs/claims.md, and tests hold the READMEs to it.
 """
 
 import functools

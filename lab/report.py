@@ -24,7 +24,8 @@ try:
 except ImportError:  # without scipy nothing is decided; what the page is made from can be compared
     decide = None
 
-PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
+PAGE, PILOT_PAGE, FIGURES = "docs/claims.md", "lab/results/pilot.md", ROOT / "docs" / "figures" / "claims"
+PILOT_FIGURES = "../../docs/figures/claims/pilot-"  # from its page
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 SECONDS = registry.HERE / "results" / "seconds.jsonl"
 SEEN = registry.HERE / "results" / "seen.json"
@@ -188,10 +189,7 @@ def without_one_run(claim):
                 shown_p = p_same if decisions()[claim["name"]][0].verdict == SAME and other == UNSEEN else p
                 runs.setdefault(name(run, claim["name"]), []).append(f"{seed} (p {shown_p:.2g})")
         lines.append(f"“{other}” without any one of " + "; ".join(f"{run} {', '.join(it)}" for run, it in runs.items()))
-    jobs = len(set(registry.jobs_of(claim)))
-    if not lines:
-        return f"No single one of these {jobs} runs decides: without any one of them the verdict is the same. "
-    return f"{AFTERWARDS} the verdict would be {', and '.join(lines)}; p is after Holm. "
+    return f"{AFTERWARDS} the verdict would be {', and '.join(lines)}; p is after Holm." if lines else ""
 
 
 def beside(claim):
@@ -214,22 +212,34 @@ def measured_of(claim):
 
 
 def numbers(claim):
-    """The sentences with the p-values of a claim."""
+    """What p-values say beyond the table of all statistics."""
     primary, (decision, _) = claim["primary"], decisions()[claim["name"]]
-    found, seeds, made = decision.measured, claim["seeds"], made_by(claim)
-    if np.isnan(found.low):
-        return f"{made} No test: no deviation, or a run without a value."
-    mine, others = (values(primary, primary[side], seeds) for side in ("run", "against"))
+    if np.isnan(decision.measured.low):
+        return "No test: no deviation, or a run without a value."
+    mine, others = (values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
     deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
+    worth = worth_of_inconclusive(primary, deviations, len(claim["seeds"])) if decision.verdict == UNSEEN else ""
+    return f"{interval_of_equivalence(claim, mine, others)}{worth}{without_one_run(claim)}".strip()
+
+
+def statistics(claim):
+    """A row of the table of all statistics: the tests, what the seeds were planned to see and what they see with the
+    deviations as measured, and by which code the runs were made."""
+    primary, found = claim["primary"], decisions()[claim["name"]][0]
+    unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
+    smallest = f"{claim['power']['smallest_effect']:g}{unit}" + from_margin(primary)
+    plan = [smallest, f"{chance_of_equivalent(claim):.2f} (within {primary['same']:g}{unit})"]
+    row = [f"`{claim['name']}`", f"{min(claim['seeds'])} to {max(claim['seeds'])}", f"{primary['margin']:g}"]
+    if not decided(claim) or np.isnan(found.measured.low):
+        return [*row, *([""] * 4), *plan, "", made_by(claim) if decided(claim) else ""]
+    mine, others = (values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - first_level())
-    wide = " to ".join(shown(end, primary["metric"], "+") for end in ends)
-    worth = worth_of_inconclusive(primary, deviations, len(seeds)) if decision.verdict == UNSEEN else ""
-    return (
-        f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
-        f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - first_level():.1%}: "
-        f"{wide}. Within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
-        f"{interval_of_equivalence(claim, mine, others)}{worth}{without_one_run(claim)}{made}"
-    )
+    row += [f"{found.measured.p:.2g}, {found.p:.2g}", f"{found.measured.p_signs:.2g}"]
+    row += [" to ".join(shown(end, primary["metric"], "+") for end in ends)]
+    row += [f"{found.measured.p_same:.2g}, {found.p_same:.2g}", *plan]
+    deviations = [np.std(side, ddof=1) for side in (mine, others)]
+    seen = decide.smallest_effect(deviations, len(claim["seeds"]), first_level())
+    return [*row, shown(seen, primary["metric"]), made_by(claim)]
 
 
 def made_by(claim):
@@ -244,7 +254,7 @@ def made_by(claim):
     tried = f", and {tries} for {len(tuning)} of the tuning" if tuning else ""
     older = [registry.read(*job)[0]["commit"][:7] for job in tuning if registry.read(*job)[0]["code"] != code]
     tried += f", {len(older)} of them of commit {', '.join(sorted(set(older)))}" if older else ""
-    return f"The runs: {starts} starts for {len(jobs)} files of results{tried}; code {code[:16]}, commit {commits}."
+    return f"{starts} starts for {len(jobs)} files{tried}; code {code[:8]}, commit {commits}"
 
 
 def worth_of_inconclusive(primary, deviations, seeds):
@@ -276,20 +286,6 @@ def known(claim):
     """What the pilot had seen of a claim."""
     before = claim["pilot"]
     return f"Known before: in the pilot {' less '.join(before['runs'])} was {before['effect']:+g} {before['words']}."
-
-
-def planned(claim):
-    """A row of the table of what the seeds were planned to see, and what they see with the deviations as measured."""
-    primary, decision = claim["primary"], decisions()[claim["name"]][0]
-    unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
-    smallest = f"{claim['power']['smallest_effect']:g}{unit}" + from_margin(primary)
-    equivalent = f"{chance_of_equivalent(claim):.2f} (within {primary['same']:g}{unit})"
-    as_measured = ""
-    if decided(claim) and not np.isnan(decision.measured.low):
-        both = (values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
-        deviations, level = [np.std(side, ddof=1) for side in both], first_level()
-        as_measured = shown(decide.smallest_effect(deviations, len(claim["seeds"]), level), primary["metric"])
-    return [claim["title"], str(len(claim["seeds"])), smallest, equivalent, as_measured]
 
 
 def from_margin(primary):
@@ -325,8 +321,9 @@ def section(claim, said):
     lines = [f"## {claim['title']}", "", f"**Verdict: {verdict(claim)}.**"]
     if decided(claim):
         effect = interval(measured_of(claim), primary["metric"])
-        sides = (name(primary[side], claim["name"]) for side in ("run", "against"))
-        lines[-1] += f" {' less '.join(sides)}, {metric_at(primary)}: {effect}."
+        sides = (f"“{name(primary[side], claim['name'])}”" for side in ("run", "against"))
+        what = metric_at(primary)
+        lines[-1] += f" {what[0].upper()}{what[1:]}: {' less '.join(sides)} is {effect}."
     lines[-1] += f" The source ({claim['kind']}): {claim['paper']}."
     lines += ["", f"**What it does not show.** {limits}" + (f" {texts.BELOW}" if best else ""), ""]
     if decided(claim) and not best:
@@ -532,9 +529,11 @@ def seen_lines():
     found = json.loads(SEEN.read_text(encoding="utf-8"))
     four, said = found["four_terms"], {}
     for part in ("drawn", "not_drawn"):
-        said |= {f"{part}_before": f"{four[part]['before']:.3f}", f"{part}_after": f"{np.mean(four[part]['after']):.3f}"}
+        before, after = four[part]["before"], np.mean(four[part]["after"])
+        said |= {f"{part}_before": f"{before:.2f}", f"{part}_after": f"{after:.2f}"}
+    error = sum(part["before"] * (1 - part["before"]) / part["problems"] for part in four.values()) ** 0.5
     said |= {name: f"{drawn} of {of:,}" for name, (drawn, of) in found["counts"].items()}
-    return [texts.SEEN.format(**said, seeds=len(four["drawn"]["after"])), ""]
+    return [texts.SEEN.format(**said, seeds=len(four["drawn"]["after"]), error=error), ""]
 
 
 # --- rules of thumb ---
@@ -586,29 +585,37 @@ def pilot_decided():
             for claim in CLAIMS.values()}  # fmt: skip
 
 
-def pilot_sections():
-    registered = registry.claims(registry.load())
-    rows, effects, sections = [], [], []
+def pilot_section():
+    """What became of each claim of the pilot; other pages link to the rows."""
+    registered, rows = registry.claims(registry.load()), []
     for claim in CLAIMS.values():
         became, why = texts.PILOT[claim.name]
         if isinstance(became, tuple):
             links = [f"[{new}](#{anchor(registered[new]['title'])})" for new in became]
-            now = "; ".join(f"{link}: {verdict(registered[new])}" for link, new in zip(links, became, strict=True))
-        else:
-            now = became
-        old, decisive = pilot_decided()[claim.name]
-        rows.append([f"[{claim.title}](#pilot-{claim.name})", old, now, why])
-        effects += [[claim.name, *cells] for cells in decisive]
-        said = f"{claim.title}. {claim.paper}. **{old.capitalize()}.** {claim.why}"
-        sections += [f"### Pilot: {claim.name}", "", said.strip()]
-        drawn = claim.name in texts.PILOT_FIGURES
-        sections += ["", f"![{claim.title}](figures/claims/pilot-{claim.name}.png)", ""] if drawn else [""]
+            became = "; ".join(f"{link}: {verdict(registered[new])}" for link, new in zip(links, became, strict=True))
+        place = f"../{PILOT_PAGE}#{anchor(f'Pilot: {claim.name}')}"
+        title = f'<a id="pilot-{claim.name}"></a>[{claim.title}]({place})'
+        rows.append([title, pilot_decided()[claim.name][0], became, why])
     header = ["claim of the pilot", "old verdict", "new verdict, or what became of it", "why they differ"]
-    became = [*table(header, rows), "", "![all algorithms at one learning rate](figures/claims/pilot-all.png)", ""]
+    became = folded("Its 16 claims, and what became of each", table(header, rows))
+    return ["## The pilot", "", *texts.PILOT_INTRO, "", *became]
+
+
+def pilot_page():
+    """What the pilot found, the effects that decided it and the history of its rules, on a page of their own."""
+    lines = ["# The pilot", "", *texts.PILOT_PAGE, ""]
+    lines += [f"![all algorithms at one learning rate]({PILOT_FIGURES}all.png)"]
+    for claim in CLAIMS.values():
+        why = claim.why.replace("](../lab/results/", "](")
+        lines += ["", f"## Pilot: {claim.name}", ""]
+        lines += [f"{claim.title}. {claim.paper}. **{pilot_decided()[claim.name][0].capitalize()}.** {why}".strip()]
+        drawn = claim.name in texts.PILOT_FIGURES
+        lines += ["", f"![{claim.title}]({PILOT_FIGURES}{claim.name}.png)"] if drawn else []
+    effects = [[claim.name, *cells] for claim in CLAIMS.values() for cells in pilot_decided()[claim.name][1]]
     header = ["claim", "compared", "expected", "as decided, with a bootstrap interval"]
     header += ["interval by a paired t", "old verdict"]
-    deciding = ["### The effects that decided the pilot", "", *texts.PILOT_EFFECTS, "", *table(header, effects), ""]
-    return ["## The pilot", "", *texts.PILOT_INTRO, "", *folded("Its claims", [*became, *deciding, *sections])]
+    lines += ["", "## The effects that decided", "", *texts.PILOT_EFFECTS, "", *table(header, effects), ""]
+    return "\n".join([*lines, "## The history of its rules", "", texts.PILOT_HISTORY]) + "\n"
 
 
 # --- the page ---
@@ -626,7 +633,8 @@ def is_papers(claim):
 
 def first_tables():
     """All claims, the papers' and the others apart, each below its counts."""
-    header = ["claim", "source", "verdict", "effect (95 %)", "p after Holm", "runs without which it differs", "beside it"]
+    header = ["claim", "source", "verdict", "effect (95 %)", "p after Holm", "runs without which it differs"]
+    header += ["beside it"]
     lines = []
     for of_paper, claims in kinds().items():
         said = {"all": len(claims), "counts": counts(of_paper, *READMES["README.md"])}
@@ -682,19 +690,21 @@ def build():
     said = {"digest": registry.digest(), "closing": registered["closing"], "claims": len(registered["claims"])}
     said |= {"seeds": " and ".join(map(str, registered["tuning"]["seeds"]))}
     rules = [text.format(**said) for text in texts.RULES]
-    header = ["claim", "seeds", "smallest effect seen in 80 of 100, planned", "chance of “equivalent” at 0, planned"]
-    power = table([*header, "smallest effect seen in 80 of 100, as measured"], map(planned, registered["claims"]))
+    header = ["claim", "seeds", "margin", "p, after Holm", "p by sign flips", f"interval of {1 - first_level():.1%}"]
+    header += ["p of equivalence, after Holm", "smallest effect seen in 80 of 100, planned"]
+    header += ["chance of “equivalent” at 0, planned", "smallest effect seen, as measured", "the runs"]
+    power = table(header, map(statistics, registered["claims"]))
     options = [f"- `{word}` is `{options}`" for word, options in registered["options"].items()]
     lines = ["# Claims", "", *texts.INTRO, "", *findings(), *first_tables(), *lead_section()]
     lines += ["## How a claim is decided", "", *texts.TASK, "", *seen_lines()]
-    lines += folded("The rules", [*rules, "", *texts.POWER, "", *power])
+    lines += [*folded("The rules", rules), *folded("All statistics", [*texts.POWER, "", *power])]
     lines += folded("The commands of all runs", [*commands(), "", "In these", "", *options])
     for claim in registered["claims"]:
         lines += section(claim, told)
     thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, "", *texts.ILLUSTRATIONS, ""]
-    lines += [*best_section(), *thumb, *pilot_sections()]
-    history = folded("Of the pilot, and of the registered claims", [texts.HISTORY])
-    lines += ["## The history of the rules", "", texts.HISTORY_SHORT, "", *history, *not_done()]
+    lines += [*best_section(), *thumb, *pilot_section()]
+    lines += ["## The history of the rules", "", *texts.HISTORY_SHORT, "", *folded("All of it", texts.HISTORY)]
+    lines += not_done()
     lines.append(f"<!-- made from {fingerprint()} -->")
     return "\n".join(lines) + "\n"
 
@@ -711,10 +721,11 @@ def refresh(tree):
         current = f"<!-- made from {fingerprint()} -->" in tree.read(PAGE)
         return [] if current else [f"{PAGE}: is not of these rows; {NEEDED}"]
     tree.write(PAGE, build())
+    tree.write(PILOT_PAGE, pilot_page())
     for page, signs in READMES.items():
         both = iter([counts(of_paper, *signs) for of_paper in kinds()])  # the papers' stand first
         tree.write(page, COUNTS.sub(lambda found, both=both: next(both, found[0]), tree.read(page)))
-    figures = re.findall(r"figures/claims/[\w.-]+\.png", build())
+    figures = re.findall(r"figures/claims/[\w.-]+\.png", build() + pilot_page())
     return [f"docs/{path}: python lab/report.py --figures draws it" for path in dict.fromkeys(figures)
             if not (ROOT / "docs" / path).exists()]  # fmt: skip
 

@@ -320,7 +320,7 @@ PILOT_RUNS = {
 }  # fmt: skip
 PILOT_FIGURES = ("deviation", "clip_higher", "token_mean", "kl_estimator", "preference_pairs", "sharpening")
 
-HISTORY = """`git show` has each of these commits. Of the pilot:
+PILOT_HISTORY = """`git show` has each of these commits.
 
 - `length`: before any data (d8f2897) two effects decided, that of grpo on dr_grpo, the paper's own comparison,
   and that of grpo on dr_grpo-std. The commit that brought the first data (a7dcc4b) made the first of them a
@@ -334,9 +334,9 @@ HISTORY = """`git show` has each of these commits. Of the pilot:
 - `sequence_ratio`: a run with a wider band, gspo-wide, was planned (8d93c24) and dropped (5635a9f).
 - After the registration `kl_estimator` and `preference_pairs` got titles that say what was compared, and the
   five runs of `pairs` were made again for two more metrics; all else in their rows came out the same, digit by
-  digit.
+  digit."""
 
-Of the registered claims:
+HISTORY = """`git show` has each of these commits; [the pilot's page](../lab/results/pilot.md) has that of its rules.
 
 - A first registration of the same day, commit b0edb95, was replaced after one of its 418 runs had been made and
   before its result was read; its seeds are not used. `kl_coefficient` was dropped from it: it compared 0.1 with no
@@ -344,8 +344,8 @@ Of the registered claims:
 - The second registration changed more than seeds and titles. In `overlong` the punishment begins after 64 tokens, where
   it was 77 (`--overlong_cache` 32 in place of 19), and a check was added, without which the claim counts as not tested.
   DAPO's and GSPO's own knobs went out of the tuning: of six settings two each had been a cap of 128 and no punishment,
-  the paper's band and a band of 0.03; now all six are learning rates. The closing date, the check and the rule for runs
-  that fail are new too.
+  the paper's band and a band of 0.03; now all six are learning rates. A closing date and rules for which results count
+  are new too.
 - decide.py and registry.py were mended after an audit (9446c06) when 17 of the first 39 runs had begun; no row was in
   a commit, and that none was read is our word. It changes neither of the two verdicts of these runs.
 - Until all claims were decided, a verdict that results to come might have changed had the words “so far”. The commit
@@ -375,7 +375,8 @@ Of the registered claims:
   equal seconds, on Holm's ninth step and on what “inconclusive” is worth there were added after that report.
 - The first tuning run is of earlier code than the others (docstrings, and what `--dry_run` says); another one was begun
   with it, stopped after a second and made again.
-- The times in starts.jsonl and in git are this machine's own: a digest proves an order of commits, not a date."""
+- The times in starts.jsonl and in git are this machine's own: a digest proves an order of commits, not a
+  date.""".split("\n")
 
 INTRO = """What papers and rules of thumb claim, measured with the scripts of this repository on a small task: sums of
 one-digit numbers, learnt by a model of 0.1 million weights. Each claim has **one effect that decides, registered before
@@ -390,17 +391,17 @@ FINDINGS = """- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO 
   two other base models, at that rate, it is {bases}, with three seeds each.
 - **GRPO ends {lead} behind PPO ({low} to {high}), and it is not the algorithm alone.** That is at the best of six rates
   and after as many completions; `ppo.py` draws 256 prompts once in a step, `grpo.py` 32 prompts eight times. PPO with
-  32 x 8 cannot be told from Dr. GRPO at 1e-4: {same_shape}, {mine} seeds against {others}. In training, GRPO is ahead at equal
-  seconds: by {first} after {seconds} seconds, by {least} to {most} after 40 to 60. With the base model as the unit, of
-  which there are three, the lead is {mean} ± {half} (95 %). [What it is made of](#what-ppos-lead-is-made-of).
+  32 x 8 cannot be told from Dr. GRPO at 1e-4: {same_shape}, {mine} seeds against {others}. In training, GRPO is ahead
+  at equal seconds: by {first} after {seconds} seconds, by {least} to {most} after 40 to 60. With the base model as the
+  unit, of which there are three, the lead is {mean} ± {half} (95 %). [What it is made of](#what-ppos-lead-is-made-of).
 
 What these two say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
 
 COUNTED = {
     True: "Registered as **a paper's** are {all} claims, {replications} of them as replications of a known effect "
     "({counts}):",
-    False: "Registered as **no paper's** are {all}: {thumb} rules of thumb that practitioners pass on, and questions of "
-    "our own ({counts}):",
+    False: "Registered as **no paper's** are {all}: {thumb} rules of thumb that practitioners pass on, and questions "
+    "of our own ({counts}):",
 }
 
 KNOWN = (
@@ -427,13 +428,15 @@ TASK = """The task is `embedded-hard` ([common/tiny_hard/build.py](../common/tin
 terms, without those of five, learnt from a careless teacher. A run is 80 steps of 32 prompts x 8 completions with four
 optimizer steps each, if its command does not say otherwise. **Held-out accuracy** is pass@1 on 1,582 problems that are
 in none of the lists, two completions each, weighted by the shares of their classes. **One small base model, one kind of
-task**: two more base models, built with other seeds, show only signs ([below](#each-algorithm-best-of-six)).""".split("\n")
+task**: two more base models, built with other seeds, show only signs
+([below](#each-algorithm-best-of-six)).""".split("\n")
 
 SEEN = (
     "Held out means held out from RL. The base model's own training, which drew problems at random, had drawn {easy} "
-    "easy, {medium} medium and {hard} hard ones of these. No harm is seen: of the four-term sums the base model gets "
-    "{drawn_before} of those that were drawn and {not_drawn_before} of the others, and GRPO (1e-4, {seeds} seeds) "
-    "{drawn_after} and {not_drawn_after} ([seen.py](../lab/seen.py), eight answers each; made after the verdicts)."
+    "easy, {medium} medium and {hard} hard ones of these. No harm is seen: of the four-term sums, of which some were "
+    "drawn, the base model gets {drawn_before} of the drawn and {not_drawn_before} of the others, and GRPO (1e-4, "
+    "{seeds} seeds) {drawn_after} and {not_drawn_after}; the standard error of these differences is at most "
+    "{error:.2f} ([seen.py](../lab/seen.py), after the verdicts)."
 )
 
 RULES = """SHA-256 of the registration: `{digest}`. Each file of results names it with the digest of the code that ran
@@ -466,16 +469,18 @@ python lab/report.py --figures          # draws the figures (matplotlib)
 python tools/refresh.py                 # writes this page, and the counts in the READMEs (scipy)
 ```""".split("\n")
 
-POWER = """**What the seeds can see**: the effect that they see in 80 of 100 experiments at Holm's first step, and the
-chance of “equivalent” where there is no difference at all. Planned with a deviation across seeds of 0.018 for
-accuracies: the pilot's is 0.020, pooled over 42 runs (`deviations()` of [pilot.py](../lab/pilot.py)), and has more
-sampling noise, about 0.011 against 0.006; for other metrics with that of the pilot's two runs. A smaller effect may be
-there and yet be inconclusive. For the two claims with a margin the registered chance is too high, as it leaves out that
-the claim's own test comes first; what is shown is computed with it.""".split("\n")
+POWER = """Two columns say what the seeds can see: the effect that they see in 80 of 100 experiments at Holm's first
+step, and the chance of “equivalent” where there is no difference at all. They were planned with a deviation across
+seeds of 0.018 for accuracies: the pilot's is 0.020, pooled over 42 runs (`deviations()` of
+[pilot.py](../lab/pilot.py)), and has more sampling noise, about 0.011 against 0.006; for other metrics with that of the
+pilot's two runs. A smaller effect may be there and yet be inconclusive. For the two claims with a margin the registered
+chance is too high, as it leaves out that the claim's own test comes first; what is shown is computed with it. Sign
+flips of the seeds decide nothing.""".split("\n")
 
 HISTORY_SHORT = """A rule of the pilot was moved with its first data, which is one reason why the pilot counts for
 nothing. A first registration was replaced by a second one, with other rules too, after one run. The registered order of
-the runs was left, and the program that decides was mended once while runs were made; no run that ended was dropped."""
+the runs was left, and the program that decides was mended once while runs were made; no run that ended was
+dropped.""".split("\n")
 
 AT_BEST = """The same six learning rates for each algorithm, on two tuning seeds; the best of six by held-out accuracy
 at 20,480 sampled completions is run with ten fresh seeds, and with three on each of two more base models: the hard task
@@ -489,8 +494,8 @@ first; PPO, DAPO and DPO differ from GRPO with the same sign on all three, the o
 one core, of a whole run with its evaluations. At equal seconds runs can only be compared in training: by the accuracy
 of the completions that each samples when the shortest of all these runs, one of DPO's, ends.""".split("\n")
 
-TUNING = """The tuning is no result: the highest of six means of two seeds is too high by the choice. A best rate that is
-the lowest or the highest of the six is not known to be the best, and is marked.
+TUNING = """The tuning is no result: the highest of six means of two seeds is too high by the choice. A best rate that
+is the lowest or the highest of the six is not known to be the best, and is marked.
 
 Accuracies at equal seconds are means over five steps (of DPO a round) on prompts that were trained on before. The clock
 (`python lab/clock.py`) stands still in evaluations; it is the wall's, with two runs at a time on two cores, and by it
@@ -527,7 +532,12 @@ PILOT_INTRO = """The first laboratory: five seeds (0 to 4, or 5 to 9), one learn
 with 32 deciding effects, no correction, and bootstrap intervals that cover 84 % in place of 95 %. **Its
 verdicts count for nothing**; it is kept because the registered design rests on its deviations, and because what
 it decided must not vanish. Commands: [claims.py](../lab/claims.py); rules: [pilot.py](../lab/pilot.py); rows:
-`lab/results/claims`; `python lab/run.py NAME` runs a claim again.""".split("\n")
+`lab/results/claims`; what was found: [pilot.md](../lab/results/pilot.md); `python lab/run.py NAME` runs a claim
+again.""".split("\n")
+
+PILOT_PAGE = """The first laboratory of [docs/claims.md](../../docs/claims.md#the-pilot), whose verdicts count for
+nothing: 16 claims, five seeds, one learning rate of 1e-4 for all. `python tools/refresh.py` writes this
+page.""".split("\n")
 
 PILOT_EFFECTS = """As they were decided, and with the interval that five values allow. By a paired t two of the
 effects that decided change: the reward of `hacking`, whose interval has 0 in it, and the rung 5 - 4 of
