@@ -115,7 +115,8 @@ def failed(run, seeds):
 def decisions():
     """{claim: (decision as registered, decision as amended)}"""
     registered = registry.load()
-    old, new = decide.as_registered(registered), decide.as_amended(registered)
+    old = decide.as_registered(registered)
+    new = decide.as_amended(registered) if registry.AMENDMENTS.exists() else old
     return {claim: (old[claim], new[claim]) for claim in old}
 
 
@@ -509,7 +510,7 @@ def lead_section():
     rows = []
     for run, against in afterwards.AT_1E_4:
         found, seeds = afterwards.at_1e_4(run, against)
-        rows.append([f"{name(run)} less {name(against)}", " and ".join(map(str, seeds)), signed(found)])
+        rows.append([f"“{name(run)}” less “{name(against)}”", " and ".join(map(str, seeds)), signed(found)])
     by_clock = []
     for seconds in seconds_shown():
         grpo, ppo, less, low, high = afterwards.at_equal_seconds(seconds)

@@ -390,10 +390,11 @@ FINDINGS = """- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO 
   {one_rate}, p = {p}, uncorrected. At 2e-4, the best of six rates for both, the difference is {tuned}: inconclusive. On
   two other base models, at that rate, it is {bases}, with three seeds each.
 - **GRPO ends {lead} behind PPO ({low} to {high}), and it is not the algorithm alone.** That is at the best of six rates
-  and after as many completions; `ppo.py` draws 256 prompts once in a step, `grpo.py` 32 prompts eight times. PPO with
+  and after as many completions; in a step `ppo.py` samples 256 prompts once, `grpo.py` 32 prompts eight times. PPO with
   32 x 8 cannot be told from Dr. GRPO at 1e-4: {same_shape}, {mine} seeds against {others}. In training, GRPO is ahead
-  at equal seconds: by {first} after {seconds} seconds, by {least} to {most} after 40 to 60. With the base model as the
-  unit, of which there are three, the lead is {mean} ± {half} (95 %). [What it is made of](#what-ppos-lead-is-made-of).
+  at equal seconds: by {first} after {seconds} seconds, by {least} to {most} after 40 to 60. Counted by base
+  models, of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %).
+  [What it is made of](#what-ppos-lead-is-made-of).
 
 What these two say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
 
@@ -410,7 +411,7 @@ KNOWN = (
     "out alone, a claim would have another verdict; it was looked at afterwards."
 )
 
-LEAD = """Looked at afterwards, which decides nothing: these are rows of other claims, at one learning rate. A
+LEAD = """Looked at afterwards, which decides nothing: these are runs of other claims, at one learning rate. A
 [critic that learns](#a-critic-that-learns-makes-ppo-learn-better) and
 [256 prompts once](#256-prompts-once-are-better-than-32-prompts-eight-times) each hold as claims of their own. With a
 critic that learns nothing PPO is still ahead of GRPO, from which it then differs in the shape of the batch, in the
@@ -420,8 +421,9 @@ on before, with ten seeds; its clock is the wall's, on two cores that two runs s
 evaluations.""".split("\n")
 
 LEAD_ON_BASES = (
-    "On the three base models the lead, at rates that were tuned on the first, is {bases}: with the base model as the "
-    "unit {mean:.3f} ± {half:.3f} (95 %, Student's t with two degrees of freedom)."
+    "On the three base models the lead, at rates that were tuned on the first, is {bases}. With the base model as the "
+    "unit, as for a statement on base models in general, that is {mean:.3f} ± {half:.3f} (95 %, Student's t with two "
+    "degrees of freedom)."
 )
 
 TASK = """The task is `embedded-hard` ([common/tiny_hard/build.py](../common/tiny_hard/build.py)): sums of two to eight
@@ -479,8 +481,8 @@ flips of the seeds decide nothing.""".split("\n")
 
 HISTORY_SHORT = """A rule of the pilot was moved with its first data, which is one reason why the pilot counts for
 nothing. A first registration was replaced by a second one, with other rules too, after one run. The registered order of
-the runs was left, and the program that decides was mended once while runs were made; no run that ended was
-dropped.""".split("\n")
+the runs was left, and the program that decides was mended once while runs were made; of the second registration no run
+that ended was dropped.""".split("\n")
 
 AT_BEST = """The same six learning rates for each algorithm, on two tuning seeds; the best of six by held-out accuracy
 at 20,480 sampled completions is run with ten fresh seeds, and with three on each of two more base models: the hard task

@@ -588,56 +588,12 @@ def test_what_was_looked_at_afterwards_is_in_the_rows():
             found.append(shares @ (np.array(classes) - mean) ** 2 / (mean * (1 - mean)))
         return np.mean(found)
 
-    end = {"metric": "accuracy", "over": "end"}
-    dcpo, grpo = ({seed: registry.outcome(name, seed, end) for seed in range(40, 50)}
-                  for name in ("dcpo-8_visits", "grpo-8_visits"))  # fmt: skip
-    others = [value for seed, value in dcpo.items() if seed != 48]
-    below = f"ended at {dcpo[48]:.3f}, {min(others) - dcpo[48]:.3f} below the next"
-    test = d.stats.ttest_ind(others, list(grpo.values()), equal_var=False)
-    ends = " to ".join(f"{value:+.3f}" for value in test.confidence_interval())
-    without = f"effect is {np.mean(others) - np.mean(list(grpo.values())):+.3f} ({ends})"
-    assert below in texts.LIMITS["dcpo"] and without in texts.LIMITS["dcpo"]
-
-    measured = {name: it.measured for name, it in d.as_registered(REGISTERED).items()}
-
-    def verdict_of(mine, others):
-        """What the rule says of `dcpo` with these values, and all other claims as they are."""
-        ps = {name: it.p if it else 1.0 for name, it in measured.items()}
-        same = {name: it.p_same if it else 1.0 for name, it in measured.items()}
-        less, more = (d.stats.ttest_ind(mine + shift, others, equal_var=False, alternative=side).pvalue
-                      for shift, side in ((-0.03, "less"), (0.03, "greater")))  # fmt: skip
-        ps = d.holm(ps | {"dcpo": d.stats.ttest_ind(mine, others, equal_var=False).pvalue})
-        same = d.holm(same | {"dcpo": max(less, more)})
-        level = REGISTERED["statistics"]["level"]
-        return d.verdict(measured["dcpo"], 0.0, 1, ps["dcpo"], same["dcpo"], level)  # the effect is above 0 in all
-
-    one, other = np.array(list(dcpo.values())), np.array(list(grpo.values()))
-    verdicts = [verdict_of(np.delete(one, i), other) for i in range(10)]
-    verdicts += [verdict_of(one, np.delete(other, i)) for i in range(10)]
-    assert [i for i, it in enumerate(verdicts) if it == registry.HOLDS] == [8, 13] and f"{other[3]:.3f}" == "0.713"
-    assert verdicts.count(registry.UNSEEN) == 7 and "any one of seven others" in texts.LIMITS["dcpo"]
-
     hard = {"metric": "eval/logged/hard", "over": "end"}
     mine, others = ([registry.outcome(name, seed, hard) for seed in range(40, 50)]
                     for name in ("dcpo-8_visits", "grpo-8_visits"))  # fmt: skip
     found = d.measure(mine, others, 0.0, 1.0)
     assert f"hard sums, {found.effect:+.3f} ({found.low:+.3f} to {found.high:+.3f})" in texts.LIMITS["dcpo"]
 
-    def p_without(name, seed, left_out):
-        """p after Holm of a claim without one run, all other claims as they are."""
-        primary, seeds = registry.claims(REGISTERED)[name]["primary"], range(70, 80)
-        sides = [[registry.outcome(primary[side], i, primary) for i in seeds if (side, i) != (left_out, seed)]
-                 for side in ("run", "against")]  # fmt: skip
-        test = d.stats.ttest_ind(np.array(sides[0]) - primary["margin"], sides[1], equal_var=False)
-        return d.holm({claim: it.p for claim, it in measured.items()} | {name: test.pvalue})[name]
-
-    for name, words in (("best-dapo", "four runs of DAPO"), ("best-ppo", "eleven of these twenty runs")):
-        ps = {(side, seed): p_without(name, seed, side) for side in ("run", "against") for seed in range(70, 80)}
-        lost = [p for p in ps.values() if p >= 0.05]
-        assert f"any one of {words} p after Holm is {min(lost):.2f} to {max(lost):.2f}" in texts.LIMITS[name]
-        assert len(lost) == {"best-dapo": 4, "best-ppo": 11}[name]
-        grpo = "against" if name == "best-dapo" else "run"
-        assert f"GRPO's lowest (0.577) it is {ps[grpo, 74]:.3f}" in texts.LIMITS[name]
     end = {"metric": "eval/logged/hard", "over": 20480}
     found = d.measure(*([registry.outcome(run, seed, end) for seed in range(70, 80)]
                         for run in ("best-dapo", "best-grpo")), 0.0, 1.0)  # fmt: skip

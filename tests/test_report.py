@@ -514,8 +514,9 @@ SAID = {
         "loses {lost} in as many completions",
         "0.032 above GRPO ({from_} to {to}; p = 1e-7, uncorrected) at 1e-4",
         "ends {one} above GRPO",
-        "({tuned}; {tuned_low} to {tuned_high}). On two other base models, at 2e-4, it is {hard_1} and {hard_2}.",
-        "at equal seconds ({first} at 31, {least} to {most} at 40 to 60)",
+        "({tuned}; {tuned_low} to {tuned_high}): inconclusive",
+        "On two other base models, at 2e-4, it is {hard_1} and {hard_2}",
+        "at equal times (by {first} after 31 seconds, by {least} to {most} after 40 to 60)",
         "the lead is {mean} ± {half}",
         "`dpo.py` ends {dpo} below",
     ),
@@ -524,7 +525,8 @@ SAID = {
         "正确率高 {gained}（",
         "反而低 {lost}，",
         "比 GRPO 高 {one}（{from_} 至 {to}；p = 1e-7，未校正）",
-        "（{tuned}；{tuned_low} 至 {tuned_high}）。在另外两个基座模型上，学习率 2e-4 时的差是 {hard_1} 和 {hard_2}。",
+        "（{tuned}；{tuned_low} 至 {tuned_high}），没有定论",
+        "在另外两个基座模型上，学习率 2e-4 时的差是 {hard_1} 和 {hard_2}",
         "（31 秒时 {first}，40 至 60 秒时 {least} 至 {most}）",
         "PPO 的领先是 {mean} ± {half}",
         "`dpo.py` 比它低 {dpo}",
@@ -570,7 +572,7 @@ def test_what_was_looked_at_afterwards_is_on_the_page(run, against, expected):
     effect = np.mean(mine) - np.mean(others)
     assert f"{effect:+.3f} ({effect - half:+.3f} to {effect + half:+.3f})" == expected
     assert report.signed(afterwards.at_1e_4(run, against)[0]) == expected
-    row = f"| {report.name(run)} less {report.name(against)} | {len(mine)} and {len(others)} | {expected} |"
+    row = f"| “{report.name(run)}” less “{report.name(against)}” | {len(mine)} and {len(others)} | {expected} |"
     assert row in (ROOT / report.PAGE).read_text(encoding="utf-8")
 
 
