@@ -383,8 +383,8 @@ one-digit numbers, learnt by a model of 0.1 million weights. Each claim has **on
 its runs** with its margin, its seeds and its statistics ([registered.json](../lab/registered.json)). A claim **holds**
 or **does not hold** if its effect can be told from a margin, which is 0 mostly; it is **equivalent** if the difference
 is smaller than a registered one, 0.03 of accuracy mostly; and else it is **inconclusive**, which does not mean that
-there is no difference. What does not hold here may hold for large models, and of the three claims that do not hold no paper
-prints the comparison. Two findings first:""".split("\n")
+there is no difference. What does not hold here may hold for large models, and of the three claims that do not hold no
+paper prints the comparison. Two findings first:""".split("\n")
 
 FINDINGS = """- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO ends above GRPO in held-out accuracy, by
   {one_rate}, p = {p}, uncorrected. At 2e-4, the best of six rates for both, the difference is {tuned}: inconclusive. On
