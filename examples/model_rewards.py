@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.errors import InputError
 from common.harness.args import RolloutArgs
-from common.harness.learned_reward import learned_reward
+from common.harness.classifiers import learned_reward
 
 GRADE = """You grade an answer. Question:
 

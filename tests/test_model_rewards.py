@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 from common.errors import InputError
+from common.harness.classifiers import learned_reward
 from common.harness.data import load_prompts
-from common.harness.learned_reward import learned_reward
 from common.rewards import load_rewards, score
 from rows import TEMPLATE, make_tokenizer
 from small_models import save_reward_model, small_model
