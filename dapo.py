@@ -257,13 +257,13 @@ def sample_round(accelerator, policy, tokenizer, reward_functions, prompts, seed
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1) of float rewards (R,), a group's rows adjacent; 0 where all are equal (DeepSeekMath, 4.1.2)."""
+    """Advantages (R, 1), float64, of rewards (R,), a group's rows adjacent; 0 where all are equal (DeepSeekMath)."""
     groups = rewards.double().view(-1, args.group_size)
     mean, _, std, zero = group_statistics(groups, args.std_ddof)
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (std + args.std_eps)
-    return advantages.masked_fill(zero, 0).view(-1, 1).to(rewards.dtype)
+    return advantages.masked_fill(zero, 0).view(-1, 1)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):

@@ -193,7 +193,7 @@ def compute_advantages(rewards, args, history):
     """Smoothed advantages (R, 1) of rewards (R,), SA_new or SA_tot, whichever is closer to 0; and the history after."""
     new, total, history = smoothed_advantages(rewards, args, history)
     advantages = torch.where(new.abs() < total.abs(), new, total)  # a tie takes SA_tot
-    return advantages.view(-1, 1).to(rewards.dtype), history
+    return advantages.view(-1, 1), history
 
 
 def clip_bounds(old_logprobs, loss_mask, args):

@@ -1,17 +1,15 @@
 """common/harness/args.py, command_line.py: options of the command line and of YAML, their bounds, and the schedules."""
 
 import math
-import pathlib
-import re
 from dataclasses import fields
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import InputError
-from common.harness.args import RolloutArgs, RunArgs, last_step, learning_rate
+from common.harness.args import RolloutArgs, RunArgs, learning_rate
 from common.harness.command_line import parse_args
+from common.harness.pairs import last_step
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
 
@@ -119,67 +117,6 @@ def test_one_or_more_datasets(tmp_path):
     assert from_file(tmp_path, "dataset: [a.jsonl]").dataset == "a.jsonl"
     args = parse_args(script("grpo").Args, ["--dataset", "a.jsonl", "--eval_dataset", "b", "c"])
     assert (args.dataset, args.eval_dataset) == ("a.jsonl", ["b", "c"])
-
-
-# --- names ---
-
-
-@pytest.mark.parametrize(
-    "name, option, here",
-    [
-        ("grpo", "--num_generations 8", ": here it is --group_size ("),
-        ("grpo", "--num-generations=8", ": here it is --group_size ("),
-        ("grpo", "--beta 0.04", ": here it is --kl_coef; 0: no reference is loaded ("),
-        ("reward_model", "--beta 0.04", ": here it is --kl_coef, which this script does not have; 0: "),
-        ("dpo", "--loss_type ipo", ": here it is --loss; sigmoid, ipo or robust ("),
-        ("grpo", "--loss_type ipo", ": the choice of the script, as dapo.py ("),
-        ("grpo", "--bf16", ": accelerate launch --mixed_precision bf16; "),
-        ("grpo", "actor_rollout_ref.actor.clip_ratio_low=0.2", ": here it is --clip_low; "),
-        ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", ": here it is --kl_coef; of ppo.py with --kl_in reward ("),
-        ("grpo", "--frobnicate", " (--help lists the options)"),
-    ],
-)
-def test_a_name_of_trl_or_verl_is_answered_with_the_one_here(name, option, here):
-    pytest.importorskip("names", reason="needs tools/")
-    with pytest.raises(InputError) as error:
-        parse_args(script(name).Args, option.split())
-    assert str(error.value).startswith(f"unknown option {option.split()[0]}{here}") and "\n" not in str(error.value)
-
-
-def test_what_tools_does_wrong_shows_and_without_the_file_an_unknown_option_is_one_line(tmp_path, monkeypatch):
-    """Only a missing file means that tools/ was not copied."""
-    monkeypatch.setattr(script("grpo"), "__file__", str(tmp_path / "grpo.py"))
-    with pytest.raises(InputError) as error:
-        parse_args(script("grpo").Args, ["--num_generations", "8"])
-    assert str(error.value) == "unknown option --num_generations (--help lists the options)"
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "names.py").write_text("import no_such_module\n", encoding="utf-8")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        parse_args(script("grpo").Args, ["--num_generations", "8"])
-
-
-def test_the_table_of_names_has_options_here_and_no_name_that_an_option_already_has():
-    """dpo.py's own --beta aside: a known option is never looked up."""
-    from names import NAMES
-
-    options = {field.name for name in [*SCRIPTS, "dpo", "reward_model"] for field in fields(script(name).Args)}
-    assert {row.here for row in NAMES} <= options | {""}
-    others = " ".join(f"{row.trl} {row.verl}" for row in NAMES).split()
-    assert {name for name in others if name in options} == {"beta"}
-    assert {row.here for row in NAMES if len([r for r in NAMES if r.here == row.here]) > 1} == {"kl_coef", ""}
-
-
-@pytest.mark.needs("trl")
-def test_the_names_of_trl_are_those_of_its_configurations():
-    """By the text of their classes: importing them takes seconds."""
-    from names import NAMES
-
-    trl, transformers = (pathlib.Path(find_spec(name).origin).parent for name in ("trl", "transformers"))
-    files = [*trl.glob("trainer/*_config.py"), trl / "scripts/utils.py", trl / "scripts/grpo.py"]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, transformers / "training_args.py"])
-    known = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))
-    gone = {"max_prompt_length", "warmup_ratio"}  # of versions before
-    assert set(" ".join(row.trl for row in NAMES).split()) - known == gone
 
 
 # --- bounds ---

@@ -11,9 +11,13 @@ from transformers import TopPLogitsWarper
 
 import dapo
 import grpo
+import ppo
+import reward_model
+from as_in_verl import ADVANTAGES, pg_losses
+from common.harness.loading import load_reference, load_tokenizer
 from common.masked import logprobs_and_entropy
 from page_tables import Page, differences, numbers
-from testbed import ORACLES, ROOT, b1, totals_of
+from testbed import ORACLES, ROOT, b1, embedded, totals_of
 
 PAGE, THEORY = Page("corrections.md"), Page("theory.md")
 ONE = torch.ones(1, 1, dtype=torch.bool)
@@ -72,13 +76,27 @@ def equal_rewards(rows):
     return [{0: rewards.std(), 1: advantages[0], 2: grpo.compute_advantages(rewards, grpo.Args(group_size=6))[0]}]
 
 
-CHECKS = {f.__name__: f for f in (one_update, averages, micro_batches, scale, truncated, equal_rewards)}
+def clip_metrics(rows):
+    old, new, _, mask = b1()
+    advantages, args = torch.tensor(ADVANTAGES).double(), ppo.Args(dual_clip=3.0)
+    _, clipped, lower = pg_losses(old, new, advantages, args.clip_low, args.clip_high, args.dual_clip)
+    _, stats = ppo.policy_loss(new, old, advantages, mask, args)
+    theirs = clipped, lower, old - new
+    ours = ["clip_fraction_low", "clip_fraction_high"], ["dual_clip"], ["approx_kl"]
+    for row, value, names in zip(rows, theirs, ours, strict=True):
+        assert re.findall(r"policy/(\w+)", row[2]) == names
+        yield {1: value[mask].mean(), 3: torch.stack([stats[name][mask].double().mean() for name in names])}
+
+
+CHECKS = (one_update, averages, micro_batches, scale, truncated, equal_rewards, clip_metrics)
+CHECKS = {function.__name__: function for function in CHECKS}
+GIVEN = {"equal_rewards": (), "clip_metrics": (0, 2)}
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_numbers_of_a_table_are_those_of_the_functions(name):
     rows = PAGE.tables[name]
-    assert differences(rows, () if name == "equal_rewards" else (0,), CHECKS[name](rows)) == []
+    assert differences(rows, GIVEN.get(name, (0,)), CHECKS[name](rows)) == []
 
 
 def test_every_table_of_numbers_has_its_check():
@@ -112,7 +130,35 @@ def test_a_ratio_leaves_the_clip():
         assert next(row for row in rows if row["step"] == 1)["policy/ratio_max"] > 2
 
 
+def tensors(module):
+    return {name: value for name, value in module.state_dict(keep_vars=True).items()}
+
+
+def places(module):
+    return {value.data_ptr() for value in tensors(module).values()}
+
+
+def test_the_reference_equals_the_policy_and_shares_no_tensor():
+    _, args, _, policy = embedded()
+    reference, own = load_reference(policy, args), tensors(policy)
+    assert args.kl_coef and not places(policy) & places(reference)
+    for name, value in tensors(reference).items():
+        assert torch.equal(value, own[name]) and not value.requires_grad
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight.add_(1)
+    assert not torch.equal(reference.lm.get_input_embeddings().weight, policy.lm.get_input_embeddings().weight)
+
+
+def test_a_reward_model_starts_from_the_weights_of_the_language_model_and_shares_none():
+    _, _, _, policy = embedded()
+    args = reward_model.Args()
+    model = reward_model.load_reward_model(args, load_tokenizer(args))
+    scored, own = tensors(model.lm.base_model), tensors(policy.lm.base_model)
+    assert scored.keys() == own.keys() and not places(model) & places(policy)
+    assert all(torch.equal(scored[name], own[name]) for name in own) and not model.lm.score.weight.any()
+
+
 def test_sections_are_counted():
     titles = re.findall(r'^## (\d+)\. "', PAGE.text, re.MULTILINE)
     subjects = PAGE.text.split("By subject: ")[1].split("\n\n")[0]
-    assert titles == [str(number) for number in range(1, 20)] == sorted(re.findall(r"\d+", subjects), key=int)
+    assert titles == [str(number) for number in range(1, 25)] == sorted(re.findall(r"\d+", subjects), key=int)

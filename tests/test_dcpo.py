@@ -37,6 +37,7 @@ def loss_of(args, dtype=torch.float64):
     old, new, _, mask = b1(dtype)
     settings = args_of(std_ddof=1, std_eps=1e-6)
     advantages, _ = dcpo.compute_advantages(tensor(ORACLES["B1"]["R01"], dtype), settings, first())
+    advantages = advantages.to(dtype)  # as main() does
     losses, stats = dcpo.policy_loss(new, old, advantages, mask, args)
     return (losses * dcpo.token_weights(mask, totals_of(mask, 4), args)).sum(), losses, stats, new, mask
 

@@ -21,7 +21,7 @@ def args_of(**options):
 def loss_of(args, dtype=torch.float64, advantages=None, with_ref=True):
     old, new, ref, mask = b1(dtype)
     if advantages is None:
-        advantages = grpo.compute_advantages(torch.tensor(ORACLES["B1"]["R01"], dtype=dtype), args)
+        advantages = grpo.compute_advantages(torch.tensor(ORACLES["B1"]["R01"], dtype=dtype), args).to(dtype)
     losses, stats = grpo.policy_loss(new, old, advantages, mask, args, ref if with_ref and args.kl_coef else None)
     return (losses * grpo.token_weights(mask, totals_of(mask, 4), args)).sum(), losses, stats, new, mask
 
@@ -45,6 +45,12 @@ def test_advantages_equal_their_definition(rewards, ddof, eps):
 def test_advantages_of_the_oracle():
     advantages = grpo.compute_advantages(torch.tensor([1.0, 0, 0, 1], dtype=torch.float64), args_of())
     assert advantages[:, 0].tolist() == pytest.approx(GRPO["adv"], abs=1e-9)
+
+
+def test_advantages_of_whole_numbers_are_fractions():
+    # They were cut to 0, 0, 0 and 1.
+    advantages = grpo.compute_advantages(torch.tensor([1, 0, 0, 2]), args_of(normalize_std=False))
+    assert advantages[:, 0].tolist() == [0.25, -0.75, -0.75, 1.25]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -23,11 +23,11 @@ import grpo
 import ppo
 from common.errors import InputError
 from common.harness import probes
+from common.harness.classifiers import load_scorer
 from common.harness.data import EMBEDDED
 from common.harness.loading import (
     find_stop_tokens,
     load_policy,
-    load_scorer,
     load_tokenizer,
     save_pretrained,
 )

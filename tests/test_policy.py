@@ -8,9 +8,10 @@ from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
-from common.harness import probes
+from common.harness import gpu_probes, probes
 from common.harness.data import EMBEDDED
-from common.harness.probes import find_shortcuts, fuse_norms
+from common.harness.gpu_probes import fuse_norms
+from common.harness.probes import find_shortcuts
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from testbed import embedded, hand_made_batch, largest_difference
@@ -112,6 +113,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     look = lambda check, lm: seen.update({check.__name__: torch.is_autocast_enabled("cpu")}) or True  # noqa: E731
     monkeypatch.setattr(probes, "safely", look)
+    monkeypatch.setattr(gpu_probes, "safely", look)
     find_shortcuts(lm, accelerator=Accelerator(cpu=True, mixed_precision="bf16"))
     assert seen["fuse_norms"] and seen["graphs_are_exact"] and not seen["head_is_last"]
 

@@ -112,6 +112,40 @@ def gae(rows):
     return [dict(zip((3, 4, 5, 6), column, strict=True)) for column in zip(*found, returns[0], strict=True)]
 
 
+def n_step(rows):
+    """n-step: GAE with lambda 1 of the first n tokens, the last of which is paid what the critic says after it; the
+    weights: what the estimate of one n alone adds to GAE."""
+    above = PAGE.tables["gae"]
+    values, rewards = (tensor([[float(row[place]) for row in above]]) for place in (1, 2))
+    ones, lambdas = torch.ones_like(values, dtype=torch.bool), PAGE.heads["n_step"][2:]
+    found, last = [], len(above)
+    for n in range(1, last + 1):
+        paid = rewards[:, :n].clone()
+        paid[:, -1] += values[0, n] if n < last else 0
+        found.append(ppo.gae(paid, values[:, :n], ones[:, :n], 1.0, 1.0)[0, 0].item())
+    weights = [
+        [(1 - lam) * lam ** (n - 1) if n < last else lam ** (n - 1) for n in range(1, last + 1)] for lam in lambdas
+    ]
+    for lam, column in zip(lambdas, weights, strict=True):
+        mean = sum(weight * A for weight, A in zip(column, found, strict=True))
+        assert mean == pytest.approx(ppo.gae(rewards, values, ones, 1.0, lam)[0, 0].item())
+    assert [numbers(row[0])[0] for row in rows] == list(range(1, last + 1))
+    return [{1: A, 2: w[0], 3: w[1], 4: w[2]} for A, w in zip(found, zip(*weights, strict=True), strict=True)]
+
+
+def bias(rows):
+    """All completions of eight tokens; the critic says 4, and half of what each token so far has changed."""
+    tokens = torch.cartesian_prod(*[tensor([0.0, 1.0])] * 8)  # 1: an a
+    changes = 0.5 * (tokens - 0.5)
+    values, rewards = 4 + changes.cumsum(dim=1) - changes, torch.zeros_like(tokens)
+    rewards[:, -1] = tokens.sum(dim=1)
+    for (lam,) in (numbers(row[0]) for row in rows):
+        A = ppo.gae(rewards, values, torch.ones_like(tokens, dtype=torch.bool), 1.0, lam)[tokens[:, 0] == 1, 0]
+        mean, variance = A.mean(), A.var(correction=0)
+        errors = [(variance / n + (mean - 0.5) ** 2).sqrt() for n in (1, 1000)]
+        yield {1: mean, 2: mean - 0.5, 3: variance, 4: errors[0], 5: errors[1]}
+
+
 def horizon(rows):
     lambdas = tensor(PAGE.heads["horizon"][1:])
     longest = int(rows[-1][0])
@@ -225,8 +259,8 @@ def dpo_rows(rows):
         yield {2: h, 3: losses, 4: -chosen.grad / args.beta, 5: (chosen - ref_chosen).exp()}
 
 
-CHECKS = (baseline, importance, four_cases, dual_clip, gae, horizon, estimators, shaped, group, deviation, weights,
-          intervals, gspo_rows, sas, dpo_rows)  # fmt: skip
+CHECKS = (baseline, importance, four_cases, dual_clip, gae, n_step, bias, horizon, estimators, shaped, group, deviation,
+          weights, intervals, gspo_rows, sas, dpo_rows)  # fmt: skip
 CHECKS = {function.__name__.removesuffix("_rows"): function for function in CHECKS}
 GIVEN = {  # the places of the cells that a check reads; all others it computes
     "baseline": (0, 1, 2), "four_cases": (0, 1), "dual_clip": (0, 1), "gae": (0, 1, 2), "estimators": (0, 1),
@@ -277,7 +311,14 @@ def overlong(lengths):
     return dapo.overlong_penalty(tensor(lengths), dapo.Args(max_new_tokens=20480, overlong_cache=4096)).tolist()
 
 
+def left_after_ten(widths):
+    """Of a token's probability, after ten rollouts that push it to its lower bound."""
+    bounds = (dcpo.clip_bounds(tensor([[0.0]]), ONE, dcpo.Args(dynamic_clip=False, clip_low=width)) for width in widths)
+    return [low.item() ** 10 for low, _ in bounds]
+
+
 SENTENCES = {
+    "{} of its probability is left with 0.2, {} with 0.28 and {} with 0.4": left_after_ten([0.2, 0.28, 0.4]),
     "this is {} up to 20 tokens, {} at 100 and {} at 1000": length_adaptive([20, 100, 1000]),
     "the loss is {}, and its gradient by each log-prob is {} in the right one and {} in the wrong one": zero_loss(),
     "at 0.9 it takes {} groups to keep one, at 0.99 it takes {}": [groups_sampled(0.9), groups_sampled(0.99)],

@@ -114,6 +114,7 @@ def steps():
     import bugs
     import diffs
     import kl_estimators
+    import lead
     import lines
     import memory
     import names
@@ -124,7 +125,8 @@ def steps():
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, bugs, lines, diffs]
+    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
+    programs += [lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 

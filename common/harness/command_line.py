@@ -41,7 +41,7 @@ def parse_args(cls, argv=None):
         args, _, unknown = parser.parse_args_into_dataclasses([*yaml_arguments(own.config), *argv], **how)
     if unknown:
         names = load_tool(cls, "names")
-        parser.error(f"unknown option {unknown[0]}{names.name_here(unknown[0], vars(args)) if names else ''}")
+        parser.error(names.answer(unknown, vars(args)) if names else f"unknown option {unknown[0]}")
     for field in dataclasses.fields(cls):
         if "nargs" in field.metadata and len(getattr(args, field.name) or []) == 1:  # one is not a list
             setattr(args, field.name, getattr(args, field.name)[0])
