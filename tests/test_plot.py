@@ -1,4 +1,4 @@
-"""tools/plot.py: which panels a run has, where the picture lies, and what is no run; the command at the end of a run."""
+"""tools/plot.py: which panels a run has, where its picture lies, what is no run; and what a run says of it."""
 
 import json
 import re

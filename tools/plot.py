@@ -1,8 +1,8 @@
 """Draw runs: python tools/plot.py RUN [RUN ...] [-o picture.png]
 
-RUN is the folder of a run of any script, its metrics.jsonl, or a file of lab/results. The picture of one folder is written
-into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its metric; accuracy and
-pass@1 where `accuracy` or `math_verify` is part of its --reward.
+RUN is the folder of a run of any script, its metrics.jsonl, or a file of lab/results. The picture of one folder is
+written into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its metric;
+accuracy and pass@1 where `accuracy` or `math_verify` is part of its --reward.
 
 A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
 are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
@@ -102,8 +102,10 @@ def command(folder):
 
 
 def files_of(names):
-    """The files of these runs; a folder is its metrics.jsonl. Patterns are expanded, which the shells of Windows leave to
-    the program."""
+    """The files of these runs; a folder is its metrics.jsonl.
+
+    Patterns are expanded, which the shells of Windows leave to the program.
+    """
     paths = [pathlib.Path(found) for name in names for found in sorted(glob.glob(str(name))) or [str(name)]]
     return [path / "metrics.jsonl" if path.is_dir() else path for path in paths]
 
@@ -168,7 +170,7 @@ def logged(runs, metrics):
 
 
 def panels(runs, metrics, axes=("step",)):
-    """A figure with a panel for each of the metrics {name: title} that a run has, over each of `axes`; four in a row."""
+    """A figure, four panels in a row: one for each of the metrics {name: title} that a run has, over each of `axes`."""
     metrics = logged(runs, metrics)
     count = len(metrics) * len(axes)
     columns = min(count, COLUMNS)
