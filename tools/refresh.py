@@ -116,6 +116,7 @@ def steps():
     import kl_estimators
     import lines
     import memory
+    import monitoring
     import names
     import one_step
     import options
@@ -124,7 +125,8 @@ def steps():
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, bugs, lines, diffs]
+    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report]
+    programs += [bugs, monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 
