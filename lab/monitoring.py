@@ -44,13 +44,16 @@ CURVES = [
     Curve("policy/entropy", "unhealthy", "registered/tune-gspo-lr_1e-3", "rises: the rate is too large"),
     Curve("policy/entropy", "unhealthy", "real_model/ppo-reward_model", "falls, and nothing is learnt"),
     Curve("policy/approx_kl", "healthy", "claims/clip-0.2_0.2", "16 updates a rollout, clip 0.2", True),
+    Curve("policy/approx_kl", "healthy", "real_model/sums", "4 updates a rollout, 135 million weights"),
     Curve("policy/approx_kl", "unhealthy", "claims/clip-1_1000", "the same without a clip", True),
     Curve("policy/kl_old_ref", "healthy", "claims/learned-kl_0.05", "a learned reward, KL 0.05"),
     Curve("policy/kl_old_ref", "unhealthy", "claims/learned-kl_0.01", "KL 0.01: too little to hold it"),
     Curve("policy/clip_fraction_low", "healthy", "registered/tune-ppo-lr_2e-4", "4 updates a rollout", True),
+    Curve("policy/clip_fraction_low", "healthy", "bugs/minibatches", "the same, on an easier task"),
     Curve("policy/clip_fraction_low", "unhealthy", "registered/tune-ppo-lr_1e-3", "five times the rate", True),
-    Curve("policy/clip_fraction_low", "unhealthy", "bugs/with-old_logprobs", "0, with four updates: a bug"),
+    Curve("policy/clip_fraction_low", "unhealthy", "bugs/with-old_logprobs", "0, with 4 updates: a bug"),
     Curve("optim/grad_norm", "healthy", "bugs/default", "falls as the task is solved", True),
+    Curve("optim/grad_norm", "healthy", "real_model/sums", "rises: at first nearly all groups are wrong"),
     Curve("optim/grad_norm", "unhealthy", "bugs/with-zero_grad", "does not: gradients are never cleared", True),
     Curve("rollout/logprob_gap", "healthy", "bugs/temperature", "rounding, 0.1 million weights", True),
     Curve("rollout/logprob_gap", "healthy", "real_model/sums", "rounding, 135 million weights"),
@@ -97,10 +100,14 @@ def held_out(runs):
     return [statistics.mean(scores[place] for scores in found) for place in (0, -1)]
 
 
+def mean_of_last(runs, metric):
+    return statistics.mean(statistics.mean(found[-5:]) for found in values(runs, metric))
+
+
 def summary(curve):
     """What the table has of a curve: seeds, first row, mean of the last five, smallest and largest, over all seeds."""
     found = values(curve.runs, curve.metric)
-    first, last = (statistics.mean(x) for x in ([x[0] for x in found], [statistics.mean(x[-5:]) for x in found]))
+    first, last = statistics.mean(x[0] for x in found), mean_of_last(curve.runs, curve.metric)
     return len(found), first, last, min(map(min, found)), max(map(max, found))
 
 

@@ -62,6 +62,9 @@ def test_what_is_said_of_the_rows():
             assert after < before + 0.03, curve
         for word, sign in (("rise", 1), ("grow", 1), ("fall", -1)):
             assert not curve.what.startswith(word) or sign * (last - first) > 0, curve
+    wrong, right = (ends["advantage/zero_groups", name][1] for name in ("real_model/mix-grpo", "bugs/default"))
+    rewards = [monitoring.mean_of_last(name, "reward/mean") for name in ("real_model/mix-grpo", "bugs/default")]
+    assert wrong - rewards[0] > wrong / 2 and right - (1 - rewards[1]) > right / 2  # all right, all wrong: at most that
     still = ends["completion/length", "registered/grpo"]
     assert abs(still[1] / still[0] - 1) < 0.1
     for healthy, other in (
