@@ -44,13 +44,23 @@ from torch.nn.utils.rnn import pad_sequence
 from common.batches import completion_texts, left_pad
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
-from common.harness.args import PairArgs, RolloutArgs, last_step, learning_rate, option
+from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_sources, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics, pair_metrics
-from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_batch, pair_tokens, spread_pairs
+from common.harness.metrics import Metrics
+from common.harness.pairs import (
+    Pair,
+    PairArgs,
+    holds_pairs,
+    last_step,
+    load_pairs,
+    pair_batch,
+    pair_metrics,
+    pair_tokens,
+    spread_pairs,
+)
 from common.harness.prompts import TEMPLATE_COLUMNS
 from common.harness.run import Run
 from common.masked import completion_mask, nearly_equal, pass_at_k

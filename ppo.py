@@ -44,11 +44,11 @@ from common.batches import completion_texts, left_pad, split_rollout
 from common.errors import InputError, clean_exit
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
+from common.harness.classifiers import learned_reward, load_scorer
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
-from common.harness.learned_reward import learned_reward
-from common.harness.loading import load_policy, load_reference, load_scorer, load_tokenizer
+from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k

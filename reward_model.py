@@ -30,13 +30,14 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from common.errors import InputError, clean_exit
-from common.harness.args import PairArgs, RunArgs, last_step, learning_rate, option
+from common.harness.args import RunArgs, learning_rate, option
+from common.harness.classifiers import load_classifier
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
-from common.harness.loading import check_positions, enable_checkpointing, load_classifier, load_tokenizer
-from common.harness.metrics import Metrics, pair_metrics
-from common.harness.pairs import load_pairs, pair_batch, pair_tokens, spread_pairs
+from common.harness.loading import check_positions, enable_checkpointing, load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import PairArgs, last_step, load_pairs, pair_batch, pair_metrics, pair_tokens, spread_pairs
 from common.harness.run import Run
 from common.masked import positions
 

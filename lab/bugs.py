@@ -402,12 +402,16 @@ def summary():
 
 INTRO = """# Which curve has the bug?
 
+**{hidden} of the {all} bugs on this page change pass@1 by less than {limit}.** They are bugs that people write, and
+by its reward a run with one of these looks well. What gives it away is another curve, or a test. (The task is easy:
+healthy runs end at {low:.2f} to {high:.2f}.)
+
 Each pair below is two runs of one script with the same options, data and seeds: one as it stands here, the other with
 one bug that people write, of one or two lines. Thin lines are the three seeds, the thick line is their mean. Look at
 the curves, say which run has the bug, A or B, and what the bug is; then open the answer. It has the edit, the line that
 it is made in, the numbers, and the test of this project that fails on it.
 
-The first curve of each pair is the reward. Do not expect much of it.
+The first curve of each pair is the reward.
 
 The runs are short (20 steps of 128 completions on the embedded task) and each pair is in a setting in which its bug
 acts: some need several updates for each rollout, or a temperature other than 1. [bugs.py](../lab/bugs.py) has them as
@@ -448,7 +452,7 @@ What to look at, in a script of your own:
 
 def build():
     """The text of the page."""
-    lines = [INTRO]
+    lines = []
     for number, bug in enumerate(BUGS, 1):
         lines += section(number, bug)
     ends = [[final(name, seed) for seed in seeds] for name, (_, seeds) in SETTINGS.items()]
@@ -456,7 +460,8 @@ def build():
     hidden = sum(abs(difference(bug)) < VISIBLE for bug in BUGS)
     ruined = sum(difference(bug) < -0.1 for bug in BUGS)
     numbers = dict(spread=spread, hidden=hidden, all=len(BUGS), limit=VISIBLE, ruined=ruined)
-    return "\n".join([*lines, END.format(table="\n".join(summary()), **numbers)])
+    numbers |= dict(low=min(map(min, ends)), high=max(map(max, ends)))
+    return "\n".join([INTRO.format(**numbers), *lines, END.format(table="\n".join(summary()), **numbers)])
 
 
 def refresh(tree):

@@ -9,9 +9,12 @@ not complete on the closing date; one that is complete cannot be given up:
     {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "primary": {"margin": 0.5}}
     {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "abandoned": true}
 
-Commands cannot be amended: another command is another registration.
+Commands cannot be amended: another command is another registration, a file beside this one with results of its own;
+`using` takes it in the place of `registered.json`.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -32,12 +35,27 @@ CODE = ("*.py", "common/**/*", "lab/patches/*.py", "lab/patched.py", "lab/by_cla
         "lab/tasks.py", "lab/run.py")  # fmt: skip
 
 
+@contextlib.contextmanager
+def using(path):
+    """Another registration, registered_NAME.json with its results in results/NAME, for as long as the context lasts."""
+    global REGISTERED, RESULTS
+    before, path = (REGISTERED, RESULTS), pathlib.Path(path).resolve()
+    REGISTERED, RESULTS = path, path.parent / "results" / path.stem.removeprefix("registered_")
+    try:
+        yield
+    finally:
+        REGISTERED, RESULTS = before
+
+
+parsed = functools.lru_cache(maxsize=4)(json.loads)  # what is registered is asked for with each file of results
+
+
 def load():
-    return json.loads(REGISTERED.read_text(encoding="utf-8"))
+    return parsed(REGISTERED.read_text(encoding="utf-8"))
 
 
 def digest():
-    """SHA-256 of registered.json."""
+    """SHA-256 of the registration."""
     return hashlib.sha256(REGISTERED.read_bytes()).hexdigest()
 
 
@@ -51,9 +69,9 @@ def code_digest():
 
 
 def registered_before(commit, folder=ROOT):
-    """Whether git has the last change of registered.json among the ancestors of a commit."""
+    """Whether git has the last change of the registration among the ancestors of a commit."""
     git = ["git", "-C", str(folder)]
-    log = [*git, "log", "-1", "--format=%H", "--", "lab/registered.json"]
+    log = [*git, "log", "-1", "--format=%H", "--", f"lab/{REGISTERED.name}"]
     registration = subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
     ancestor = subprocess.run([*git, "merge-base", "--is-ancestor", registration, commit], capture_output=True)
     return ancestor.returncode == 0

@@ -19,13 +19,16 @@ from claims import CLAIMS
 from registry import ABANDONED, FAILS, HOLDS, OPEN, ROOT, SAME, UNSEEN, UNTESTED
 
 try:
+    import afterwards
     import decide
 except ImportError:  # without scipy nothing is decided; what the page is made from can be compared
     decide = None
 
-PAGE, FIGURES = "docs/claims.md", ROOT / "docs" / "figures" / "claims"
+PAGE, PILOT_PAGE, FIGURES = "docs/claims.md", "lab/results/pilot.md", ROOT / "docs" / "figures" / "claims"
+PILOT_FIGURES = "../../docs/figures/claims/pilot-"  # from its page
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 SECONDS = registry.HERE / "results" / "seconds.jsonl"
+SEEN = registry.HERE / "results" / "seen.json"
 AFTERWARDS = "Looked at afterwards, which decides nothing:"
 NEEDED = "scipy is needed to write it (pip install scipy)"
 ENGLISH = {word: word for word in (HOLDS, FAILS, SAME, UNSEEN, UNTESTED, ABANDONED, OPEN)}
@@ -112,7 +115,8 @@ def failed(run, seeds):
 def decisions():
     """{claim: (decision as registered, decision as amended)}"""
     registered = registry.load()
-    old, new = decide.as_registered(registered), decide.as_amended(registered)
+    old = decide.as_registered(registered)
+    new = decide.as_amended(registered) if registry.AMENDMENTS.exists() else old
     return {claim: (old[claim], new[claim]) for claim in old}
 
 
@@ -145,27 +149,103 @@ def figure_of(claim):
 
 
 def line(claim):
-    """The line of a claim in the first table."""
+    """The line of a claim in the first tables."""
     primary, (decision, _) = claim["primary"], decisions()[claim["name"]]
-    effect = p = figure = ""
+    effect = p = without = ""
     if decided(claim):
         effect, p = interval(decision.measured, primary["metric"]), f"{decision.p:.2g}"
         p = f"{decision.p_same:.2g} (of equivalence)" if decision.verdict == SAME else p
-        figure = f"[figure](figures/claims/{figure_of(claim)}.png)"
-    paper = f"{re.split('[,:;]', claim['paper'])[0]}; {claim['kind']}"
-    unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
-    smallest = f"{claim['power']['smallest_effect']:g}{unit}" + from_margin(primary)
-    equivalent = f"{chance_of_equivalent(claim):.2f} (within {primary['same']:g}{unit})"
+        without = f"{len(changed(claim))} of {len(set(registry.jobs_of(claim)))}"
+    source = re.split("[,:;]", claim["paper"])[0] + ("; a replication" if "replication" in claim["kind"] else "")
     title = f"[{claim['title']}](#{anchor(claim['title'])})"
-    return [title, paper, f"**{verdict(claim)}**", effect, p, smallest, equivalent, str(len(claim["seeds"])), figure]
+    return [title, source, f"**{verdict(claim)}**", effect, p, without, beside(claim)]
+
+
+@functools.cache
+def changes():
+    """{claim: what afterwards.without_one_run finds}"""
+    registered, found = registry.load(), {name: old for name, (old, _) in decisions().items()}
+    level = registered["statistics"]["level"]
+    return {claim["name"]: afterwards.without_one_run(claim, found, level) if testable(claim) else []
+            for claim in registered["claims"]}  # fmt: skip
+
+
+def changed(claim):
+    return changes()[claim["name"]]
+
+
+def testable(claim):
+    """Whether a claim has p-values: it is decided, was tested, and no run is without a value."""
+    decision = decisions()[claim["name"]][0]
+    return decided(claim) and decision.verdict != UNTESTED and not np.isnan(decision.measured.low)
+
+
+def without_one_run(claim):
+    """The sentence on the runs without which the verdict would be another."""
+    lines, found = [], changed(claim)
+    for other in dict.fromkeys(verdict for _, _, verdict, *_ in found):
+        runs = {}
+        for run, seed, verdict_, p, p_same in found:
+            if verdict_ == other:
+                shown_p = p_same if decisions()[claim["name"]][0].verdict == SAME and other == UNSEEN else p
+                runs.setdefault(name(run, claim["name"]), []).append(f"{seed} (p {shown_p:.2g})")
+        lines.append(f"“{other}” without any one of " + "; ".join(f"{run} {', '.join(it)}" for run, it in runs.items()))
+    return f"{AFTERWARDS} the verdict would be {', and '.join(lines)}; p is after Holm." if lines else ""
+
+
+def beside(claim):
+    """What a reader of the verdict has to know with it."""
+    note = texts.NOTES.get(claim["name"], "")
+    if not decided(claim) or not note:
+        return ""
+    said = {}
+    if "{best}" in note:
+        other = registry.claims(registry.load())["best-gspo"]
+        said["best"] = verdict(other) + (f" ({interval(measured_of(other), 'accuracy')})" if decided(other) else "")
+    if "{punished" in note:
+        late = {"metric": "overlong/fraction", "run": claim["primary"]["run"], "over": "late"}
+        said["punished"] = np.mean(values(late, late["run"], claim["seeds"]))
+    return note.format(**said)
+
+
+def measured_of(claim):
+    return decisions()[claim["name"]][0].measured
 
 
 def numbers(claim):
-    """The sentence with the p-values of a claim."""
+    """What p-values say beyond the table of all statistics."""
     primary, (decision, _) = claim["primary"], decisions()[claim["name"]]
-    found, seeds = decision.measured, claim["seeds"]
-    mine, others = (values(primary, primary[side], seeds) for side in ("run", "against"))
-    jobs = set(registry.jobs_of(claim))
+    if np.isnan(decision.measured.low):
+        return "No test: no deviation, or a run without a value."
+    mine, others = (values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
+    deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
+    worth = worth_of_inconclusive(primary, deviations, len(claim["seeds"])) if decision.verdict == UNSEEN else ""
+    return f"{interval_of_equivalence(claim, mine, others)}{worth}{without_one_run(claim)}".strip()
+
+
+def statistics(claim):
+    """A row of the table of all statistics: the tests, what the seeds were planned to see and what they see with the
+    deviations as measured, and by which code the runs were made."""
+    primary, found = claim["primary"], decisions()[claim["name"]][0]
+    unit = {"policy/entropy": " nats", "completion/length_incorrect": " tokens"}.get(primary["metric"], "")
+    smallest = f"{claim['power']['smallest_effect']:g}{unit}" + from_margin(primary)
+    plan = [smallest, f"{chance_of_equivalent(claim):.2f} (within {primary['same']:g}{unit})"]
+    row = [f"`{claim['name']}`", f"{min(claim['seeds'])} to {max(claim['seeds'])}", f"{primary['margin']:g}"]
+    if not decided(claim) or np.isnan(found.measured.low):
+        return [*row, *([""] * 4), *plan, "", made_by(claim) if decided(claim) else ""]
+    mine, others = (values(primary, primary[side], claim["seeds"]) for side in ("run", "against"))
+    ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - first_level())
+    row += [f"{found.measured.p:.2g}, {found.p:.2g}", f"{found.measured.p_signs:.2g}"]
+    row += [" to ".join(shown(end, primary["metric"], "+") for end in ends)]
+    row += [f"{found.measured.p_same:.2g}, {found.p_same:.2g}", *plan]
+    deviations = [np.std(side, ddof=1) for side in (mine, others)]
+    seen = decide.smallest_effect(deviations, len(claim["seeds"]), first_level())
+    return [*row, shown(seen, primary["metric"]), made_by(claim)]
+
+
+def made_by(claim):
+    """How often its runs were started, and by which code they were made."""
+    primary, jobs = claim["primary"], set(registry.jobs_of(claim))
     chosen = {run for side in ("run", "against") for run in best_of(primary[side])}
     tuning = {(run, seed) for run in chosen for seed in registry.load()["tuning"]["seeds"]}
     starts = sum((start["run"], start["seed"]) in jobs for start in registry.starts())
@@ -175,23 +255,7 @@ def numbers(claim):
     tried = f", and {tries} for {len(tuning)} of the tuning" if tuning else ""
     older = [registry.read(*job)[0]["commit"][:7] for job in tuning if registry.read(*job)[0]["code"] != code]
     tried += f", {len(older)} of them of commit {', '.join(sorted(set(older)))}" if older else ""
-    made = f"The runs: {starts} starts for {len(jobs)} files of results{tried}; code {code[:16]}, commit {commits}."
-    if np.isnan(found.low):
-        return f"{made} No test: no deviation, or a run without a value."
-    deviations = [np.std(mine, ddof=1), np.std(others, ddof=1)]
-    level = first_level()
-    ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
-    wide = " to ".join(shown(end, primary["metric"], "+") for end in ends)
-    smallest = shown(decide.smallest_effect(deviations, len(seeds), level), primary["metric"]) + from_margin(primary)
-    worth = worth_of_inconclusive(primary, deviations, len(seeds)) if decision.verdict == UNSEEN else ""
-    return (
-        f"Against the margin of {primary['margin']:g}: p = {found.p:.2g}, after Holm {decision.p:.2g}; sign flips of "
-        f"the seeds, which decide nothing, {found.p_signs:.2g}. The effect's interval of {1 - level:.1%} is {wide}. "
-        f"That it is within ±{primary['same']:g}: p = {found.p_same:.2g}, after Holm {decision.p_same:.2g}. "
-        f"{interval_of_equivalence(claim, mine, others)}"
-        f"With the deviations as measured the smallest effect seen in 80 of 100 such experiments is {smallest}. "
-        f"{worth}{made}"
-    )
+    return f"{starts} starts for {len(jobs)} files{tried}; code {code[:8]}, commit {commits}"
 
 
 def worth_of_inconclusive(primary, deviations, seeds):
@@ -200,8 +264,9 @@ def worth_of_inconclusive(primary, deviations, seeds):
     seen = decide.power(same, deviations, seeds, level)
     equivalent = decide.power_of_equivalence(same, deviations, seeds, level)
     return (
-        f"A true difference of {same:g} would be seen in {100 * seen:.0f} of 100, and none at all be called equivalent "
-        f"in {100 * equivalent:.0f}: “inconclusive” does not mean that the two are the same. "
+        f"With the deviations as measured a true difference of {same:g} would be seen in {100 * seen:.0f} of 100 such "
+        f"experiments, and none at all be called equivalent in {100 * equivalent:.0f}: “inconclusive” does not mean "
+        f"that the two are the same. "
     )
 
 
@@ -215,25 +280,13 @@ def interval_of_equivalence(claim, mine, others):
     level = 2 * registry.load()["statistics"]["level"] / (len(decisions()) - before)
     ends = decide.stats.ttest_ind(mine, others, equal_var=False).confidence_interval(1 - level)
     low, high = (shown(end, claim["primary"]["metric"], "+") for end in ends)
-    return (
-        f"The interval that belongs to this test, at its step of Holm's, is that of {1 - level:.1%}: {low} to {high}. "
-    )
+    return f"The interval of this test, at its step of Holm's, is that of {1 - level:.1%}: {low} to {high}. "
 
 
 def known(claim):
-    """What the registration knew: the pilot's effect, and the power that it lets these seeds have."""
-    before, power, primary = claim["pilot"], claim["power"], claim["primary"]
-    runs, own = " less ".join(before["runs"]), " and ".join(f"{it:g}" for it in before["deviations"])
-    assumed = f"With its deviations across seeds, {own},"
-    if primary["metric"] == "accuracy":
-        assumed = f"The deviations across seeds were {own}; with 0.018, which is assumed for all accuracies,"
-    return (
-        f"Known before: in the pilot {runs} was {before['effect']:+g} {before['words']}. {assumed} "
-        f"{len(claim['seeds'])} seeds would see {power['smallest_effect']:g}{from_margin(primary)} in 80 of 100 "
-        f"repetitions; {primary['same']:g} takes {power['seeds_for_80_percent']} seeds. If there were no difference, "
-        f"the tests of equivalence would say so in {100 * power['equivalent_at_0']:.0f} of 100."
-        + (f" {texts.TOO_LATE}".format(chance_of_equivalent(claim)) if primary["margin"] else "")
-    )
+    """What the pilot had seen of a claim."""
+    before = claim["pilot"]
+    return f"Known before: in the pilot {' less '.join(before['runs'])} was {before['effect']:+g} {before['words']}."
 
 
 def from_margin(primary):
@@ -256,21 +309,35 @@ def first_level():
     return registry.load()["statistics"]["level"] / len(registry.load()["claims"])
 
 
-def section(claim):
-    """Half a screen on one claim: whose it is, what was run, the effect, what it does not show."""
-    registered, primary = registry.load(), claim["primary"]
-    lines = [f"## {claim['title']}", "", f"**The source** ({claim['kind']}): {claim['paper']}.", ""]
-    seeds = f"seeds {min(claim['seeds'])} to {max(claim['seeds'])}"
-    lines += [f"**The runs**, {seeds}. {claim['note']}", ""]
-    effects = (primary, *claim["reported"])
-    for run in dict.fromkeys(effect[side] for effect in effects for side in ("run", "against")):
-        entry = registered["runs"][run]
-        how = f"`{entry}`" if isinstance(entry, str) else at_best(run)
-        lines.append(f"- {name(run, claim['name'])}: {how}")
-    lines += ["", known(claim)]
-    lines += ["", f"**Verdict: {verdict(claim)}.**" + (f" {numbers(claim)}" if decided(claim) else ""), ""]
-    if decided(claim) and claim["name"] in texts.BESIDE:
-        lines += [f"{texts.BESIDE[claim['name']]} [The history of the rules](#the-history-of-the-rules) has it.", ""]
+def folded(summary, lines):
+    """Lines behind a click."""
+    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>", ""]
+
+
+def section(claim, said):
+    """What was found on one claim and what it does not show; behind a click the numbers, and how the runs were made.
+    `said` are the sentences on runs that other claims share, which are said once."""
+    primary, best = claim["primary"], claim["name"].startswith("best-")
+    limits, _, later = texts.LIMITS[claim["name"]].partition(f" {AFTERWARDS} ")
+    lines = [f"## {claim['title']}", "", f"**Verdict: {verdict(claim)}.**"]
+    if decided(claim):
+        effect = interval(measured_of(claim), primary["metric"])
+        sides = (f"“{name(primary[side], claim['name'])}”" for side in ("run", "against"))
+        what = metric_at(primary)
+        lines[-1] += f" {what[0].upper()}{what[1:]}: {' less '.join(sides)} is {effect}."
+    lines[-1] += f" The source ({claim['kind']}): {claim['paper']}."
+    lines += ["", f"**What it does not show.** {limits}" + (f" {texts.BELOW}" if best else ""), ""]
+    if decided(claim) and not best:
+        lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
+    note = [it for it in re.split(r"(?<=[.`]) (?=[A-Z0-9])", claim["note"]) if it not in said]
+    said.update(note)
+    more = [f"Seeds {min(claim['seeds'])} to {max(claim['seeds'])}. {' '.join([*note, known(claim)])}"]
+    if decided(claim):
+        first, *rest = [difference(claim, effect) for effect in (primary, *claim["reported"])]
+        header = ["compared", "one", "the other", "difference (95 %)"]
+        more = [*table(header, [[f"**{cell}**" for cell in first], *rest]), "", numbers(claim), "", *more]
+        more += ["", f"{AFTERWARDS} {later}"] if later else []
+        more += ["", texts.BESIDE[claim["name"]]] if claim["name"] in texts.BESIDE else []
     for amendment in registry.amendments(claim["name"]):
         date, what, why = (amendment[key] for key in ("date", "what", "why"))
         lines += [f"Changed on {date}, after the registration: {what} {why}"]
@@ -279,15 +346,19 @@ def section(claim):
             ps = f"p after Holm {new.p:.2g}, of equivalence {new.p_same:.2g}"
             lines[-1] += f" Under the changed rule: {new.verdict}, {ps}."
         lines += [""]
-    if decided(claim):
-        first, *rest = [difference(claim, effect) for effect in effects]
-        header = ["compared", "one", "the other", "difference (95 %)"]
-        lines += [*table(header, [[f"**{cell}**" for cell in first], *rest]), ""]
-        lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
-    limits = texts.LIMITS[claim["name"]].replace(f" {AFTERWARDS}", f"\n\n**{AFTERWARDS}**")
-    if claim["name"].startswith("best-"):
-        limits += "\n\nWhat none of these five claims shows stands [below](#each-algorithm-best-of-six)."
-    return [*lines, f"**What it does not show.** {limits}", ""]
+    return [*lines, *folded("Its numbers, and how the runs were made", more)]
+
+
+def commands():
+    """The command of each run that a claim compares, once."""
+    registered, lines = registry.load(), []
+    for claim in registered["claims"]:
+        effects = (claim["primary"], *claim["reported"])
+        for run in dict.fromkeys(effect[side] for effect in effects for side in ("run", "against")):
+            entry = registered["runs"][run]
+            how = f"`{entry}`" if isinstance(entry, str) else at_best(run)
+            lines.append(f"- {name(run, claim['name'])}: {how}")
+    return list(dict.fromkeys(lines))
 
 
 # --- each algorithm, best of six ---
@@ -388,26 +459,82 @@ def best_section():
                 both = both and one_base((algorithm, "grpo"), base, base_seeds)
                 row.append(interval(decide.measure(mine, others, 0.0, 1.0), "accuracy") if both else "")
             ends.append(row)
-    lines = [
-        "## Each algorithm, best of six",
-        "",
-        *texts.AT_BEST,
-        "",
-        f"**What these five claims do not show.** {texts.BEST}",
-        "",
-    ]
+    lines = ["## Each algorithm, best of six", "", *texts.AT_BEST, ""]
     done = [row for row in tuning if row[1]]
-    if not done:
-        lines += ["No tuning is done yet.", ""]
-    else:
-        lines += [*table(["tuning", *([""] * 6)], done), ""]
-        lines += ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", ""]
     if ends:
         header = ["", "learning rate", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
         header += ["accuracy in training at equal seconds" + (f", {shortest:.0f}" if after else "")]
         header += [f"less GRPO's on {base}, 3 seeds (95 %)" for base in bases]
         lines += [*table(header, ends), "", "![all algorithms, best of six](figures/claims/best.png)", ""]
-    return lines
+    lines += [f"**What these five claims do not show.** {texts.BEST}", ""]
+    if not done:
+        return [*lines, "No tuning is done yet.", ""]
+    tuned_by = ["![accuracy by learning rate, for each algorithm](figures/claims/tuning.png)", "", *texts.TUNING]
+    return [*lines, *folded("The tuning", [*table(["tuning", *([""] * 6)], done), "", *tuned_by])]
+
+
+# --- looked at afterwards ---
+
+
+def signed(found, digits=3):
+    return f"{found.effect:+.{digits}f} ({found.low:+.{digits}f} to {found.high:+.{digits}f})"
+
+
+def findings():
+    """What leads the page: the two findings that matter most to who compares algorithms, in numbers."""
+    if not afterwards.complete():
+        return []
+    one_rate, _ = afterwards.at_1e_4("dr_grpo", "grpo")
+    tuned_, ppo = (decisions()[name][0].measured for name in ("best-dr_grpo", "best-ppo"))
+    on_bases = afterwards.leads("dr_grpo")[1:]
+    mean, half = afterwards.lead_over_bases()
+    same_shape, (mine, others) = afterwards.at_1e_4("ppo-32x8", "dr_grpo")
+    equal = [afterwards.at_equal_seconds(seconds) for seconds in seconds_shown()]
+    said = {"one_rate": signed(one_rate), "p": f"{one_rate.p:.0e}".replace("e-0", "e-"), "tuned": signed(tuned_)}
+    said |= {"bases": " and ".join(f"{lead:+.3f}" for lead in on_bases), "lead": f"{-ppo.effect:.3f}"}
+    said |= {"low": f"{-ppo.high:.3f}", "high": f"{-ppo.low:.3f}", "mean": f"{mean:.3f}", "half": f"{half:.3f}"}
+    said |= {"same_shape": signed(same_shape), "mine": mine, "others": others}
+    said |= {"first": f"{equal[0][2]:.3f}", "seconds": f"{seconds_shown()[0]:.0f}"}
+    said |= {"least": f"{min(it[2] for it in equal[1:]):.2f}", "most": f"{max(it[2] for it in equal[1:]):.2f}"}
+    return [texts.FINDINGS.format(**said), ""]
+
+
+def seconds_shown():
+    return afterwards.shortest(), 40, 50, 60
+
+
+def lead_section():
+    """What PPO's lead over GRPO is made of, as far as these rows tell."""
+    if not afterwards.complete():
+        return []
+    rows = []
+    for run, against in afterwards.AT_1E_4:
+        found, seeds = afterwards.at_1e_4(run, against)
+        rows.append([f"“{name(run)}” less “{name(against)}”", " and ".join(map(str, seeds)), signed(found)])
+    by_clock = []
+    for seconds in seconds_shown():
+        grpo, ppo, less, low, high = afterwards.at_equal_seconds(seconds)
+        by_clock.append([f"{seconds:.0f}", f"{grpo:.3f}", f"{ppo:.3f}", f"{less:+.3f} ({low:+.3f} to {high:+.3f})"])
+    leads, (mean, half) = afterwards.leads(), afterwards.lead_over_bases()
+    bases = ", ".join(f"{lead:.3f}" for lead in leads)
+    header = ["seconds of training", "GRPO, in training", "PPO, in training", "GRPO less PPO (95 %)"]
+    return [
+        "## What PPO's lead is made of", "", *texts.LEAD, "",
+        *table(["learning rate 1e-4, held-out accuracy at the end", "seeds", "difference (95 %)"], rows), "",
+        *table(header, by_clock), "", texts.LEAD_ON_BASES.format(bases=bases, mean=mean, half=half), "",
+    ]  # fmt: skip
+
+
+def seen_lines():
+    """How many held-out problems the base model's own training had drawn; from seen.json, which seen.py writes."""
+    found = json.loads(SEEN.read_text(encoding="utf-8"))
+    four, said = found["four_terms"], {}
+    for part in ("drawn", "not_drawn"):
+        before, after = four[part]["before"], np.mean(four[part]["after"])
+        said |= {f"{part}_before": f"{before:.2f}", f"{part}_after": f"{after:.2f}"}
+    error = sum(part["before"] * (1 - part["before"]) / part["problems"] for part in four.values()) ** 0.5
+    said |= {name: f"{drawn} of {of:,}" for name, (drawn, of) in found["counts"].items()}
+    return [texts.SEEN.format(**said, seeds=len(four["drawn"]["after"]), error=error), ""]
 
 
 # --- rules of thumb ---
@@ -459,34 +586,71 @@ def pilot_decided():
             for claim in CLAIMS.values()}  # fmt: skip
 
 
-def pilot_sections():
-    registered = registry.claims(registry.load())
-    rows, effects, sections = [], [], []
+def pilot_section():
+    """What became of each claim of the pilot; other pages link to the rows."""
+    registered, rows = registry.claims(registry.load()), []
     for claim in CLAIMS.values():
         became, why = texts.PILOT[claim.name]
         if isinstance(became, tuple):
             links = [f"[{new}](#{anchor(registered[new]['title'])})" for new in became]
-            now = "; ".join(f"{link}: {verdict(registered[new])}" for link, new in zip(links, became, strict=True))
-        else:
-            now = became
-        old, decisive = pilot_decided()[claim.name]
-        rows.append([f"[{claim.title}](#pilot-{claim.name})", old, now, why])
-        effects += [[claim.name, *cells] for cells in decisive]
-        said = f"{claim.title}. {claim.paper}. **{old.capitalize()}.** {claim.why}"
-        sections += [f"### Pilot: {claim.name}", "", said.strip()]
+            became = "; ".join(f"{link}: {verdict(registered[new])}" for link, new in zip(links, became, strict=True))
+        place = f"../{PILOT_PAGE}#{anchor(f'Pilot: {claim.name}')}"
+        title = f'<a id="pilot-{claim.name}"></a>[{claim.title}]({place})'
+        rows.append([title, pilot_decided()[claim.name][0], became, why])
+    header = ["claim of the pilot", "old verdict", "new verdict, or what became of it", "why they differ"]
+    became = folded("Its 16 claims, and what became of each", table(header, rows))
+    return ["## The pilot", "", *texts.PILOT_INTRO, "", *became]
+
+
+def pilot_page():
+    """What the pilot found, the effects that decided it and the history of its rules, on a page of their own."""
+    lines = ["# The pilot", "", *texts.PILOT_PAGE, ""]
+    lines += [f"![all algorithms at one learning rate]({PILOT_FIGURES}all.png)"]
+    for claim in CLAIMS.values():
+        why = claim.why.replace("](../lab/results/", "](")
+        lines += ["", f"## Pilot: {claim.name}", ""]
+        lines += [f"{claim.title}. {claim.paper}. **{pilot_decided()[claim.name][0].capitalize()}.** {why}".strip()]
         drawn = claim.name in texts.PILOT_FIGURES
-        sections += ["", f"![{claim.title}](figures/claims/pilot-{claim.name}.png)", ""] if drawn else [""]
-    lines = ["## The pilot", "", *texts.PILOT_INTRO, ""]
-    lines += table(["claim of the pilot", "old verdict", "new verdict, or what became of it", "why they differ"], rows)
-    lines += ["", "![all algorithms at one learning rate](figures/claims/pilot-all.png)", ""]
-    lines += ["### The effects that decided the pilot", "", *texts.PILOT_EFFECTS, ""]
+        lines += ["", f"![{claim.title}]({PILOT_FIGURES}{claim.name}.png)"] if drawn else []
+    effects = [[claim.name, *cells] for claim in CLAIMS.values() for cells in pilot_decided()[claim.name][1]]
     header = ["claim", "compared", "expected", "as decided, with a bootstrap interval"]
     header += ["interval by a paired t", "old verdict"]
-    lines += [*table(header, effects), "", "### The history of the rules", "", texts.HISTORY, ""]
-    return lines + sections
+    lines += ["", "## The effects that decided", "", *texts.PILOT_EFFECTS, "", *table(header, effects), ""]
+    return "\n".join([*lines, "## The history of its rules", "", texts.PILOT_HISTORY]) + "\n"
 
 
 # --- the page ---
+
+
+def kinds():
+    """{whether they are a paper's: the registered claims}"""
+    claims = registry.load()["claims"]
+    return {of_paper: [claim for claim in claims if is_papers(claim) == of_paper] for of_paper in (True, False)}
+
+
+def is_papers(claim):
+    return claim["kind"].startswith("a paper's")
+
+
+def first_tables():
+    """All claims, the papers' and the others apart, each below its counts."""
+    header = ["claim", "source", "verdict", "effect (95 %)", "p after Holm", "runs without which it differs"]
+    header += ["beside it"]
+    lines = []
+    for of_paper, claims in kinds().items():
+        said = {"all": len(claims), "counts": counts(of_paper, *READMES["README.md"])}
+        said["replications"] = sum("replication" in claim["kind"] for claim in claims)
+        said["thumb"] = sum(claim["paper"] == "a rule of thumb" for claim in claims)
+        lines += [texts.COUNTED[of_paper].format(**said), "", *table(header, map(line, claims)), ""]
+    return lines + known_signs()
+
+
+def known_signs():
+    """How many of the effects that hold or do not hold have the sign that the pilot had seen."""
+    found = {claim["name"]: decisions()[claim["name"]][0] for claim in registry.load()["claims"]}
+    firm = [claim for claim in registry.load()["claims"] if found[claim["name"]].verdict in (HOLDS, FAILS)]
+    same = [claim for claim in firm if claim["pilot"]["effect"] * measured_of(claim).effect > 0]
+    return [texts.KNOWN.format(same=len(same), firm=len(firm)), ""] if firm else []
 
 
 def table(header, rows):
@@ -500,9 +664,10 @@ def anchor(title):
 
 
 def fingerprint():
-    """A digest of all that the page is made from: rows, rules, and the programs of this folder."""
+    """A digest of all that the page is made from: rows, rules, and the programs of this folder; lead.py's are not."""
     files = [*registry.HERE.glob("results/*/*.jsonl"), *registry.HERE.glob("results/*.json*"),
              *registry.HERE.glob("*.json"), *registry.HERE.glob("*.py")]  # fmt: skip
+    files = [file for file in files if file.parent.name != "lead" and file.name != "registered_lead.json"]
     parts = [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in sorted(files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -523,29 +688,32 @@ def not_done():
 @functools.cache
 def build():
     """The text of the page."""
-    registered = registry.load()
-    header = ["claim", "source, and whose claim it is", "verdict", "effect (95 %)", "p after Holm"]
-    header += ["planned: smallest effect that would be seen"]
-    header += ["planned: chance of “equivalent” if there is no difference", "seeds", ""]
-    lines = ["# Claims", "", *texts.INTRO, ""]
-    lines += [*table(header, map(line, registered["claims"])), ""]
-    if any(map(decided, registered["claims"])):
-        lines += ["In the figures a dot or a thin line is one seed, thick lines are means.", ""]
+    registered, told = registry.load(), set()
     said = {"digest": registry.digest(), "closing": registered["closing"], "claims": len(registered["claims"])}
     said |= {"seeds": " and ".join(map(str, registered["tuning"]["seeds"]))}
-    lines += [text.format(**said) for text in texts.RULES] + [""]
-    lines += [f"- `{word}` is `{options}`" for word, options in registered["options"].items()] + [""]
+    rules = [text.format(**said) for text in texts.RULES]
+    header = ["claim", "seeds", "margin", "p, after Holm", "p by sign flips", f"interval of {1 - first_level():.1%}"]
+    header += ["p of equivalence, after Holm", "smallest effect seen in 80 of 100, planned"]
+    header += ["chance of “equivalent” at 0, planned", "smallest effect seen, as measured", "the runs"]
+    power = table(header, map(statistics, registered["claims"]))
+    options = [f"- `{word}` is `{options}`" for word, options in registered["options"].items()]
+    lines = ["# Claims", "", *texts.INTRO, "", *findings(), *first_tables(), *lead_section()]
+    lines += ["## How a claim is decided", "", *texts.TASK, "", *seen_lines()]
+    lines += [*folded("The rules", rules), *folded("All statistics", [*texts.POWER, "", *power])]
+    lines += folded("The commands of all runs", [*commands(), "", "In these", "", *options])
     for claim in registered["claims"]:
-        lines += section(claim)
-    lines += [*best_section(), *texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
-    lines += [*texts.ILLUSTRATIONS, "", *pilot_sections(), *not_done()]
+        lines += section(claim, told)
+    thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, "", *texts.ILLUSTRATIONS, ""]
+    lines += [*best_section(), *thumb, *pilot_section()]
+    lines += ["## The history of the rules", "", *texts.HISTORY_SHORT, "", *folded("All of it", texts.HISTORY)]
+    lines += not_done()
     lines.append(f"<!-- made from {fingerprint()} -->")
     return "\n".join(lines) + "\n"
 
 
-def counts(words, colon, comma):
-    """How many claims have which verdict by their registered rules, as a README says it."""
-    found = [old.verdict for old, _ in decisions().values()]
+def counts(of_paper, words, colon, comma):
+    """How many of the papers' claims, or of the others, have which verdict by their registered rules."""
+    found = [decisions()[claim["name"]][0].verdict for claim in kinds()[of_paper]]
     return f"**{comma.join(f'{word}{colon}{n}' for verdict, word in words.items() if (n := found.count(verdict)))}**"
 
 
@@ -555,9 +723,11 @@ def refresh(tree):
         current = f"<!-- made from {fingerprint()} -->" in tree.read(PAGE)
         return [] if current else [f"{PAGE}: is not of these rows; {NEEDED}"]
     tree.write(PAGE, build())
+    tree.write(PILOT_PAGE, pilot_page())
     for page, signs in READMES.items():
-        tree.write(page, COUNTS.sub(counts(*signs), tree.read(page)))
-    figures = re.findall(r"figures/claims/[\w.-]+\.png", build())
+        both = iter([counts(of_paper, *signs) for of_paper in kinds()])  # the papers' stand first
+        tree.write(page, COUNTS.sub(lambda found, both=both: next(both, found[0]), tree.read(page)))
+    figures = re.findall(r"figures/claims/[\w.-]+\.png", build() + pilot_page())
     return [f"docs/{path}: python lab/report.py --figures draws it" for path in dict.fromkeys(figures)
             if not (ROOT / "docs" / path).exists()]  # fmt: skip
 

@@ -6,8 +6,11 @@ python lab/run.py --registered --list     what is left of it
 
 It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each
 start is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a
-claim in one checkout: runs by two versions of the code decide nothing. The pilot (claims.py, in lab/results/claims) is
-run by
+claim in one checkout: runs by two versions of the code decide nothing. Another registration has results of its own:
+
+python lab/run.py --registered lab/registered_lead.json       in lab/results/lead; docs/lead.md says how it goes on
+
+The pilot (claims.py, in lab/results/claims) is run by
 
 python lab/run.py                         all claims, five seeds: about eight hours of one core
 python lab/run.py clip_higher length      these claims only
@@ -40,6 +43,7 @@ from claims import ALL, CLAIMS, RUNS
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
 VERSIONS = ("torch", "transformers")
+BUILT_HERE = re.compile(r"--model_name_or_path (runs/lab/\S+)")
 PREPARING = threading.RLock()  # what several runs read is made once
 EVERY = 5  # steps that one line of a file of results is the mean of
 KEPT = (
@@ -156,12 +160,14 @@ def run_registered(registered, name, seed):
     command = registry.command(registered, name)
     if command is None:
         return f"waits for {registered['runs'][name]['best_of'][0]} and the others of its tuning"
+    as_run = command.format(seed=seed)  # a reward model or a base model may be that of the seed
     with PREPARING:
-        prepare(registered, command, seed)
+        prepare(registered, as_run, seed)
     folder = f"runs/lab/{name}-seed{seed}"
-    header = {"command": f"python {command} --seed {seed}", "registered": registry.digest()} | origin(command)
+    header = {"command": f"python {command} --seed {seed}", "registered": registry.digest()} | origin(as_run)
+    check_weights(registered, as_run, header)
     write_start({"run": name, "seed": seed} | header)
-    status, output, seconds = execute(f"{command.format(seed=seed)} --seed {seed}", folder)
+    status, output, seconds = execute(f"{as_run} --seed {seed}", folder)
     failed = status and "not finite" in output
     if status and not failed:
         return f"FAILED: python {command} --seed {seed}\n{output[-2000:]}"
@@ -176,15 +182,29 @@ def origin(command):
     one that was built here."""
 
     def git(*arguments):
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
 
     commit = git("rev-parse", "HEAD")
     found = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit}
-    found["clean"] = bool(commit) and not git("status", "--porcelain", "--", *registry.CODE, "lab/registered.json")
+    changed = git("status", "--porcelain", "--", *registry.CODE, str(registry.REGISTERED))
+    found["clean"] = bool(commit) and changed == ""
     found |= {"code": registry.code_digest()} | {name: importlib.metadata.version(name) for name in VERSIONS}
-    if base := re.search(r"--model_name_or_path (runs/lab/\S+)", command):
+    if base := BUILT_HERE.search(command):
         found["base"] = sha256(ROOT / base[1] / "model.safetensors")
     return found
+
+
+def check_weights(registered, command, header):
+    """All runs on a base model that was built here begin with the same weights; another machine may build others."""
+    base = BUILT_HERE.search(command)
+    for job in registry.jobs(registered) if base else ():
+        if not registry.result(*job).exists():
+            continue
+        other = registry.read(*job)[0]
+        there = BUILT_HERE.search(other["command"].format(seed=job[1]))
+        if there and there[1] == base[1] and other["base"] != header["base"]:
+            raise SystemExit(f"{base[1]}: other weights than those of {registry.result(*job).name}; restore them")
 
 
 def sha256(path):
@@ -248,11 +268,12 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, help="default: 1 of the registered runs, one a core of the pilot's")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--registered", action="store_true")
+    parser.add_argument("--registered", nargs="?", const=registry.REGISTERED, metavar="FILE")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.registered:
-        return run_all_registered(args.list, args.jobs or 1)
+        with registry.using(args.registered):
+            return run_all_registered(args.list, args.jobs or 1)
     workers = args.jobs or os.cpu_count()
     models, others = without_models(missing(args.claims or names, args.seeds, args.again))
     jobs = [*models, *others]

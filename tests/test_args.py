@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import InputError
-from common.harness.args import RolloutArgs, RunArgs, last_step, learning_rate
+from common.harness.args import RolloutArgs, RunArgs, learning_rate
 from common.harness.command_line import parse_args
+from common.harness.pairs import last_step
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
 

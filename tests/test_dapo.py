@@ -480,7 +480,7 @@ def test_soft_and_none_leave_truncated_rows_in_the_loss(monkeypatch, tmp_path):
 
 def loss_of(args, dtype=torch.float64, mask_row=None):
     old, new, _, mask = b1(dtype)
-    advantages = dapo.compute_advantages(torch.tensor([1.0, -1, -1, 1], dtype=dtype), args)
+    advantages = dapo.compute_advantages(torch.tensor([1.0, -1, -1, 1], dtype=dtype), args).to(dtype)
     if mask_row is not None:
         mask[mask_row] = False
     losses, stats = dapo.policy_loss(new, old, advantages, mask, args)

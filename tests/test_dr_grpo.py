@@ -17,7 +17,7 @@ def args_of(**options):
 
 def loss_of(args, dtype=torch.float64):
     old, new, _, mask = b1(dtype)
-    advantages = dr_grpo.compute_advantages(torch.tensor(ORACLES["B1"]["R01"], dtype=dtype), args)
+    advantages = dr_grpo.compute_advantages(torch.tensor(ORACLES["B1"]["R01"], dtype=dtype), args).to(dtype)
     losses, _ = dr_grpo.policy_loss(new, old, advantages, mask, args)
     return (losses * dr_grpo.token_weights(mask, totals_of(mask, 4), args)).sum(), losses, new, mask
 

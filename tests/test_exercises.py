@@ -6,10 +6,10 @@ import re
 import shlex
 
 import pytest
+from recipes import changed
 
 import exercises
 from common.harness.command_line import parse_args
-from test_help import changed
 from testbed import script
 
 ROOT = pathlib.Path(__file__).parent.parent

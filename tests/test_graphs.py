@@ -7,8 +7,8 @@ import common.graphs
 from common.batches import left_pad
 from common.generation import decode, sampling_config, seeded
 from common.graphs import FixedLayer, OneTokenByGraph, widen
-from common.harness import probes
-from common.harness.probes import graphs_are_exact, nearer
+from common.harness import gpu_probes, probes
+from common.harness.gpu_probes import graphs_are_exact, nearer
 from common.masked import completion_mask
 from small_models import ARCHITECTURES, random_policy
 
@@ -133,7 +133,7 @@ def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, mo
     assert graphs_are_exact(lm)
     with monkeypatch.context() as patch:  # transformers leaves out a mask that is all true
         patch.setattr(FixedLayer, "is_compileable", False)
-        patch.setattr(probes, "rows_of_two_prompts", unpadded)
+        patch.setattr(gpu_probes, "rows_of_two_prompts", unpadded)
         assert not graphs_are_exact(lm)
     if dtype == torch.float32:
         with monkeypatch.context() as patch:  # the mask hides the newest token

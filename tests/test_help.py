@@ -5,6 +5,7 @@ import re
 import shlex
 
 import pytest
+import recipes
 import torch
 from accelerate import Accelerator
 
@@ -21,9 +22,7 @@ SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 1 --eval_samples 4".
 
 
 def blocks(page, kind):
-    """The code blocks of one kind, without the indentation of a list."""
-    found = re.findall(rf"^( *)```{kind}\n(.*?)^ *```$", PAGES[page], re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", code, flags=re.MULTILINE) for indent, code in found]
+    return recipes.blocks(PAGES[page], kind)
 
 
 def commands():
@@ -174,32 +173,11 @@ def test_a_column_with_another_name_is_found(tmp_path, monkeypatch):
 # --- an algorithm of your own ---
 
 
-def changed(diff, sources=()):
-    """The script that a diff of the page makes of another: (name, source, lines changed).
-
-    The other one is a script of this project, or one of `sources` {name: source}.
-    """
-    header, *hunks = re.split(r"^@@ .*\n", diff, flags=re.MULTILINE)
-    old_name, new_name = re.findall(r"^[+-]{3} (\S+)$", header, re.MULTILINE)
-    source = sources[old_name] if old_name in sources else (ROOT / old_name).read_text(encoding="utf-8")
-    source, changes = source.splitlines(), 0
-    for hunk in hunks:
-        lines = hunk.splitlines()
-        old = same_text.code([line[1:] for line in lines if line[0] != "+"])
-        code = [i for i, line in enumerate(source) if not same_text.is_comment(line)]  # a new comment is no conflict
-        places = [code[i : i + len(old)] for i in range(len(code))]
-        places = [place for place in places if [source[i] for i in place] == old]
-        assert len(places) == 1, "\n".join([f"this is not in {old_name} once:", *old])
-        source[places[0][0] : places[0][-1] + 1] = [line[1:] for line in lines if line[0] != "-"]
-        changes += sum(line[0] != " " for line in lines)
-    return new_name, "\n".join(source) + "\n", changes
-
-
 @pytest.fixture(params=[0, 1, 4], ids=["rloo", "cispo", "reinforce_pp"])
 def own(request, tmp_path):
     """A script of the page: (module, source, its section's title)."""
     diff = blocks("your_own", "diff")[request.param]
-    name, source, changes = changed(diff)
+    name, source, changes = recipes.changed(diff)
     title = PAGES["your_own"].split(diff)[0].rpartition("\n## ")[2].splitlines()[0]
     assert title.lower().endswith(f"{name.removesuffix('.py').replace('_pp', '++')} in {changes} lines")
     (tmp_path / name).write_text(source, encoding="utf-8")

@@ -9,9 +9,9 @@ import attention
 import common.packing
 from common import packing
 from common.batches import micro_batches
-from common.harness import probes
+from common.harness import gpu_probes, probes
+from common.harness.gpu_probes import packing_is_exact
 from common.harness.pairs import Pair, pair_batch
-from common.harness.probes import packing_is_exact
 from small_models import ARCHITECTURES, backward, random_policy
 from test_graphs import MORE
 from testbed import SCRIPTS, embedded, fill, gradients, hand_made_batch, largest_difference, script
@@ -169,8 +169,9 @@ def test_a_hybrid_is_never_packed(monkeypatch):
     assert not probes.has_plain_cache(lm)
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     asked = []
-    monkeypatch.setattr(probes, "packing_is_exact", lambda lm: asked.append(lm) or True)
-    monkeypatch.setattr(probes, "safely", lambda check, lm: check not in (probes.has_plain_cache, probes.fuse_norms))
+    monkeypatch.setattr(gpu_probes, "packing_is_exact", lambda lm: asked.append(lm) or True)
+    monkeypatch.setattr(probes, "safely", lambda check, lm: check is not probes.has_plain_cache)
+    monkeypatch.setattr(gpu_probes, "safely", lambda check, lm: check is not gpu_probes.fuse_norms)
     assert not probes.find_shortcuts(lm).get("packs") and not asked
 
 

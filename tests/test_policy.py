@@ -8,7 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
 from common.harness.data import EMBEDDED
-from common.harness.probes import find_shortcuts, fuse_norms
+from common.harness.gpu_probes import fuse_norms
+from common.harness.probes import find_shortcuts
 from common.policy import Policy
 from small_models import HYBRIDS, LLAMA4, backward, random_batch, random_policy
 from testbed import embedded, hand_made_batch, largest_difference

@@ -1,4 +1,4 @@
-"""The three recipes of docs/your_own.md: their diffs fit the scripts, and what they make is what the page says."""
+"""The recipes of docs/your_own.md: their diffs fit the scripts, and what they make is what the page says."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import shlex
 import types
 
 import pytest
+import recipes
 import torch
 
 from common.batches import completion_texts, take_rows
@@ -15,26 +16,18 @@ from common.harness.loading import load_policy, load_tokenizer
 from common.masked import log_ratio
 from exercises import load
 from small_models import copy_of_embedded
-from test_help import PAGES, blocks, changed
+from test_help import PAGES, blocks
 from testbed import ROOT, ragged, script, totals_of
 
+NAMES = "rloo cispo mean_baseline reinforce reinforce_pp calculator distill".split()
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
 
 
-def sources():
-    """{name: (source, lines changed)} of all scripts of the page, each made of grpo.py or of one before it."""
-    made = {}
-    for diff in blocks("your_own", "diff"):
-        name, source, changes = changed(diff, {name: source for name, (source, _) in made.items()})
-        made[name] = source, changes
-    return made
-
-
 @pytest.fixture(scope="module")
-def recipes(tmp_path_factory):
-    """{name: module} of these scripts."""
+def modules(tmp_path_factory):
+    """{name: module} of the scripts that the recipes make."""
     folder, modules = tmp_path_factory.mktemp("recipes"), {}
-    for name, (source, _) in sources().items():
+    for name, (source, *_) in recipes.recipes().items():
         (folder / name).write_text(source, encoding="utf-8")
         modules[name.removesuffix(".py")] = load(folder / name)
     return modules
@@ -46,21 +39,32 @@ def train(module, folder, *arguments):
 
 
 def test_a_recipe_changes_as_many_lines_as_its_title_says():
-    found = {name: changes for name, (_, changes) in sources().items()}
-    names = "rloo cispo mean_baseline reinforce reinforce_pp calculator distill"
-    assert list(found) == [f"{name}.py" for name in names.split()]
+    found = {name: changes for name, (_, changes, _) in recipes.recipes().items()}
+    assert list(found) == [f"{name}.py" for name in NAMES]
     assert max(found.values()) <= 40
     assert f"## Several turns: a calculator in {found['calculator.py']} lines\n" in PAGES["your_own"]
     assert f"## On-policy distillation in {found['distill.py']} lines\n" in PAGES["your_own"]
 
 
-def test_the_commands_of_the_recipes_are_accepted(recipes):
+def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recipes, "ROOT", tmp_path)
+    (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
+    recipes.main("cispo")
+    assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == recipes.recipes()["cispo.py"][0]
+    for name, says in (("cispo", "is there already"), ("nothing", "no recipe nothing")):
+        with pytest.raises(SystemExit, match=says):
+            recipes.main(name)
+    recipes.main("--list")
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [*NAMES]
+
+
+def test_the_commands_of_the_recipes_are_accepted(modules):
     lines = "\n".join(blocks("your_own", "bash")).replace("\\\n", " ").splitlines()
-    start = rf"python ({'|'.join(recipes)})\.py "
+    start = rf"python ({'|'.join(modules)})\.py "
     words = [shlex.split(line, comments=True)[1:] for line in lines if re.match(start, line)]
     assert {name for name, *_ in words} == {"calculator.py", "distill.py"}
     for name, *arguments in words:
-        parse_args(recipes[name.removesuffix(".py")].Args, arguments)
+        parse_args(modules[name.removesuffix(".py")].Args, arguments)
 
 
 # --- several turns ---
@@ -75,9 +79,9 @@ def task(tmp_path_factory):
 
 
 @pytest.fixture
-def sampled(recipes, task):
+def sampled(modules, task):
     """(module, args, tokenizer, policy, batch): a rollout of a model that writes any token, `]` and <eos> too."""
-    module = recipes["calculator"]
+    module = modules["calculator"]
     args = module.Args(model_name_or_path=str(task[1] / "model"), dataset=str(task[1]), group_size=4, max_new_tokens=40)
     tokenizer = load_tokenizer(args)
     policy, (prompts, *_) = load_policy(args, tokenizer), load_prompts(args, tokenizer, True)
@@ -87,8 +91,8 @@ def sampled(recipes, task):
     return module, args, tokenizer, policy, batch
 
 
-def test_the_calculator_answers_a_call_at_the_end_of_a_text(recipes):
-    calculate = recipes["calculator"].calculate
+def test_the_calculator_answers_a_call_at_the_end_of_a_text(modules):
+    calculate = modules["calculator"].calculate
     answers = {"[47+85]": "=132\n", "a[3-9]": "=-6\n", "[1+2] ": "=?\n", "[1+2+3]": "=?\n", "]": "=?\n", "1+2]": "=?\n"}
     assert {text: calculate(text) for text in answers} == answers
     assert calculate(f"[{'9' * 5000}+1]") == "=?\n"  # no number is too long for `int`
@@ -149,9 +153,9 @@ def test_what_the_calculator_wrote_has_no_gradient(sampled):
 
 
 @pytest.mark.parametrize("most, last", [(40, "#### 103"), (30, "#### "), (26, "#")])
-def test_two_calls_in_a_row_and_then_the_answer(most, last, recipes, task, monkeypatch):
+def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monkeypatch):
     """What a hand-made model is asked, turn by turn, and the row that comes out, which has at most `most` tokens."""
-    module, tokenizer, asked = recipes["calculator"], task[0].make_tokenizer(), []
+    module, tokenizer, asked = modules["calculator"], task[0].make_tokenizer(), []
     turns = [["[47+85]", "#### 5<eos>"], ["[132-29]"], ["#### 103<eos>"]]
 
     def sample_turn(model, prompts, n, temperature, top_p, seed, args):
@@ -176,11 +180,11 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, recipes, task, monke
     assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
 
 
-def test_a_run_learns_to_call_more_often(recipes, task, tmp_path):
+def test_a_run_learns_to_call_more_often(modules, task, tmp_path):
     """The hardly trained model writes `]` as often as any token; here each one has its reward."""
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
     model = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1])]
-    rows = train(recipes["calculator"], tmp_path, *model, "--reward", reward, "--max_steps", "4", "--kl_coef", "0")
+    rows = train(modules["calculator"], tmp_path, *model, "--reward", reward, "--max_steps", "4", "--kl_coef", "0")
     assert rows[-1]["reward_part/calls"] > rows[1]["reward_part/calls"] + 1
     assert max(row["rollout/logprob_gap"] for row in rows[1:]) < 1e-5
 
@@ -188,9 +192,9 @@ def test_a_run_learns_to_call_more_often(recipes, task, tmp_path):
 # --- distillation ---
 
 
-def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(recipes):
+def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(modules):
     """Of one token, summed over the vocabulary: the mean of -A grad log pi is the gradient of the KL."""
-    module, args = recipes["distill"], recipes["distill"].Args()
+    module, args = modules["distill"], modules["distill"].Args()
     generator = torch.Generator().manual_seed(0)
     logits, teacher = torch.randn(2, 5, generator=generator, dtype=torch.float64)
     logits.requires_grad_()
@@ -205,13 +209,13 @@ def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(recipes):
     assert torch.allclose(gradient, logits.grad, atol=1e-12) and gradient.abs().max() > 0.1
 
 
-def test_the_teacher_scores_at_the_temperature_of_the_student(recipes, tmp_path):
+def test_the_teacher_scores_at_the_temperature_of_the_student(modules, tmp_path):
     """A teacher that is the student gives advantages of exactly 0, at any temperature, and nothing is learnt."""
-    rows = train(recipes["distill"], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "2")
+    rows = train(modules["distill"], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "2")
     assert [(row["optim/loss"], row["optim/grad_norm"], row["policy/kl_ref"]) for row in rows[1:]] == [(0, 0, 0)] * 2
 
 
-def test_the_student_comes_closer_to_a_teacher_without_groups(recipes, tmp_path):
+def test_the_student_comes_closer_to_a_teacher_without_groups(modules, tmp_path):
     def noise(weights):
         generator = torch.Generator().manual_seed(0)
         for weight in weights.values():
@@ -219,14 +223,14 @@ def test_the_student_comes_closer_to_a_teacher_without_groups(recipes, tmp_path)
 
     copy_of_embedded(tmp_path / "teacher", noise)
     alone = ["--prompts_per_step", "16", "--group_size", "1", "--num_minibatches", "2", "--max_steps", "6"]
-    rows = train(recipes["distill"], tmp_path / "run", *alone, "--teacher", str(tmp_path / "teacher"))
+    rows = train(modules["distill"], tmp_path / "run", *alone, "--teacher", str(tmp_path / "teacher"))
     assert rows[-1]["policy/kl_ref"] < 0.7 * rows[1]["policy/kl_ref"] and rows[-1]["policy/ratio_max"] > 1
 
 
 # --- the ladder ---
 
 
-def test_the_advantages_of_each_rung(recipes):
+def test_the_advantages_of_each_rung(modules):
     rewards = torch.tensor([1.0, 0, 0, 1, 1, 1, torch.nan, 1], dtype=torch.float64)
     expected = {
         "reinforce": [1, 0, 0, 1, 1, 1, 0, 1],
@@ -234,13 +238,13 @@ def test_the_advantages_of_each_rung(recipes):
         "rloo": [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0, 0],
     }
     for name, advantages in expected.items():
-        found = recipes[name].compute_advantages(rewards, recipes[name].Args(group_size=4))
+        found = modules[name].compute_advantages(rewards, modules[name].Args(group_size=4))
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "mean_baseline"])
-def test_a_rung_runs(name, recipes, tmp_path):
-    rows = train(recipes[name], tmp_path, "--max_steps", "1")
+def test_a_rung_runs(name, modules, tmp_path):
+    rows = train(modules[name], tmp_path, "--max_steps", "1")
     assert rows[-1]["optim/grad_norm"] > 0
 
 
@@ -254,11 +258,11 @@ def test_the_relative_variance_of_known_gradients():
     assert float(few.median()) == pytest.approx(9 / 25, rel=0.15)
 
 
-def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_rewards(recipes):
+def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_rewards(modules):
     measure = load(ROOT / "examples" / "gradient_variance.py").measure
-    modules = [*map(recipes.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
+    chosen = [*map(modules.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
     sizes = dict(prompts_per_step=4, group_size=4)
-    plain, shifted = (measure(modules, "embedded", shift, 0, 4, **sizes) for shift in (0, 2))
+    plain, shifted = (measure(chosen, "embedded", shift, 0, 4, **sizes) for shift in (0, 2))
     assert shifted["loaded_reinforce"] > 3 * plain["loaded_reinforce"] > 0
     for name in ("loaded_mean_baseline", "loaded_rloo", "grpo"):
         assert shifted[name] == pytest.approx(plain[name], rel=1e-3)

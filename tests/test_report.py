@@ -7,16 +7,24 @@ import sys
 import numpy as np
 import pytest
 
+import bugs
 import patched
 import pilot
 import registry
 import report
 import run
+import seen
+import tasks
 import texts
 from claims import ALL, CLAIMS, RUNS, Claim, Effect
 from run import condense
 from testbed import ROOT
 from tree import Tree
+
+try:
+    import afterwards
+except ImportError:  # without scipy
+    afterwards = None
 
 
 @pytest.fixture
@@ -177,6 +185,12 @@ def test_claims_name_runs_and_runs_name_files():
 # --- the page ---
 
 
+def forget():
+    """Let the page be made again, of other rows."""
+    for made in (report.decisions, report.changes, report.build):
+        made.cache_clear()
+
+
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
     """A function that writes made-up rows of registered runs; nothing else is registered as run."""
@@ -184,8 +198,7 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "RESULTS", tmp_path / "registered")
     monkeypatch.setattr(registry, "AMENDMENTS", tmp_path / "amendments.json")
     monkeypatch.setattr(report, "SECONDS", tmp_path / "seconds.jsonl")
-    report.decisions.cache_clear()
-    report.build.cache_clear()
+    forget()
 
     def write(name, level, seeds):
         for seed in seeds:
@@ -200,8 +213,7 @@ def rows(tmp_path, monkeypatch):
             run.write(registry.result(name, seed), [header, *lines])
 
     yield write
-    report.decisions.cache_clear()
-    report.build.cache_clear()
+    forget()
 
 
 FIRST = registry.load()["claims"][0]
@@ -222,7 +234,8 @@ def test_without_results_no_claim_is_decided_and_the_page_has_the_digest(rows):
         assert "figures/claims" not in line_of(claim) + section_of(claim)
     assert registry.digest() in report.build()
     page = report.build()
-    assert page.index(f"| [{claims[-1]['title']}]") < page.index("\n## ")  # the table comes first
+    assert page.index(f"| [{claims[-1]['title']}]") < page.index("\n## ")  # the tables come first
+    assert "A gain at one learning rate" not in page and "PPO's lead is made of\n" not in page
 
 
 def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
@@ -230,16 +243,17 @@ def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
     rows("grpo", 0.6, FIRST["seeds"][:-1])
     assert "**not decided yet: 25 of 26 runs**" in line_of(FIRST) and "0.7" not in section_of(FIRST).split("What it")[0]
     rows("grpo", 0.6, FIRST["seeds"])
-    report.decisions.cache_clear()
-    report.build.cache_clear()
+    forget()
     assert "| **holds** | +0.100 (+0.099 to +0.101) |" in line_of(FIRST)
-    assert "[figure](figures/claims/sequence_ratio.png)" in line_of(FIRST)
     section = section_of(FIRST)
+    assert "](figures/claims/sequence_ratio.png)" in section
+    said = "Held-out accuracy, at the end: “GSPO, ten times the paper's band” less “GRPO” is +0.100 (+0.099 to +0.101)."
+    assert f"**Verdict: holds.** {said}" in section
     assert "**GSPO, ten times the paper's band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
     assert "| GSPO, the paper's band | GRPO | 13 of 26 runs |" in section
-    assert "smallest effect seen in 80 of 100" in section and "after Holm" in section
     assert "not decided yet: 0 of" in line_of(registry.load()["claims"][2])
-    assert "0 starts for 26 files of results; code c0de, commit 0123456." in section
+    row = next(line for line in report.build().splitlines() if line.startswith("| `sequence_ratio` | 40 to 52 | 0 |"))
+    assert row.endswith("| 0 starts for 26 files; code c0de, commit 0123456 |")
     assert texts.BESIDE["sequence_ratio"] in section
 
 
@@ -273,7 +287,7 @@ def test_a_claim_with_a_margin_has_its_own_chance_of_equivalence(rows):
     claims = registry.claims(registry.load())
     assert report.chance_of_equivalent(FIRST) == FIRST["power"]["equivalent_at_0"]
     assert report.chance_of_equivalent(claims["hacking"]) == 0  # its own test says "does not hold" there
-    assert "| 0.06 from the margin of 0.3 | 0.00 (within 0.03) |" in line_of(claims["hacking"])
+    assert "| 0.06 from the margin of 0.3 | 0.00 (within 0.03) |" in report.build()
 
 
 def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_old_rule(rows):
@@ -287,8 +301,9 @@ def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_o
         "Changed on 2026-12-01, after the registration: Another margin. A reason. Under the changed rule: " in section
     )
     registered, changed = report.decisions()["sequence_ratio"]
-    assert f"Against the margin of 0: p = {registered.measured.p:.2g}, after" in section and registered.p != changed.p
-    assert report.counts(*report.READMES["README.md"]) == "**holds: 1, does not hold: 1, not decided yet: 15**"
+    assert f"| {registered.measured.p:.2g}, {registered.p:.2g} |" in report.build() and registered.p != changed.p
+    both = [report.counts(of_paper, *report.READMES["README.md"]) for of_paper in (True, False)]
+    assert both == ["**holds: 1, not decided yet: 11**", "**does not hold: 1, not decided yet: 4**"]
 
 
 def test_what_did_not_take_place_and_what_was_given_up_is_said(rows):
@@ -343,11 +358,11 @@ def test_runs_that_failed_are_counted_where_they_are_shown(rows):
 
 
 def test_nothing_that_the_pilot_decided_is_gone(rows):
-    page = report.build()
+    page, pilots = report.build(), report.pilot_page()
     for claim in CLAIMS.values():
-        row = next(line for line in page.splitlines() if f"(#pilot-{claim.name})" in line)
-        assert f"| {pilot.decide(claim) or 'never decided'} |" in row and f"### Pilot: {claim.name}\n" in page
-        assert all(" | ".join(cells) in page for cells in report.pilot_decided()[claim.name][1])
+        row = next(line for line in page.splitlines() if f'<a id="pilot-{claim.name}"></a>' in line)
+        assert f"| {pilot.decide(claim) or 'never decided'} |" in row and f"## Pilot: {claim.name}\n" in pilots
+        assert all(" | ".join(cells) in pilots for cells in report.pilot_decided()[claim.name][1])
     assert sum(effect.decides for claim in CLAIMS.values() for effect in claim.effects) == 32
 
 
@@ -413,8 +428,9 @@ def test_a_run_that_ends_before_another_begins_is_drawn_too():
 def tree_of(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "claims.md").write_text("Old.\n", encoding="utf-8")
-    (tmp_path / "README.md").write_text("**Text**: **holds: 8, not decided yet: 9**, **more**.\n", encoding="utf-8")
-    (tmp_path / "README.zh.md").write_text("**文字**：**没有定论：4**，**更多**。\n", encoding="utf-8")
+    (tmp_path / "lab" / "results").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("**Text**: **holds: 8**, **not decided yet: 9**, **more**.\n", encoding="utf-8")
+    (tmp_path / "README.zh.md").write_text("**文字**：**没有定论：4**，**成立：1**，**更多**。\n", encoding="utf-8")
     return Tree(tmp_path)
 
 
@@ -427,8 +443,11 @@ def test_the_readmes_get_the_counts_of_the_verdicts(rows, tmp_path, monkeypatch)
     found = report.refresh(tree)
     assert "docs/figures/claims/sequence_ratio.png: python lab/report.py --figures draws it" in found
     assert tree.read("docs/claims.md") == report.build()
-    assert tree.read("README.md") == "**Text**: **holds: 1, does not hold: 1, not decided yet: 15**, **more**.\n"
-    assert tree.read("README.zh.md") == "**文字**：**成立：1，不成立：1，尚未判定：15**，**更多**。\n"
+    assert tree.read("lab/results/pilot.md") == report.pilot_page()
+    papers, others = "holds: 1, not decided yet: 11", "does not hold: 1, not decided yet: 4"
+    assert tree.read("README.md") == f"**Text**: **{papers}**, **{others}**, **more**.\n"
+    papers, others = "成立：1，尚未判定：11", "不成立：1，尚未判定：4"
+    assert tree.read("README.zh.md") == f"**文字**：**{papers}**，**{others}**，**更多**。\n"
 
 
 def test_without_scipy_the_page_stays_and_is_compared(tmp_path, monkeypatch):
@@ -442,15 +461,15 @@ def test_without_scipy_the_page_stays_and_is_compared(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", report.READMES)
 def test_a_readme_has_the_counts(page):
-    words, colon, _ = report.READMES[page]
-    [found] = report.COUNTS.findall((ROOT / page).read_text(encoding="utf-8"))
-    numbers = re.findall(rf"{colon.strip()} ?(\d+)", found)
-    assert sum(map(int, numbers)) == len(registry.load()["claims"]) and words
+    found = report.COUNTS.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert [sum(map(int, re.findall(r"\d+", counts))) for counts in found] == [12, 5]
+    assert [len(claims) for claims in report.kinds().values()] == [12, 5]
 
 
 def test_links_to_the_claims_are_to_their_headings():
     headings = re.findall(r"^##+ (.*)", (ROOT / report.PAGE).read_text(encoding="utf-8"), re.MULTILINE)
-    anchors, broken = {report.anchor(heading) for heading in headings}, []
+    ids = re.findall(r'<a id="([^"]+)">', (ROOT / report.PAGE).read_text(encoding="utf-8"))
+    anchors, broken = {*map(report.anchor, headings), *ids}, []
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         links = re.findall(r"\((?:docs/)?claims\.md#([^)]+)\)", page.read_text(encoding="utf-8"))
         if page.name == "claims.md":
@@ -460,22 +479,136 @@ def test_links_to_the_claims_are_to_their_headings():
 
 
 FOUND = {"best-ppo": registry.FAILS, "dynamic_sampling-steps": registry.HOLDS,
-         "dynamic_sampling-completions": registry.FAILS, "sequence_ratio": registry.SAME}  # fmt: skip
+         "dynamic_sampling-completions": registry.FAILS, "sequence_ratio": registry.SAME,
+         "best-gspo": registry.UNSEEN, "best-dr_grpo": registry.UNSEEN}  # fmt: skip
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_the_readmes_say_what_was_found(page):
     pytest.importorskip("scipy")
-    decided = report.decide.as_amended(registry.load())
-    ppo, steps, completions, ratios = (decided[name] for name in FOUND)
-    assert [it.verdict for it in (ppo, steps, completions, ratios)] == list(FOUND.values())
-    behind, low, high = (f"{-number:.2f}" for number in (ppo.measured.effect, ppo.measured.high, ppo.measured.low))
-    gained, lost = f"{steps.measured.effect:.2f}", f"{-completions.measured.effect:.2f}"
-    said = f"GRPO ends {behind} of accuracy behind PPO ({low} to {high})", f"gains {gained} of", f"loses {lost} in"
-    if page == "README.zh.md":
-        said = f"比 PPO 低 {behind}（{low} 至 {high}）", f"正确率高 {gained}（", f"反而低 {lost}（"
+    decided = {name: report.decisions()[name][1] for name in FOUND}
+    assert {name: it.verdict for name, it in decided.items()} == FOUND
+    ppo, steps, completions, _, _, tuned = (it.measured for it in decided.values())
+    behind, low, high = (f"{-number:.2f}" for number in (ppo.effect, ppo.high, ppo.low))
+    gained, lost, dpo = f"{steps.effect:.2f}", f"{-completions.effect:.2f}", at_best("grpo") - at_best("dpo")
+    one_rate, seeds = afterwards.at_1e_4("dr_grpo", "grpo")
+    first, *equal = (afterwards.at_equal_seconds(seconds)[2] for seconds in report.seconds_shown())
+    assert seeds == (10, 10) and f"{afterwards.shortest():.0f}" == "31" and 5e-8 < one_rate.p < 1.5e-7
+    _, *bases = afterwards.leads("dr_grpo")
+    mean, half = afterwards.lead_over_bases()
+    numbers = {"one": one_rate.effect, "from_": one_rate.low, "to": one_rate.high}
+    numbers |= {"tuned": tuned.effect, "tuned_low": tuned.low, "tuned_high": tuned.high, "mean": mean, "half": half}
+    said = {name: f"{number:.3f}" for name, number in numbers.items()}
+    said |= {"hard_1": f"{bases[0]:+.3f}", "hard_2": f"{bases[1]:+.3f}", "tuned_high": f"{tuned.high:+.3f}"}
+    said |= {"behind": behind, "low": low, "high": high, "gained": gained, "lost": lost, "dpo": f"{dpo:.2f}"}
+    said |= {"first": f"{first:.3f}", "least": f"{min(equal):.2f}", "most": f"{max(equal):.2f}"}
     text = (report.ROOT / page).read_text(encoding="utf-8")
-    assert all(words in text for words in said)
+    missing = [words.format(**said) for words in SAID[page] if words.format(**said) not in text]
+    assert not missing
+
+
+SAID = {
+    "README.md": (
+        "GRPO ends {behind} of accuracy behind PPO** ({low} to {high})",
+        "gains {gained} of accuracy",
+        "loses {lost} in as many completions",
+        "0.032 above GRPO ({from_} to {to}; p = 1e-7, uncorrected) at 1e-4",
+        "ends {one} above GRPO",
+        "({tuned}; {tuned_low} to {tuned_high}): inconclusive",
+        "On two other base models, at 2e-4, it is {hard_1} and {hard_2}",
+        "at equal times (by {first} after 31 seconds, by {least} to {most} after 40 to 60)",
+        "the lead is {mean} ± {half}",
+        "`dpo.py` ends {dpo} below",
+    ),
+    "README.zh.md": (
+        "GRPO 的正确率最后比 PPO 低 {behind}**（{low} 至 {high}）",
+        "正确率高 {gained}（",
+        "反而低 {lost}，",
+        "比 GRPO 高 {one}（{from_} 至 {to}；p = 1e-7，未校正）",
+        "（{tuned}；{tuned_low} 至 {tuned_high}），没有定论",
+        "在另外两个基座模型上，学习率 2e-4 时的差是 {hard_1} 和 {hard_2}",
+        "（31 秒时 {first}，40 至 60 秒时 {least} 至 {most}）",
+        "PPO 的领先是 {mean} ± {half}",
+        "`dpo.py` 比它低 {dpo}",
+    ),
+}
+
+
+def at_best(name):
+    return afterwards.values(f"best-{name}", afterwards.BEST_SEEDS, afterwards.MOST).mean()
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), [("README.md", "Seven of ten bugs"), ("README.zh.md", "十种 bug 里，有七种")]
+)
+def test_the_readmes_say_how_many_bugs_the_reward_hides(page, words):
+    assert [sum(abs(bugs.difference(bug)) < 0.02 for bug in bugs.BUGS), len(bugs.BUGS)] == [7, 10]
+    text = (report.ROOT / page).read_text(encoding="utf-8")
+    assert words in text and text.index("0.02") < text.index("0.032")
+
+
+# --- looked at afterwards ---
+
+
+@pytest.mark.parametrize(
+    ("run", "against", "expected"),
+    [
+        ("ppo", "grpo", "+0.064 (+0.054 to +0.073)"),
+        ("ppo-critic_still", "grpo", "+0.028 (+0.017 to +0.038)"),
+        ("ppo-32x8", "dr_grpo", "+0.003 (-0.009 to +0.015)"),
+        ("dr_grpo", "grpo", "+0.032 (+0.024 to +0.040)"),
+    ],
+)
+def test_what_was_looked_at_afterwards_is_on_the_page(run, against, expected):
+    """Welch's interval worked by hand from the rows; the page has the same words."""
+    seeds = range(40, 50) if "dr_grpo" in (run, against) else range(40, 53)
+    mine, others = ([registry.rows(name, seed)[-1]["accuracy"] for seed in part] for name, part in (
+        (run, range(40, 53) if run.startswith("ppo") else seeds), (against, seeds)))  # fmt: skip
+    variances = [np.var(side, ddof=1) / len(side) for side in (mine, others)]
+    freedom = sum(variances) ** 2 / sum(
+        v**2 / (len(side) - 1) for v, side in zip(variances, (mine, others), strict=True)
+    )
+    half = afterwards.stats.t.isf(0.025, freedom) * sum(variances) ** 0.5
+    effect = np.mean(mine) - np.mean(others)
+    assert f"{effect:+.3f} ({effect - half:+.3f} to {effect + half:+.3f})" == expected
+    assert report.signed(afterwards.at_1e_4(run, against)[0]) == expected
+    row = f"| “{report.name(run)}” less “{report.name(against)}” | {len(mine)} and {len(others)} | {expected} |"
+    assert row in (ROOT / report.PAGE).read_text(encoding="utf-8")
+
+
+def test_runs_without_which_a_verdict_differs():
+    """Of `overlong` three, all of them unpunished; the page counts them for every claim."""
+    claims, found = registry.claims(registry.load()), report.changes()
+    assert {(run, seed, verdict) for run, seed, verdict, *_ in found["overlong"]} == {
+        ("dapo-all_groups", seed, registry.UNSEEN) for seed in (43, 45, 50)
+    }
+    counts = {name: len(runs) for name, runs in found.items() if runs}
+    assert counts == {"overlong": 3, "dcpo": 9, "best-dapo": 4, "best-ppo": 11}
+    assert "“inconclusive” without any one of all groups 43 (p 0.062), 45 (p 0.051), 50 (p 0.062)" in (
+        report.without_one_run(claims["overlong"])
+    )
+    assert report.beside(claims["overlong"]).startswith("0.5% of the answers were punished")
+
+
+def test_what_the_base_model_had_drawn_is_a_share_of_the_held_out_problems():
+    found = json.loads(report.SEEN.read_text(encoding="utf-8"))
+    assert {name: of for name, (_, of) in found["counts"].items()} == tasks.HELD_OUT
+    assert f"{found['counts']['medium'][0]} of 512 medium" in (ROOT / report.PAGE).read_text(encoding="utf-8")
+
+
+def test_a_replay_of_one_batch_draws_what_the_training_draws(monkeypatch):
+    monkeypatch.setattr(seen, "STEPS", 1)
+    drawn = seen.drawn()
+    test = {row["question"] for row in map(json.loads, open(seen.build.FOLDER / "test.jsonl", encoding="utf-8"))}
+    assert 50 < len(drawn) <= seen.build.ROWS and not drawn & test
+
+
+def test_the_page_leads_with_what_decides():
+    """What is behind a click is not read first; the pilot's findings are on a page of their own."""
+    page = (ROOT / report.PAGE).read_text(encoding="utf-8")
+    visible = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert len(visible.split()) < 5_200 and len(page.split()) < 12_600
+    assert page.count("<details>") == page.count("</details>") and "**inconclusive**" in visible
 
 
 def test_where_a_claim_is_equivalent_its_interval_at_holms_step_lies_within_the_margin():

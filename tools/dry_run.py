@@ -14,10 +14,11 @@ import torch
 
 from common.errors import refuse, world_size
 from common.generation import RoomyLayer
-from common.harness.args import PairArgs, RolloutArgs
+from common.harness.args import RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import load_errors, model_path
 from common.harness.lora import find_base
+from common.harness.pairs import PairArgs
 from common.policy import CHUNK_ELEMENTS, CHUNK_ELEMENTS_GPU
 
 GIB = 2**30

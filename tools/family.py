@@ -369,7 +369,7 @@ SENTENCES = {
             "standardized both ways, and the two are mixed by the number of visits, so that a single unusual group "
             "weighs less and one that agrees still trains."
         ),
-        "compute_advantages cf6d1f": (
+        "compute_advantages 23d15c": (
             "Of the two mixtures each completion takes the one of smaller magnitude, which damps the swings of both."
         ),
         "clip_bounds": (
@@ -424,7 +424,7 @@ SENTENCES = {
             "`--kl_coef` each token also pays for its log-ratio to the reference: GRPO has the KL in the loss, PPO in "
             "the reward, unless `--kl_in loss`."
         ),
-        "compute_advantages e2d299": (
+        "compute_advantages 92504e": (
             "GAE (arXiv 1506.02438, Eq. 16) in place of the group: an advantage for each token, and the returns that "
             "the critic is trained on."
         ),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 PAGE = "docs/names.md"
 HEAD = "| here | TRL | verl | OpenRLHF | |\n|---|---|---|---|---|\n"
-RECIPE = "a recipe of docs/your_own.md"
+RECIPE = "python examples/recipes.py"
 SAMPLES = "training samples the policy itself; see --eval_top_p"
 ONE_ENGINE = "there is one engine, which samples and trains"
 LORA = "adapters are on all linear layers, --lora_rank and --lora_alpha are all that is chosen"
@@ -114,13 +114,13 @@ NAMES = [
     ),
     Names("", "", "algorithm.adv_estimator=gae", "advantage_estimator=gae", "ppo.py, with its critic"),
     Names("", "", "algorithm.adv_estimator=grpo", "advantage_estimator=group_norm", "grpo.py, dapo.py, gspo.py"),
-    Names("", "", "algorithm.adv_estimator=rloo", "advantage_estimator=rloo", f"RLOO, {RECIPE}"),
+    Names("", "", "algorithm.adv_estimator=rloo", "advantage_estimator=rloo", f"RLOO, {RECIPE} rloo"),
     Names(
         "",
         "",
         "algorithm.adv_estimator=reinforce_plus_plus*",
         "advantage_estimator=reinforce advantage_estimator=reinforce_baseline",
-        f"REINFORCE++, {RECIPE}",
+        f"REINFORCE++, {RECIPE} reinforce_pp",
     ),
     Names("", "", "", "advantage_estimator=dr_grpo", "dr_grpo.py"),
     Names("", "", "algorithm.adv_estimator", "advantage_estimator", "the choice of the script, as ppo.py or grpo.py"),
@@ -134,8 +134,8 @@ NAMES = [
         "",
         "the average of dr_grpo.py; in verl it is a sum over rows, and its divisor is loss_scale_factor",
     ),
-    Names("", "", "actor.loss_agg_mode=seq-mean-token-sum", "", f"the average of RLOO, {RECIPE}"),
-    Names("", "loss_type=cispo", "actor.policy_loss.loss_mode=cispo", "", f"CISPO, {RECIPE}"),
+    Names("", "", "actor.loss_agg_mode=seq-mean-token-sum", "", f"the average of RLOO, {RECIPE} rloo"),
+    Names("", "loss_type=cispo", "actor.policy_loss.loss_mode=cispo", "", f"CISPO, {RECIPE} cispo"),
     Names(
         "",
         "loss_type",
@@ -212,7 +212,7 @@ NAMES = [
         "enable_vllm_is_correction vllm_is_truncated_threshold",
         f"{ONE_ENGINE}: TIS has nothing to correct; rollout/logprob_gap is logged",
     ),
-    Names("", "max_tool_calling_iterations", "rollout.multi_turn.*", "agent_func_path", f"several turns, {RECIPE}"),
+    Names("", "max_tool_calling_iterations", "rollout.multi_turn.*", "agent_func_path", f"turns, {RECIPE} calculator"),
     Names("eval_temperature", "", "rollout.val_kwargs.temperature", "", "0: greedy"),
     Names("eval_top_p", "", "rollout.val_kwargs.top_p"),
     Names("eval_samples", "num_generations_eval", "rollout.val_kwargs.n", "eval_n_samples_per_prompt"),

@@ -114,6 +114,7 @@ def steps():
     import bugs
     import diffs
     import kl_estimators
+    import lead
     import lines
     import memory
     import monitoring
@@ -125,8 +126,8 @@ def steps():
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report]
-    programs += [bugs, monitoring, lines, diffs]
+    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
+    programs += [monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 

@@ -121,22 +121,6 @@ class RolloutArgs(RunArgs):
         )
 
 
-class PairArgs:
-    """A step over preference pairs. `Args` inherits from it first, then from the class that declares the options."""
-
-    step_size, num_minibatches = "pairs_per_step", 1
-
-    def check(self):
-        super().check()
-        if self.micro_batch_size < 2:
-            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
-
-    def describe_step(self, processes):
-        """The batch sizes of a step as one line."""
-        pairs = self.pairs_per_step
-        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
-
-
 def check_value(name, value, bounds):
     """Refuse text that is not UTF-8, and numbers that are NaN, out of `bounds`, or so large that products overflow."""
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
@@ -146,16 +130,6 @@ def check_value(name, value, bounds):
         for bound, limit in ({"gt": -large, "lt": large} | bounds).items():
             if not getattr(operator, bound)(value, limit):
                 raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
-
-
-def last_step(args, pairs):
-    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
-    if pairs:
-        steps = len(pairs) * args.num_epochs // args.pairs_per_step
-        return steps if args.max_steps < 0 else min(steps, args.max_steps)
-    if args.max_steps < 0 and args.lr_scheduler != "constant":
-        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
-    return args.max_steps
 
 
 def learning_rate(step, args, last=None):

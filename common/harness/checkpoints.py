@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 
 from common.errors import InputError, in_short, one_line
 from common.harness.distributed import strategy
-from common.harness.loading import model_path, shorten
-from common.harness.lora import find_base
+from common.harness.loading import find_base, model_path, shorten
 
 # The options that may differ on a resume, as may --eval_*; --max_steps too if the schedule does not depend on it.
 MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"

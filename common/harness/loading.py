@@ -1,4 +1,4 @@
-"""Load tokenizer, policy, reference and classifiers of a checkpoint, or refuse it; write model/."""
+"""Load tokenizer, policy and reference of a checkpoint, or refuse it; write model/."""
 
 import contextlib
 import copy
@@ -7,14 +7,13 @@ import re
 
 import torch
 import transformers
-from torch import nn
 from transformers.utils import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from common.errors import InputError, in_short, refuse, say
-from common.harness import lora
 from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
-from common.harness.probes import causal_problem, find_shortcuts, reads_last_token, sampling_problem, unused_weights
+from common.harness.probes import causal_problem, find_shortcuts, sampling_problem, unused_weights
 from common.harness.prompts import end_token
 from common.policy import Policy
 
@@ -40,11 +39,23 @@ def load_errors(args, option, problem):
         refuse(args, option, f"{folder}{problem}: {in_short(error)}")
 
 
+def find_base(path):
+    """The folder or hub id of the base and the `PeftConfig` of a PEFT adapter; of a whole model `path` and None."""
+    if not find_adapter_config_file(path):
+        return path, None
+    from peft import PeftConfig
+
+    adapter = PeftConfig.from_pretrained(path)
+    if adapter.revision not in (None, "main"):
+        raise InputError(f"the PEFT adapter {path} needs revision {adapter.revision} of its base model: not supported")
+    return adapter.base_model_name_or_path, adapter
+
+
 def load_tokenizer(args, option="model_name_or_path"):
     """The tokenizer of the model that an option names; without a pad token it pads with EOS."""
     with load_errors(args, option, "no tokenizer could be loaded"):
         path = model_path(args, option)
-        base, adapter = lora.find_base(path)  # an adapter may leave the tokenizer to its base
+        base, adapter = find_base(path)  # an adapter may leave the tokenizer to its base
         own = not adapter or cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path if own else base)
     if tokenizer.eos_token_id is None:
@@ -89,7 +100,9 @@ def load_reference(policy, args, accelerator=None):
     if not args.kl_coef:
         return None
     if args.lora_rank:
-        return lora.Reference(policy)
+        from common.harness.lora import Reference
+
+        return Reference(policy)
     reference = copy.deepcopy(policy).requires_grad_(False).eval()
     if is_sharded(accelerator):
         reference.to(accelerator.device)
@@ -99,43 +112,12 @@ def load_reference(policy, args, accelerator=None):
     return reference
 
 
-def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of one output, read at the last token that is not padding, that `option` names; with `new_head` a
-    language model gets zeros. A tokenizer that pads with what ends a completion gets another pad token."""
-    lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
-    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
-        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
-            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if lm.config.is_encoder_decoder or not reads_last_token(lm):
-        refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
-    for name in lm.new_head:
-        nn.init.zeros_(lm.get_parameter(name))
-    choose_trained(args, option, lm)
-    return lm
-
-
-def load_scorer(args, option, device):
-    """The reward model that `option` names as a start for a critic: it must know the token ids of the policy."""
-    tokenizer = load_tokenizer(args, option)
-    if other := dict(load_tokenizer(args).get_vocab().items() - tokenizer.get_vocab().items()):
-        refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(sorted(map(repr, other)))}")
-    lm = load_classifier(args, option, tokenizer, device)
-    if not isinstance(getattr(lm, "score", None), nn.Linear):
-        refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
-    check_positions(args, option, lm)
-    if args.gradient_checkpointing:
-        enable_checkpointing(lm)
-    return lm
-
-
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
     """The model that `option` names, without dropout, an adapter merged into it unless that is to be trained on. Its
     `saved_...` are the checkpoint's own settings, which `save_pretrained` writes."""
     with load_errors(args, option, "no model"):
         path = model_path(args, option)
-        base, adapter = lora.find_base(path)
+        base, adapter = find_base(path)
         config = transformers.AutoConfig.from_pretrained(base)
         text = config.get_text_config()  # of a model of several inputs; else all of it
         if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
@@ -159,7 +141,9 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
         lm, info = auto_class.from_pretrained(base, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         check_weights(args, option, lm, info, new_head)
         if adapter and (kind == "SequenceClassification" or not args.lora_rank):
-            lm = lora.merge_adapter(lm, path, adapter)
+            from common.harness.lora import merge_adapter
+
+            lm = merge_adapter(lm, path, adapter)
     rows = lm.get_input_embeddings().weight.shape[0]
     beyond = sorted(repr(token) for token, i in tokenizer.get_vocab().items() if i >= rows)
     if any(not re.search("image|audio|video", token) for token in beyond):  # Gemma 3 1B has no row for an image
@@ -211,7 +195,9 @@ def choose_trained(args, option, lm):
         if option == "model_name_or_path" and not (lm.can_generate() or args.lora_merge):
             refuse(args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge")
         with load_errors(args, option, "no adapters can be added"):
-            lora.add_adapters(lm, args, model_path(args, option))
+            from common.harness.lora import add_adapters
+
+            add_adapters(lm, args, model_path(args, option))
     if unused := unused_weights(lm):
         count = sum(lm.get_parameter(name).requires_grad_(False).numel() for name in unused)
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {shorten(unused)}")
@@ -246,7 +232,9 @@ def save_pretrained(accelerator, model, policy, tokenizer, folder):
     if hasattr(lm, "saves_merged"):  # it has adapters
         if not lm.saves_merged:
             return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
-        weights = lora.merge_into(lm, weights)
+        from common.harness.lora import merge_into
+
+        weights = merge_into(lm, weights)
     cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
     for name, x in weights.items():
         dtype = lm.saved_dtype if x.is_floating_point() else x.dtype

@@ -6,22 +6,9 @@ of transformers (`lm.add_adapter`)."""
 import os
 
 import torch
-from transformers.utils.peft_utils import find_adapter_config_file
 
-from common.errors import InputError
 from common.generation import seeded
-
-
-def find_base(path):
-    """The folder or hub id of the base and the `PeftConfig` of a PEFT adapter; of a whole model `path` and None."""
-    if not find_adapter_config_file(path):
-        return path, None
-    from peft import PeftConfig
-
-    adapter = PeftConfig.from_pretrained(path)
-    if adapter.revision not in (None, "main"):
-        raise InputError(f"the PEFT adapter {path} needs revision {adapter.revision} of its base model: not supported")
-    return adapter.base_model_name_or_path, adapter
+from common.harness.loading import find_base
 
 
 def merge_adapter(lm, path, adapter):

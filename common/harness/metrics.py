@@ -10,7 +10,6 @@ import torch
 
 from common.errors import world_size
 from common.masked import group_statistics
-from common.rewards import take_logged
 
 
 @dataclass
@@ -111,17 +110,11 @@ class Metrics:
             if not np.isnan(values).all():
                 result |= {f"{name}_p{p}": float(np.nanpercentile(values, p)) for p in (50, 90, 99)}
         own = [reward for reward in reward_functions if not reward.built_in]
-        return result | (take_logged(accelerator, own, result) if own else {})
+        if own:
+            from common.rewards import take_logged
 
-
-def pair_metrics(metrics, pairs, start, device):
-    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
-    its update, and peak memory."""
-    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
-    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
-    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    metrics.add_speed("update", time.perf_counter() - start, tokens)
-    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
+            result |= take_logged(accelerator, own, result)
+        return result
 
 
 def sample_rows(prompts, texts, rewards, parts, number):

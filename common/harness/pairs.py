@@ -1,5 +1,6 @@
-"""Preference pairs: read from TRL's preference formats, cut to length, and put into batches."""
+"""Preference pairs: their options, read from TRL's preference formats, cut to length, put into batches, measured."""
 
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -8,11 +9,38 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
-from common.errors import InputError
+from common.errors import InputError, refuse
 from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, load_rows, read_rows
-from common.harness.prompts import encode_completions, end_token, split_pair, tokenize
+from common.harness.metrics import peak_memory_gb
+from common.harness.prompts import encode_completions, end_token, read_prompt, read_text, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
+
+
+class PairArgs:
+    """A step over preference pairs. `Args` inherits from it first, then from the class that declares the options."""
+
+    step_size, num_minibatches = "pairs_per_step", 1
+
+    def check(self):
+        super().check()
+        if self.micro_batch_size < 2:
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
+
+    def describe_step(self, processes):
+        """The batch sizes of a step as one line."""
+        pairs = self.pairs_per_step
+        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
+
+
+def last_step(args, pairs):
+    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
+    if pairs:
+        steps = len(pairs) * args.num_epochs // args.pairs_per_step
+        return steps if args.max_steps < 0 else min(steps, args.max_steps)
+    if args.max_steps < 0 and args.lr_scheduler != "constant":
+        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
+    return args.max_steps
 
 
 class Pair(NamedTuple):
@@ -35,6 +63,23 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
 def holds_pairs(source):
     """Whether a source has preference pairs, by the columns of its first row."""
     return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
+
+
+def split_pair(row, column, where):
+    """(prompt, chosen text, rejected text) of a row in any of the formats."""
+    answers = [read_text(row.get(name), name, where) for name in ("chosen", "rejected")]
+    dialogues = isinstance(answers[0], list)
+    if row.get(column) is None or (dialogues and len(answers[0]) > 1 and isinstance(row[column], str)):
+        column = None  # the completions hold the prompt
+    prompt, _ = read_prompt(row, column, where)
+    if column is None or (dialogues and all(answer[: len(prompt)] == prompt for answer in answers)):
+        answers = [answer[len(prompt) :] for answer in answers]
+    roles = [[turn["role"] for turn in answer] if isinstance(answer, list) else None for answer in answers]
+    if roles == [["assistant"], ["assistant"]]:
+        answers = [answer[0]["content"] for answer in answers]
+    elif roles != [None, None]:
+        raise InputError(f"{where}: chosen and rejected must both be text, or one assistant message each")
+    return prompt, *answers
 
 
 def read_pairs(source, args, tokenizer):
@@ -101,3 +146,13 @@ def spread_pairs(accelerator, pairs, args):
         indices = [order[place % len(pairs)] for place in part]
         real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
         yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
+
+
+def pair_metrics(metrics, pairs, start, device):
+    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
+    its update, and peak memory."""
+    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    metrics.add_speed("update", time.perf_counter() - start, tokens)
+    metrics.add_max("memory/peak_gb", peak_memory_gb(device))

@@ -1,18 +1,14 @@
 """What a forward over a few tokens shows of a model: whether and how it can be trained, and which weights texts use."""
 
 import contextlib
-import copy
-import functools
 import re
 
 import torch
 from transformers import DynamicCache
 
 from common.errors import in_short
-from common.generation import decode, sampling_config, seeded
-from common.graphs import FEWEST, OneTokenByGraph
+from common.generation import sampling_config, seeded
 from common.masked import logprobs_and_entropy
-from common.packing import let_sdpa_take_layouts
 from common.policy import Policy
 
 
@@ -31,12 +27,6 @@ def causal_problem(lm):
     later = influence(lm)[3]
     problem = "sees later tokens: it is no causal language model"
     return None if later == 0 else problem if later == later else "has a gradient that is not a number"
-
-
-def reads_last_token(lm):
-    """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
-    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]
-    return last > 0 and after == end == 0
 
 
 @torch.enable_grad()
@@ -104,11 +94,10 @@ def find_shortcuts(lm, may_share=True, accelerator=None):
     found = dict(head_is_last=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
     found |= dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
     if lm.device.type == "cuda":
+        from common.harness.gpu_probes import find_gpu_shortcuts
+
         with accelerator.autocast() if accelerator else contextlib.nullcontext():
-            safely(fuse_norms, lm)
-            if all((found["head_is_last"], found["plain_cache"])):  # a hybrid's states would run on from row to row
-                found["packs"] = rounding(lm) == 0.5 and safely(packing_is_exact, lm)
-                found["graphs"] = safely(graphs_are_exact, lm)
+            found |= find_gpu_shortcuts(lm, **found)
     return found
 
 
@@ -169,57 +158,3 @@ def rows_of_two_prompts(lm):
         "completions": ids[24:].view(6, 8),
         "completion_mask": torch.arange(8, device=lm.device) <= counts[:, None],
     }
-
-
-@torch.enable_grad()
-def packing_is_exact(lm):
-    """Whether a packed pass gives the log-probs and the gradient of whole rows."""
-    let_sdpa_take_layouts()
-
-    def results(batch, packs=False):
-        logprobs, _ = policy_of(lm, packs=packs)(batch, with_entropy=False)
-        (gradient,) = torch.autograd.grad(logprobs.sum(), lm.get_input_embeddings().weight)
-        return logprobs.detach(), gradient
-
-    batch = rows_of_two_prompts(lm)
-    others = results(batch | {"prompts": batch["prompts"].flip(0)})
-    return all(map(nearer, results(batch, packs=True), results(batch), others))
-
-
-@torch.no_grad()
-def graphs_are_exact(lm):
-    """Whether tokens sampled by CUDA graphs have the log-probs of the training forward."""
-    policy, batch = policy_of(lm), {name: column[::3] for name, column in rows_of_two_prompts(lm).items()}
-    config = sampling_config(policy, 1.0, 1.0, max_new_tokens=2 * FEWEST)
-    inputs = dict(input_ids=batch["prompts"], attention_mask=batch["prompt_mask"].long(), generation_config=config)
-    with seeded(0, lm.device):
-        completions, sampled = lm.generate(**inputs, custom_generate=decode, head_is_last=True, graphs=True)
-    batch |= {"completions": completions, "completion_mask": torch.ones_like(completions).bool()}
-    plain, _ = policy(batch, with_entropy=False)
-    others, _ = policy(batch | {"prompts": batch["prompts"].flip(0)}, with_entropy=False)
-    close = torch.allclose(sampled, plain, atol=rounding(lm)) and nearer(sampled, plain, others)
-    return close and OneTokenByGraph.may_record
-
-
-def nearer(found, plain, others):
-    """Whether `found` is ten times as near to `plain` as are `others`, of deliberately wrong prompts."""
-    return bool((found - plain).abs().max() <= (others - plain).abs().max() / 10)
-
-
-@torch.no_grad()
-def fuse_norms(lm):
-    """Let each RMSNorm with the bits of torch's be that: two kernels, not eight. Call it in the autocast of the run."""
-    for module in lm.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
-            continue
-        trial = copy.deepcopy(module)
-        trial.weight.normal_(1, 0.2, generator=torch.Generator(lm.device).manual_seed(0))
-        x = torch.linspace(-3, 3, 8 * trial.weight.numel(), device=lm.device).view(8, -1)
-        inputs = [x.to(dtype) for dtype in {lm.dtype, torch.bfloat16}]
-        if all(torch.equal(trial(x), rms_norm(trial, eps, x)) for x in inputs):
-            module.forward = functools.partial(rms_norm, module, eps)
-
-
-def rms_norm(module, eps, x):
-    return module.weight * torch.nn.functional.rms_norm(x, module.weight.shape, None, eps)

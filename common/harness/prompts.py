@@ -55,23 +55,6 @@ def shared_prompt(chosen, rejected):
     return before + turn or "".join(shared).rpartition(" ")[0]
 
 
-def split_pair(row, column, where):
-    """(prompt, chosen text, rejected text) of a row in any of the formats."""
-    answers = [read_text(row.get(name), name, where) for name in ("chosen", "rejected")]
-    dialogues = isinstance(answers[0], list)
-    if row.get(column) is None or (dialogues and len(answers[0]) > 1 and isinstance(row[column], str)):
-        column = None  # the completions hold the prompt
-    prompt, _ = read_prompt(row, column, where)
-    if column is None or (dialogues and all(answer[: len(prompt)] == prompt for answer in answers)):
-        answers = [answer[len(prompt) :] for answer in answers]
-    roles = [[turn["role"] for turn in answer] if isinstance(answer, list) else None for answer in answers]
-    if roles == [["assistant"], ["assistant"]]:
-        answers = [answer[0]["content"] for answer in answers]
-    elif roles != [None, None]:
-        raise InputError(f"{where}: chosen and rejected must both be text, or one assistant message each")
-    return prompt, *answers
-
-
 def tokenize(rows, args, tokenizer):
     """Token ids of the prompts of rows (place for messages, prompt, columns), through the chat template if there is
     one, else as plain text."""

@@ -24,7 +24,6 @@ from common.harness.checkpoints import put_in_place, writing
 from common.harness.command_line import load_tool
 from common.harness.distributed import on_first, strategy
 from common.harness.loading import save_pretrained
-from common.harness.lora import keep_trained
 from common.harness.metrics import sample_rows
 
 FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
@@ -57,6 +56,8 @@ class Run:
         self.folder = on_first(accelerator, self.claim_folder)
         self.kept, self.digests = {"run": self}, {}
         if args.lora_rank:
+            from common.harness.lora import keep_trained
+
             accelerator.register_save_state_pre_hook(keep_trained)
         on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=False))
         if args.report_to:

@@ -15,7 +15,7 @@ import sys
 from accelerate.state import AcceleratorState, GradientState
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "tests", "tests/helpers"))]
+FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "examples", "tests", "tests/helpers"))]
 QUICK = "--max_steps 1 --save_every 1 --keep_checkpoints 9 --output_dir run".split()
 SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=48, eval_prompts=2, eval_samples=2)
 SIZES |= dict(eval_k=1, pairs_per_step=2, pair_prompts=32, pair_samples=4)  # of these the options that a script has

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from common.errors import InputError
+from common.harness.classifiers import learned_reward
 from common.harness.data import EMBEDDED, Prompt
-from common.harness.learned_reward import learned_reward
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.probes import find_shortcuts
 from common.policy import Policy

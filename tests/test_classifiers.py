@@ -1,12 +1,12 @@
-"""common/harness/learned_reward.py: a reward model scores what the policy wrote, at the end of the turn."""
+"""common/harness/classifiers.py: a reward model scores what the policy wrote, at the end of the turn."""
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.errors import InputError
+from common.harness.classifiers import learned_reward
 from common.harness.data import EMBEDDED, load_prompts
-from common.harness.learned_reward import learned_reward
 from common.harness.loading import load_tokenizer
 from common.harness.pairs import pair_batch
 from common.rewards import score
@@ -123,7 +123,7 @@ def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message,
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    from common.harness.learned_reward import learned_reward
+    from common.harness.classifiers import learned_reward
 
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)

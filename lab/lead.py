@@ -1,0 +1,353 @@
+"""What is PPO's lead made of? What decides registered_lead.json; writes docs/lead.md: python lab/lead.py
+
+An effect is a paired difference: the mean of an arm's two runs on a base model less that of another arm's, for each of
+the base models; the test is a paired t over these. Nothing of a deciding run is shown before all of them are there.
+"""
+
+import textwrap
+
+import numpy as np
+
+import registry
+from registry import ABANDONED, OPEN, SAME
+
+try:
+    import decide
+except ImportError:  # without scipy nothing is decided
+    decide = None
+
+LEAD, PAGE = registry.HERE / "registered_lead.json", "docs/lead.md"
+NAME = "ppo_lead"  # of its entries in amendments.json
+
+
+# --- which runs there are ---
+
+
+def jobs_of(registered, base):
+    """[(run, seed)] that decide on one base model."""
+    return [(f"{arm}-{base}", seed) for seed in registered["seeds"][base] for arm in registered["arms"]]
+
+
+def tuning_jobs(registered):
+    return [job for job in registry.jobs(registered) if job[0].startswith("tune-")]
+
+
+def counting(registered):
+    """{base model: the headers of its deciding runs that are there and count}"""
+    return {base: [registry.read(*job)[0] for job in jobs_of(registered, base) if registry.counts(*job)]
+            for base in registered["seeds"]}  # fmt: skip
+
+
+def closed(registered):
+    """Whether an entry of amendments.json, of a day after the closing date, says that no more runs are made."""
+    entries = registry.amendments(NAME)
+    return any(entry.get("closed") and entry["date"] > registered["closing"] for entry in entries)
+
+
+def deciding(registered, headers):
+    """The base models that decide: all of them, or, once it is closed, those with all of their runs, begun with the
+    same weights. None as long as runs are to come, and where the runs are of more than one version of the code."""
+    wanted = len(registered["arms"]) * registered["plan"]["seeds"]
+    bases = [base for base, found in headers.items()
+             if len(found) == wanted and len({header["base"] for header in found}) == 1]  # fmt: skip
+    made = [header for base in bases for header in headers[base]]
+    versions = {(header["code"], header["torch"], header["transformers"]) for header in made}
+    return bases if len(versions) == 1 and (len(bases) == len(headers) or closed(registered)) else None
+
+
+# --- the statistics ---
+
+
+def means(registered, arm, bases, effect):
+    """The mean of an arm's runs on each of these base models."""
+    runs = [[(f"{arm}-{base}", seed) for seed in registered["seeds"][base]] for base in bases]
+    return np.array([np.mean([registry.outcome(*job, effect) for job in jobs]) for jobs in runs])
+
+
+def paired(differences, margin, same):
+    """A paired t of differences, one for each base model, and two one-sided ones against -same and +same.
+
+    Without a deviation there is no test, nor with a run that has no value (nan): all ps are 1.
+    """
+    differences = np.asarray(differences, float)
+    mean = float(differences.mean())
+    if np.ptp(differences) == 0 or not np.isfinite(differences).all():
+        return decide.Measured(mean, np.nan, np.nan, 1.0, 1.0, 1.0)
+    test = decide.stats.ttest_1samp
+    interval = test(differences, 0).confidence_interval()
+    return decide.Measured(
+        effect=mean,
+        low=float(interval.low),
+        high=float(interval.high),
+        p=float(test(differences, margin).pvalue),
+        p_same=float(max(test(differences, same, alternative="less").pvalue,
+                         test(differences, -same, alternative="greater").pvalue)),
+        p_signs=decide.sign_flips(differences - margin),
+    )  # fmt: skip
+
+
+def difference(registered, effect, bases):
+    mine, others = (means(registered, effect[side], bases, registered["outcome"]) for side in ("arm", "against"))
+    return mine - others
+
+
+def decisions(registered, bases):
+    """{effect: Decision} on these base models; open without any, abandoned with too few."""
+    effects = registered["effects"]
+    if bases is None or len(bases) < registered["statistics"]["least_bases"]:
+        word = OPEN if bases is None else ABANDONED
+        return {effect["name"]: decide.Decision(word) for effect in effects}
+    found = {effect["name"]: paired(difference(registered, effect, bases), effect["margin"], effect["same"])
+             for effect in effects}  # fmt: skip
+    ps = decide.holm({name: it.p for name, it in found.items()})
+    same = decide.holm({name: it.p_same for name, it in found.items()})
+    decided = {}
+    for effect in effects:
+        name = effect["name"]
+        rule = effect["margin"], effect["direction"], ps[name], same[name], registered["statistics"]["level"]
+        decided[name] = decide.Decision(decide.verdict(found[name], *rule), found[name], ps[name], same[name])
+    return decided
+
+
+def deviation(across_seeds, across_bases, seeds):
+    """That of a difference on one base model: each arm has the mean of `seeds` runs, and the difference itself varies
+    from base model to base model."""
+    return float(np.sqrt(2 * across_seeds**2 / seeds + across_bases**2))
+
+
+def power(effect, deviation, bases, level):
+    """The chance that the paired t of this many base models is below `level` (two-sided) at this effect."""
+    critical, shift = decide.stats.t.isf(level / 2, bases - 1), effect * np.sqrt(bases) / deviation
+    tails = decide.stats.nct.sf(critical, bases - 1, shift), decide.stats.nct.sf(critical, bases - 1, -shift)
+    return float(np.nan_to_num(tails[0], nan=1.0) + np.nan_to_num(tails[1]))  # scipy has no number far out
+
+
+def power_of_equivalence(same, deviation, bases, level, draws=400_000):
+    """The chance that both one-sided paired tests are below `level` where there is no difference, by simulation."""
+    rng, freedom = np.random.default_rng(0), bases - 1
+    effects = rng.normal(0, deviation / np.sqrt(bases), draws)
+    errors = deviation * np.sqrt(rng.chisquare(freedom, draws) / freedom / bases)
+    return float(np.mean(np.abs(effects) + decide.stats.t.isf(level, freedom) * errors < same))
+
+
+def planned(registered):
+    """The power that is registered: of the two effects together with Holm's first step, and of each alone."""
+    plan, level = registered["plan"], registered["statistics"]["level"]
+    bases, of_one = len(registered["seeds"]), deviation(plan["across_seeds"], plan["across_bases"], plan["seeds"])
+    first = registered["effects"][0]
+    return {
+        "deviation": round(of_one, 4),
+        "equivalent_at_0": round(power_of_equivalence(first["same"], of_one, bases, level / 2), 2),
+        "equivalent_at_0_last_step": round(power_of_equivalence(first["same"], of_one, bases, level), 2),
+        "seen": {str(size): round(power(size, of_one, bases, level / 2), 2) for size in plan["sizes"]},
+    }
+
+
+# --- the page ---
+
+INTRO = """# What is PPO's lead made of?
+
+At the best of six learning rates `ppo.py` ended {lead} ahead of `grpo.py` ([claims](claims.md)). But their presets draw
+batches of another shape: `ppo.py` 256 prompts once in a step, `grpo.py` 32 prompts eight times. This experiment takes
+the lead apart. It has a registration of its own, [registered_lead.json](../lab/registered_lead.json), committed before
+its first run. It decides nothing of the claims on that page, and they decide nothing here.
+
+**{made} of {wanted} deciding runs are made**, and {tuned} of {to_tune} of the tuning. {status}
+
+## What was known
+
+{known}
+"""
+
+ARMS = """## What is run
+
+| arm | prompts x completions | baseline | advantages | a token's weight in the loss |
+|---|---|---|---|---|
+| Dr. GRPO | 32 x 8 | the mean of the group | centred in the group | 1 / (rows x 128) |
+| PPO, 32 x 8 | 32 x 8 | a critic | whitened over the tokens of the rollout | 1 / tokens |
+| PPO, 256 x 1 | 256 x 1 | a critic | whitened over the tokens of the rollout | 1 / tokens |
+| PPO, 256 x 1, dead critic | 256 x 1 | none: values stay 0 | whitened over the tokens of the rollout | 1 / tokens |
+
+A run has 80 steps of 256 completions with four optimizer steps each, on 512 prompts. **All arms draw the same prompts
+as often**: each prompt is completed 40 times, in five steps by eight completions or in forty by one. A permutation of
+all prompts is used up before the next begins, so this is exact, and a test counts it. The two arms of 32 x 8 have the
+same prompts in the same steps where their seeds are equal. The dead critic has a learning rate of 1e-12.
+
+**The unit is the base model.** Twelve are built for this with new seeds ([tasks.py](../lab/tasks.py)), each with its
+own problems for training and 1,582 held-out ones. An arm has two runs on each, which makes {wanted} in all.
+
+**The learning rate** is tuned for each arm: {rates}, one run on each of three further base models, whose medium
+and hard held-out problems are none of those that decide. The critic's stays at its preset.
+"""
+
+DECIDES = """## What decides
+
+The outcome is held-out accuracy after step 80: pass@1 by class, weighted as the classes are in the task. An arm's value
+on a base model is the mean of its two runs.
+
+- The primary effect, “{first}”: PPO 32 x 8 less Dr. GRPO.
+  The batches have the same shape, so this is what the critic does **together with** the mean over tokens in the place
+  of a constant, and with whitened advantages in the place of centred ones. “Equivalent” may also be two of these that
+  cancel.
+- The second, “{second}”: PPO 256 x 1 less PPO 32 x 8. Nothing
+  else differs but the learning rate, which is tuned for each.
+
+Each effect is tested by a paired t over the twelve differences, two-sided against 0, with Holm's correction over both.
+Two one-sided paired t tests say whether it is smaller than 0.02, with Holm's correction over both as well. The verdict
+is the first that applies: holds, does not hold, equivalent, inconclusive. Three more differences are shown with their
+intervals and decide nothing: PPO 256 x 1 less Dr. GRPO, PPO 256 x 1 less the same with a dead critic, and that one less
+Dr. GRPO.
+
+- **Power**, if accuracies vary by {across_seeds} across seeds, and a true difference by {across_bases:.3f} across base
+  models, which is a guess: where there is no difference the test of equivalence says so in {equivalent} of 100
+  experiments at Holm's first step ({last} at its last); a difference of 0.026 is seen in {seen} of 100, one of 0.02 in
+  {less}.
+- **A run whose loss is not finite** counts with an accuracy of 0. What stops for another reason is begun again.
+- **Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after {closing} do not
+  count. If some are missing then, the base models with all of their eight runs decide if they are at least {least};
+  with fewer, both effects are abandoned.
+- All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
+  begin with the same weights. SHA-256 of the registration:
+  `{digest}`.
+
+## How it goes on
+
+The runner makes what has no results, one run at a time: {hours:.1f} hours of one core in all, by what such runs took
+before; more where the machine is shared. It runs in a checkout of the commit that began, because another version of the
+code decides nothing:
+
+```bash
+git worktree add --detach ../lead-runs {commit}
+cp -r lab/results/lead ../lead-runs/lab/results/     # what is there
+cd ../lead-runs
+python lab/run.py --registered lab/registered_lead.json --list   # what is left; without --list it runs
+```
+
+It can be stopped and started again. A base model that is not there is built first. Another kind of processor may build
+other weights; if so, the runner stops before the next run on a base model that has results, and asks for those weights.
+Where they are lost, the results on this base model go to `lab/results/lead/set_aside`, and its eight runs are begun
+again. Afterwards `lab/results/lead` is copied back and committed with its `starts.jsonl`, and `python lab/lead.py`
+writes this page.
+"""
+
+
+def signed(number):
+    return f"{number:+.3f}"
+
+
+def interval(found):
+    """An effect with its interval of 95 %, which needs a deviation."""
+    if np.isnan(found.low):
+        return signed(found.effect)
+    return f"{signed(found.effect)} ({signed(found.low)} to {signed(found.high)})"
+
+
+def in_words(effect, decision):
+    """A verdict; that a difference is smaller than the margin of equivalence is said beside the others as well."""
+    if decision.p_same >= registry.load()["statistics"]["level"]:
+        return decision.verdict
+    return f"{decision.verdict}{':' if decision.verdict == SAME else ', and'} smaller than {effect['same']:g}"
+
+
+def tuning_table(registered):
+    """The mean accuracies of the tuning, once all of an arm's runs are there; the chosen rate in bold."""
+    rule, lines = registered["tuning"], []
+    for arm, title in registered["arms"].items():
+        names = [name for name in registered["runs"] if name.startswith(f"tune-{arm}-lr_")]
+        if (chosen := registry.best(registered, names)) is None:
+            continue
+        cells = []
+        for name in names:
+            mean = np.mean([registry.outcome(name, seed, rule) for seed in rule["seeds"]])
+            cell = f"{name.rpartition('_')[2]}: {mean:.3f}"
+            cells.append(f"**{cell}**" if name == chosen else cell)
+        lines.append(f"| {' | '.join([title, *cells])} |")
+    header = ["| tuning | | | | |", "|---|---|---|---|---|"]
+    return [*header, *lines, ""] if lines else ["No tuning is complete yet.", ""]
+
+
+def results(registered, bases, found):
+    """The effects as they were decided, and the differences beside them."""
+    lines = []
+    for effect in registered["effects"]:
+        it = found[effect["name"]]
+        ps = [f"{p:.2g}" for p in (it.p, it.p_same, it.measured.p_signs)]
+        cells = [effect["title"], f"**{in_words(effect, it)}**", interval(it.measured), *ps]
+        lines.append(f"| {' | '.join(cells)} |")
+    for effect in registered["reported"]:
+        title = f"{registered['arms'][effect['arm']]}, less {registered['arms'][effect['against']]}"
+        lines.append(f"| {title} | | {interval(paired(difference(registered, effect, bases), 0, 1))} | | | |")
+    header = "| | verdict | difference (95 %) | p after Holm | p of equivalence after Holm | p of sign flips |"
+    accuracies = [f"{title}: {means(registered, arm, bases, registered['outcome']).mean():.3f}"
+                  for arm, title in registered["arms"].items()]  # fmt: skip
+    return ["## Results", "", f"Over {len(bases)} base models. Held-out accuracy: {'; '.join(accuracies)}.", "",
+            header, "|---|---|---|---|---|---|", *lines, ""]  # fmt: skip
+
+
+STATUS = {
+    OPEN: "Nothing is decided yet.",
+    ABANDONED: "It was closed with too few base models, and both effects are abandoned.",
+}
+
+
+def build():
+    """The text of the page."""
+    claims = registry.load()
+    primary = registry.claims(claims)["best-ppo"]["primary"]
+    seeds = registry.claims(claims)["best-ppo"]["seeds"]
+    mine, others = ([registry.outcome(primary[side], seed, primary) for seed in seeds] for side in ("against", "run"))
+    with registry.using(LEAD):
+        registered = registry.load()
+        tuning, starts, headers = tuning_jobs(registered), registry.starts(), counting(registered)
+        bases = deciding(registered, headers)
+        found = decisions(registered, bases)
+        word = found[registered["effects"][0]["name"]].verdict
+        plan, power = registered["plan"], registered["power"]
+        rates = [name.rpartition("_")[2] for name in registered["runs"] if name.startswith("tune-dr_grpo-lr_")]
+        said = {
+            "lead": f"{np.mean(mine) - np.mean(others):.3f}",
+            "made": sum(map(len, headers.values())),
+            "wanted": sum(len(jobs_of(registered, base)) for base in registered["seeds"]),
+            "tuned": sum(registry.counts(*job) for job in tuning),
+            "to_tune": len(tuning),
+            "status": STATUS.get(word, "The verdicts are [below](#results)."),
+            "known": textwrap.fill(f"Differences in held-out accuracy, {registered['known']['words']}.", 120),
+            "rates": ", ".join(rates),
+            "first": registered["effects"][0]["title"],
+            "second": registered["effects"][1]["title"],
+            "across_seeds": plan["across_seeds"],
+            "across_bases": plan["across_bases"],
+            "equivalent": round(100 * power["equivalent_at_0"]),
+            "last": round(100 * power["equivalent_at_0_last_step"]),
+            "seen": round(100 * power["seen"]["0.026"]),
+            "less": round(100 * power["seen"]["0.02"]),
+            "closing": registered["closing"],
+            "least": registered["statistics"]["least_bases"],
+            "digest": registry.digest(),
+            "hours": plan["core_seconds"] / 3600,
+            "commit": starts[0]["commit"] if starts else "COMMIT",
+        }
+        lines = [INTRO.format(**said), "| | runs | difference (95 %) |", "|---|---|---|"]
+        for it in registered["known"]["effects"]:
+            ends = f"{signed(it['effect'])} ({signed(it['low'])} to {signed(it['high'])})"
+            lines.append(f"| `{it['run']}` less `{it['against']}` | {' and '.join(map(str, it['runs']))} | {ends} |")
+        lines += ["", *(results(registered, bases, found) if word not in STATUS else ())]
+        lines += [ARMS.format(**said), *tuning_table(registered), DECIDES.format(**said)]
+    return "\n".join(lines)
+
+
+def refresh(tree):
+    if decide is None:
+        return []  # as it is with the verdicts of the claims, only scipy can write it
+    tree.write(PAGE, build())
+    return []
+
+
+def main():
+    if decide is None:
+        raise SystemExit("scipy decides (pip install scipy)")
+    (registry.ROOT / PAGE).write_text(build(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
