@@ -40,6 +40,22 @@ def test_an_option_is_declared_again_only_where_it_differs(name):
     assert ("micro_batch_tokens" in own) == (name in SCRIPTS)  # pairs are counted
 
 
+# --- the command line ---
+
+
+def test_the_first_letters_of_an_option_are_no_option():
+    with pytest.raises(InputError, match=r"unknown option --see\b"):
+        parse_args(script("grpo").Args, ["--see", "3"])
+
+
+def test_a_file_that_nobody_named_is_not_read(tmp_path, monkeypatch):
+    """A parser of transformers reads the file grpo.args beside grpo.py."""
+    (tmp_path / "grpo.args").write_text("--seed 3", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "grpo.py"), "--max_steps", "7"])
+    args = parse_args(script("grpo").Args)
+    assert (args.seed, args.max_steps) == (script("grpo").Args().seed, 7)
+
+
 # --- YAML ---
 
 

@@ -162,6 +162,15 @@ def test_a_csv_row_of_more_fields_than_the_header_is_refused(rows, tmp_path, dat
     assert [p.prompt for p in load(path, eval_dataset=str(path))[0]] == ["1,003+1?", "4?"]
 
 
+def test_a_cell_of_several_lines_is_as_it_stands_and_a_quote_that_nothing_closes_is_refused(tmp_path):
+    """Else all rows after it would be a part of its cell."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'question,answer\r\n"1+1?\r\n2+2?",2\r\n4?,4\r\n')
+    assert [p.prompt for p in load(path, eval_dataset=str(path))[0]] == ["1+1?\r\n2+2?", "4?"]
+    path.write_bytes(b'question,answer\n1?,1\n"1+1?,2\n4?,4\n')
+    assert error_of(path) == f"{path}, row 2: cannot be read: unexpected end of data"
+
+
 @pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
 def test_a_gold_that_is_not_finite_is_refused(tmp_path, number):
     path = tmp_path / "rows.jsonl"
@@ -346,6 +355,13 @@ def test_a_repeated_row_never_stands_on_both_sides_of_the_hold_out(tmp_path):
     """Merged after holding out, every evaluation prompt would be trained on."""
     train, evaluation, _ = load(write(tmp_path / "rows.jsonl", numbered(20) * 20))
     assert len(train) + len(evaluation) == 20
+    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
+
+
+def test_a_prompt_with_two_golds_stands_on_one_side_of_the_hold_out(tmp_path):
+    rows = [row | {"answer": gold} for row in numbered(40) for gold in ("1", "2")]
+    train, evaluation, _ = load(write(tmp_path / "rows.jsonl", rows))
+    assert (len(train), len(evaluation)) == (76, 4)
     assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
 
 

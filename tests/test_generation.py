@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 import common.generation
 import grpo
 from common.batches import left_pad
+from common.errors import InputError
 from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
 from common.harness.data import Prompt, load_prompts
 from common.masked import completion_mask
@@ -134,6 +135,15 @@ def test_rows_of_nan_do_not_move_the_draws_of_the_others():
         torch.manual_seed(1)
         draws.append(inverse_cdf_sample(table)[:, 0])
     assert draws[1].max() < 7 and draws[0][[0, 1, 3]].equal(draws[1][[0, 1, 3]])
+
+
+@pytest.mark.parametrize("drop_finished", [True, False])
+def test_a_model_that_computes_no_numbers_is_one_line(drop_finished):
+    """Where a GPU draws, NaN would end the process."""
+    policy = random_policy("qwen2")
+    policy.lm.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(InputError, match="sampling: log-probs are not finite"):
+        generate(policy, 2, drop_finished=drop_finished)
 
 
 def test_dropping_leaves_the_distribution_alone():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import common.graphs
 from common.batches import left_pad
@@ -77,7 +78,8 @@ def test_no_token_copies_the_cache_or_changes_its_addresses():
     run = OneTokenByGraph.run
 
     def watched(self):
-        seen.append([x.data_ptr() for layer in self.layers for x in (layer.keys, layer.values)])
+        cache = [x for layer in self.layers for x in (layer.keys, layer.values)]
+        seen.append([x.data_ptr() for x in (self.tokens, self.mask, self.positions, self.at, *cache)])
         return run(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -85,6 +87,19 @@ def test_no_token_copies_the_cache_or_changes_its_addresses():
         policy.stop_tokens = [1000]  # no row ends, which would move the others
         sample(policy, PROMPTS["padded"], True, length=24)
     assert len(seen) > 10 and all(addresses == seen[0] for addresses in seen)
+
+
+def test_what_was_recorded_is_not_replayed_once_the_cache_has_another_shape():
+    """Its kernels read where nothing is any more. `logits` stand for a graph, which a CPU does not have."""
+    cache = DynamicCache()
+    cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
+    start = torch.ones(2, 3).long(), torch.full((2, 1), 3)
+    token = OneTokenByGraph(lambda inputs: "run", cache, *start, n=2, most=4 * common.graphs.ROOM)
+    token.logits = "recorded"
+    token.select(torch.tensor([0, 3]))
+    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (4, 4 * common.graphs.ROOM - 1)
+    token.logits, token.next = "recorded", token.mask.shape[1]
+    assert token(torch.zeros(2, 1).long()) == "run"
 
 
 def test_the_cache_is_freed_at_the_end(monkeypatch):
@@ -139,6 +154,20 @@ def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, mo
         with monkeypatch.context() as patch:  # the mask hides the newest token
             patch.setattr(FixedLayer, "get_seq_length", lambda self: self.at[0] - 1)
             assert not graphs_are_exact(lm)
+
+
+def test_the_probe_takes_no_wrong_cache_for_rounding(monkeypatch):
+    """Log-probs of a nearly uniform model hardly depend on what it sees."""
+    lm = random_policy("qwen2", scale=1.0).lm.to(torch.bfloat16)
+    assert graphs_are_exact(lm)
+    monkeypatch.setattr(FixedLayer, "is_compileable", False)
+    monkeypatch.setattr(probes, "rows_of_two_prompts", unpadded)
+    assert not graphs_are_exact(lm)
+
+
+def test_the_probe_knows_that_nothing_could_be_recorded(monkeypatch):
+    monkeypatch.setattr(OneTokenByGraph, "may_record", False)
+    assert not graphs_are_exact(random_policy("qwen2").lm)
 
 
 def unpadded(lm, original=probes.rows_of_two_prompts):

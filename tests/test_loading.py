@@ -45,7 +45,7 @@ from small_models import (
     reward_model_of,
     small_model,
 )
-from testbed import embedded, hand_made_batch
+from testbed import embedded, hand_made_batch, script
 
 # --- weights ---
 
@@ -330,6 +330,14 @@ def test_rows_longer_than_a_table_of_positions_are_refused(load, tokens, tmp_pat
         tmp_path / "model", auto_class, "gpt2", n_embd=16, n_positions=60, pad_token_id=0, num_labels=1
     )
     assert f"positions for 60 tokens, rows may have {tokens}" in refused(load, folder)
+
+
+@pytest.mark.parametrize("name, positions", [("grpo", 512 + 64), ("dpo", 1024)])
+def test_rows_as_long_as_a_table_of_positions_are_taken(name, positions, tmp_path):
+    """Of dpo.py's rows a pair is the longest: it has no completion that is sampled behind it."""
+    folder = small_model(tmp_path, AutoModelForCausalLM, "gpt2", n_embd=16, n_positions=positions)
+    args = script(name).Args(model_name_or_path=str(folder))
+    load_policy(args, load_tokenizer(args))
 
 
 @pytest.mark.parametrize("limit", [575, 576])

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import grpo
@@ -89,10 +89,16 @@ def test_new_adapters_are_of_the_seed_and_change_nothing():
     assert torch.equal(logprobs(one), logprobs(plain)) and one.head_is_last and one.shares_prompts
 
 
+def test_frozen_weights_are_not_said_to_be_those_that_texts_do_not_use(capsys):
+    load()
+    assert "do not use" not in capsys.readouterr().out
+
+
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
     args = grpo.Args(lora_rank=4)
     start, policy = load_policy(grpo.Args(), load_tokenizer(args)), load_policy(args, load_tokenizer(args))
     reference = load_reference(policy, args)
+    assert reference.start.keys() == trained(policy)  # no second copy of the frozen weights
     move(policy)
     policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # as that of a weight that texts do not use
     before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
@@ -281,6 +287,18 @@ def test_an_adapter_that_does_not_fit_is_refused(edit, option, says, tmp_path):
     with pytest.raises(InputError) as error:
         load_policy(args, load_tokenizer(args))
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_an_adapter_that_lacks_weights_is_refused(rank, tmp_path):
+    """They would be those of a new adapter."""
+    saved(tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    weights.pop(next(name for name in weights if "down_proj.lora_B" in name))
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    args = grpo.Args(model_name_or_path=str(tmp_path), lora_rank=rank)
+    with pytest.raises(InputError, match="only one of adapter and model has .*down_proj.lora_B"):
+        load_policy(args, load_tokenizer(args))
 
 
 def test_an_adapter_without_tokenizer_has_that_of_its_base(tmp_path):

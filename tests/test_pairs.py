@@ -161,6 +161,11 @@ def test_a_sibling_file_of_pairs_is_evaluated(tmp_path):
         ({"prompt": "a", "chosen": "\ud800", "rejected": "c"}, "neither valid text"),
         ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one assistant message each"),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one assistant message each"),
+        # of two dialogues one answers another prompt
+        (
+            {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
+            "one assistant message each",
+        ),
     ],
 )
 def test_a_bad_pair_is_named_by_file_and_line(tmp_path, no_datasets, row, says):

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
+from common.harness import probes
 from common.harness.data import EMBEDDED
 from common.harness.gpu_probes import fuse_norms
 from common.harness.probes import find_shortcuts
@@ -96,6 +98,31 @@ def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
     _, _, _, policy = embedded()
     policy.lm.get_output_embeddings().weight.data.mul_(3)
     assert find_shortcuts(policy.lm.bfloat16().eval())["shares_prompts"]
+
+
+def test_under_autocast_rounding_is_that_of_bfloat16():
+    lm = random_policy("qwen2").lm
+    with torch.autocast("cpu", torch.bfloat16):
+        assert probes.rounding(lm) == probes.rounding(lm.to(torch.bfloat16)) == 0.5
+    assert probes.rounding(lm.float()) == 1e-4
+
+
+def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
+    """Norms were compared in float32, and their bits were others in bfloat16."""
+    lm, seen = random_policy("qwen2").lm, {}
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    look = lambda check, lm: seen.update({check.__name__: torch.is_autocast_enabled("cpu")}) or True  # noqa: E731
+    monkeypatch.setattr(probes, "safely", look)
+    find_shortcuts(lm, accelerator=Accelerator(cpu=True, mixed_precision="bf16"))
+    assert seen["fuse_norms"] and seen["graphs_are_exact"] and not seen["head_is_last"]
+
+
+def test_a_prompt_is_said_to_be_computed_again_only_where_it_is():
+    policy, said = random_policy("qwen2"), "compute a prompt again"
+    for shares, packs in ((True, False), (False, True), (False, False)):
+        policy.shares_prompts, policy.packs = shares, packs
+        notes = " ".join(policy.notes(AutoTokenizer.from_pretrained(EMBEDDED)))
+        assert (said in notes) == (not shares and not packs)
 
 
 def test_a_policy_takes_its_shortcuts_as_they_are_given():

@@ -686,7 +686,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its tokenizer has other ids .* for '7', '8'"):
         ppo.load_critic(args, policy)
     args.critic_path = str(EMBEDDED)
-    with pytest.raises(InputError, match="lacks weights of a LlamaForSequenceClassification: score.weight"):
+    with pytest.raises(InputError, match="weights are not those of a LlamaForSequenceClassification: score.weight"):
         ppo.load_critic(args, policy)
 
 

@@ -111,6 +111,15 @@ def test_answer_column_is_passed_as_it_stands(user_file):
     assert score(reward, rows, [""], [False]).tolist() == [11.0]
 
 
+def test_columns_are_those_of_all_rows_and_none_of_them_is_a_completion(user_file):
+    """Rows of JSON need not have the same columns; data made by a model has a column `completions`."""
+    body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.0, 0.0]\n"
+    (reward,) = chosen(user_file(body) + ":mine")
+    score(reward, [row(level=1), row(completions="old", tests="2")], ["s", "t"], [False] * 2)
+    (given,) = sys.modules["reward_file_mine"].calls
+    assert given["level"] == [1, None] and given["tests"] == [None, "2"] and given["completions"] == ["s", "t"]
+
+
 def test_none_is_nan_and_counts_as_nothing(user_file):
     """None as 0 drags the mean down, None as NaN poisons the sum."""
     path = user_file("async def some(prompts, **_):\n    return [1.0, None, None]\n")
@@ -429,10 +438,12 @@ def test_correctness_whatever_the_rewards_are():
     assert parts["format"].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_accuracy_does_not_apply_without_an_answer():
+def test_accuracy_does_not_apply_without_an_answer_and_format_does():
     """A row without gold is no wrong answer."""
-    (reward,) = chosen("accuracy")
-    assert score(reward, [row(answer=None), row()], ["#### 3"] * 2, [False] * 2).isnan().tolist() == [True, False]
+    accuracy, form = chosen("accuracy", "format")
+    rows = [row(answer=None), row()]
+    assert score(accuracy, rows, ["#### 3"] * 2, [False] * 2).isnan().tolist() == [True, False]
+    assert score(form, rows, ["#### 3"] * 2, [False] * 2).tolist() == [1.0, 1.0]
 
 
 # --- extras ---
@@ -459,6 +470,8 @@ def test_functions_of_trl_read_messages_and_latex(monkeypatch):
             assert seen.pop() == expected
         score(Reward("f", 1.0, function), [row(answer="2", solution="so 2")], ["s"], [False])
         assert seen.pop()[2] == ["so 2"]  # the data's own column, as it stands
+        score(Reward("f", 1.0, function), [row(answer="$2$")], ["s"], [False])
+        assert seen.pop()[2] == ["$2$"]
 
 
 def test_what_trl_passes_in_a_run(user_file, tmp_path):

@@ -166,7 +166,7 @@ def ends_with(error):
 
     def save_pretrained(self, folder, **options):
         os.makedirs(folder, exist_ok=True)
-        (folder / "config.json").write_text("{}", encoding="utf-8")
+        (folder / "half").write_text("of a file", encoding="utf-8")
         raise error
 
     return save_pretrained
@@ -229,6 +229,7 @@ def test_a_model_on_the_way_that_could_not_be_written_comes_with_the_resume(erro
     kept = load_file(tmp_path / "checkpoints" / "step-00000001" / "model.safetensors")
     assert saved.keys() == {name.removeprefix("lm.") for name in kept}
     assert all(torch.equal(kept[f"lm.{name}"], weight) for name, weight in saved.items())
+    assert not (tmp_path / "model-step-1" / "half").exists()
 
 
 def test_a_crash_while_the_model_is_written_leaves_none(tmp_path, monkeypatch):
@@ -320,6 +321,10 @@ def test_a_terminal_gets_a_bar_and_everything_else_a_line_for_each_step(stdout, 
     lines = [f"step {step}/2: reward 0.250, length 3.000, entropy 0.500, {s} s" for step, s in ((1, 2.5), (2, 4.0))]
     assert printed.splitlines() == (lines if not (stdout and stderr) else [])
     assert "2/2 [" in bar if stderr else bar == ""
+
+
+def test_the_bar_of_a_resumed_run_goes_on_where_it_was(checkpoint):
+    assert start(checkpoint.parents[1], resume=True)[0].bar.n == 1
 
 
 @pytest.mark.parametrize(
@@ -418,6 +423,14 @@ def test_a_script_says_what_it_cannot_learn_from(tmp_path, capsys):
             patch.setattr(script(name), "Run", lambda *given, runs=runs, **options: runs.append(options))
             script(name).main(["--output_dir", str(tmp_path / name)])
         assert runs == [{"dead": dead} if dead is not None else {}]
+
+
+def test_a_sample_is_shown_at_steps_that_are_ever_further_apart(tmp_path, capsys):
+    run, optimizer, _ = start(tmp_path)
+    for _ in range(9):
+        advance(run, optimizer, save=False)
+    said = [line for line in capsys.readouterr().out.splitlines() if "'1+1' -> '2'" in line]
+    assert [line.split(",")[0] for line in said] == ["step 1", "step 2", "step 4", "step 8"]
 
 
 # --- the end of a step ---
