@@ -169,8 +169,18 @@ def test_the_page_has_the_measured_speed():
     found = {}
     for file in sorted((ROOT / "benchmarks/results").glob("*.json")):
         for workload, turns in json.loads(file.read_text(encoding="utf-8")).items():
-            found[workload, turns["threads"]] = cells_of_speed(turns["ours"], turns["stock"], turns["trl"])
+            if "stock" in turns:
+                found[workload, turns["threads"]] = cells_of_speed(turns["ours"], turns["stock"], turns["trl"])
+            else:
+                pretrained = turns["ours"], turns["trl"]
     text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    steps = [[turn["step_s"] for turn in turns] for turns in pretrained]
+    ratios = sorted(trl / ours for ours, trl in zip(*steps, strict=True))
+    said = (
+        f"a step took {statistics.median(steps[0]):.1f} s against TRL's {statistics.median(steps[1]):.1f} on two cores"
+    )
+    said += ",\nin {:.1f} GB against {:.1f}.".format(*(statistics.median(x["peak_gb"] for x in y) for y in pretrained))
+    assert said in text and "{:.1f}, {:.1f} and {:.1f} in [three turns]".format(*ratios) in text
     table = text.split("| workload |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table.splitlines()[2:]]
     assert len(found) == 6 and sorted(rows) == sorted(found.values())

@@ -55,7 +55,7 @@ def test_every_command_is_accepted():
 
 def test_every_option_exists():
     names = {name for script_name in ALL for name in script(script_name).Args.__dataclass_fields__}
-    of_accelerate = {"mixed_precision", "num_processes"}
+    of_accelerate = {"mixed_precision", "num_processes", "list"}  # and that of examples/recipes.py
     named = {x.removeprefix("no_") for x in re.findall(r"(?<![\w-])--(\w+)", TEXT)} - of_accelerate
     assert len(named) >= 40 and named - names == set()
 
@@ -96,9 +96,7 @@ def test_every_section_is_linked_to_and_every_link_has_its_section(page):
         ("grpo.py --reward format", 1, lambda row: row["advantage/zero_groups"] == 1 and row["optim/grad_norm"] == 0),
         ("grpo.py --kl_coef 0 --max_steps 10", 1, lambda row: abs(row["optim/loss"]) < 1e-6 < row["optim/grad_norm"]),
         ("grpo.py --learning_rate 1e-2", 2, lambda row: row["policy/kl_ref"] > 1 and row["reward/accuracy"] < 0.1),
-        ("grpo.py --num_minibatches 4", 1, lambda row: row["policy/ratio_max"] > 1.05),
         ("grpo.py --max_new_tokens 16", 1, lambda row: row["completion/truncated"] > 0.2 > row["reward/accuracy"]),
-        ("grpo.py --dtype bfloat16", 1, lambda row: row["rollout/logprob_gap"] > 1e-5),
         ("dapo.py --max_new_tokens 12", 1, lambda row: row["sampling/keep_rate"] < 0.8 and row["sampling/rounds"] > 1),
     ],
 )

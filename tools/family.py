@@ -469,7 +469,7 @@ SENTENCES = {
             "coefficients are set and logged in each step."
         ),
         "main 195454": "The critic's memory is freed with the rest.",
-        "imports 390b75": "For the critic, the learned reward and the whitening.",
+        "imports ad7e5d": "For the critic, the learned reward and the whitening.",
     },
     "reward_model.py": {
         "Args 49f577": (
@@ -499,7 +499,7 @@ SENTENCES = {
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
         "main c64d31": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports fa895d": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "imports 47efae": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
@@ -548,7 +548,7 @@ SENTENCES = {
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports 3f94d0": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports 846c87": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

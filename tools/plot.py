@@ -1,28 +1,50 @@
-"""Draw runs of one or several scripts in one picture: python tools/plot.py runs/*/metrics.jsonl [-o picture.png]
+"""Draw runs: python tools/plot.py RUN [RUN ...] [-o picture.png]
+
+RUN is the folder of a run of any script, its metrics.jsonl, or a file of lab/results. The picture of one folder is
+written into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its metric;
+accuracy and pass@1 where `accuracy` or `math_verify` is part of its --reward.
 
 A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
 are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
 """
 
 import argparse
+import functools
 import glob
 import itertools
 import json
+import os
 import pathlib
 import re
+import shlex
+import sys
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
-PANELS = {
+PANELS = {  # in this order
+    "reward/mean": "reward",
+    "eval/reward": "held-out reward",
+    "rewards/margin": "margin of the pairs",
+    "rewards/accuracy": "share of pairs in the right order",
+    "eval/accuracy": "the same, of held-out pairs",
+    "eval/loss": "loss on held-out pairs",
+    "logps/chosen": "log-prob of the chosen completion",
+    "logps/rejected": "log-prob of the rejected one",
     "reward/accuracy": "accuracy in training",
     "eval/pass@1": "held-out pass@1",
     "completion/length": "tokens of a completion",
     "policy/entropy": "entropy (nats per token)",
+    "policy/approx_kl": "KL to the old policy, per token",
+    "policy/kl_old_new": "the same, after the last update",
+    "policy/kl_ref": "KL in the loss, per token",
+    "policy/kl_old_ref": "KL to the reference, per token",
+    "policy/clip_fraction_low": "share of tokens clipped below",
+    "policy/clip_fraction_high": "share of tokens clipped above",
+    "policy/token_clip_ratio": "share of clipped tokens",
+    "optim/grad_norm": "gradient norm before clipping",
+    "optim/critic_grad_norm": "gradient norm of the critic",
 }
+RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
 TITLES = PANELS | {
     "completion/length_incorrect": "tokens of a wrong completion",
     "completion/truncated": "share of truncated completions",
@@ -30,16 +52,10 @@ TITLES = PANELS | {
     "reward_part/easy": "accuracy on easy problems",
     "reward_part/medium": "accuracy on medium problems",
     "reward_part/hard": "accuracy on hard problems",
-    "policy/clip_fraction_low": "share of tokens clipped below",
-    "policy/clip_fraction_high": "share of tokens clipped above",
     "policy/clipped": "clipped share, of tokens (gspo: of rows)",
-    "policy/kl_ref": "KL in the loss, per token",
     "sampling/rounds": "sampling rounds of a step",
     "dcpo/response_utilization": "share of completions that train",
-    "policy/token_clip_ratio": "share of clipped tokens",
     "reward/mean": "learned reward",
-    "logps/chosen": "log-prob of the chosen completion",
-    "logps/rejected": "log-prob of the rejected one",
 }
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
@@ -51,25 +67,73 @@ COLOURS = {  # the same for an algorithm in all pictures
     "dpo": "#7f7f7f",
 }
 OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f95d6a", "#003f5c"]
+COLUMNS = 4
 
 
-def read(files):
-    """{name: [rows of a seed]} of metrics.jsonl files, or of files in lab/results/pages or lab/results/claims.
+class NoRun(Exception):
+    """One line for the user."""
+
+
+@functools.cache
+def pyplot():
+    """matplotlib.pyplot, loaded where something is drawn: a run that ends needs nothing but `command`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def __getattr__(name):
+    if name == "plt":
+        return pyplot()
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def command(folder):
+    """What draws a run, as the run prints it at its end."""
+    tool = pathlib.Path(__file__).resolve()
+    try:
+        tool = pathlib.Path(os.path.relpath(tool))
+    except ValueError:  # another drive of Windows
+        pass
+    return shlex.join(["python", tool.as_posix(), pathlib.Path(folder).as_posix()])
+
+
+def files_of(names):
+    """The files of these runs; a folder is its metrics.jsonl.
 
     Patterns are expanded, which the shells of Windows leave to the program.
     """
+    paths = [pathlib.Path(found) for name in names for found in sorted(glob.glob(str(name))) or [str(name)]]
+    return [path / "metrics.jsonl" if path.is_dir() else path for path in paths]
+
+
+def read(files):
+    """{name: [rows of a seed]} of runs, or of files in lab/results."""
     runs = {}
-    for file in [pathlib.Path(found) for name in files for found in sorted(glob.glob(str(name))) or [name]]:
-        name = re.sub(r"-seed\d+$", "", file.parent.name if file.name == "metrics.jsonl" else file.stem)
+    for file in files_of(files):
+        name = re.sub(r"-seed\d+$", "", file.parent.resolve().name if file.name == "metrics.jsonl" else file.stem)
         text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', file.read_text(encoding="utf-8"))
         rows = [json.loads(line) for line in text.splitlines()]  # of older results, with today's names
-        runs.setdefault(name, []).append([row for row in rows if "step" in row])
+        hidden = set() if rewards_of(file) & RULES else BY_RULE
+        kept = [{key: x for key, x in row.items() if key not in hidden} for row in rows if "step" in row]
+        runs.setdefault(name, []).append(kept)
     return runs
+
+
+def rewards_of(file):
+    """The parts of the --reward of a run; of a kept file, which has no options beside it, the default's."""
+    options = file.parent / "args.json"
+    if file.name != "metrics.jsonl" or not options.is_file():
+        return RULES
+    return set(json.loads(options.read_text(encoding="utf-8")).get("reward", ()))
 
 
 def draw(axis, runs, metric, x="step", colours=COLOURS):
     """The curves of one metric; runs without it are left out."""
-    others, ends = iter(OTHERS), []
+    others, ends = itertools.cycle(OTHERS), []
     for name, seeds in runs.items():
         colour = colours.get(name) or next(others)
         curves = [{row[x]: row[metric] for row in rows if metric in row} for rows in seeds]
@@ -99,26 +163,73 @@ def label_ends(axis, ends):
         axis.annotate(name, (x, y), (axis.get_xlim()[1], height), color=colour, fontsize=8, va="center")
 
 
+def logged(runs, metrics):
+    """Those of the metrics {name: title} that a run has."""
+    names = {name for seeds in runs.values() for rows in seeds for row in rows for name in row}
+    return {name: title for name, title in metrics.items() if name in names}
+
+
 def panels(runs, metrics, axes=("step",)):
-    """A figure with a panel for each of the metrics {name: title} that a run has, over each of `axes`."""
-    logged = {name for seeds in runs.values() for rows in seeds for row in rows for name in row}
-    metrics = {name: title for name, title in metrics.items() if name in logged}
+    """A figure, four panels in a row: one for each of the metrics {name: title} that a run has, over each of `axes`."""
+    metrics = logged(runs, metrics)
     count = len(metrics) * len(axes)
-    figure, places = plt.subplots(1, count, figsize=(4.4 * count, 3.2), squeeze=False, layout="constrained")
-    for place, (x, metric) in zip(places[0], itertools.product(axes, metrics), strict=True):
+    columns = min(count, COLUMNS)
+    lines = -(-count // columns)
+    size = (4.4 * columns, 3.2 * lines)
+    figure, places = pyplot().subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for place, (x, metric) in zip(places.flat, itertools.product(axes, metrics), strict=False):
         draw(place, runs, metric, x)
         place.set(title=metrics[metric], xlabel={"step": "step", "completions": "sampled completions"}[x])
         place.spines[["top", "right"]].set_visible(False)
+    for place in places.flat[count:]:
+        place.remove()
     return figure
+
+
+def draw_runs(names, output):
+    """Draw runs; the path of the picture and the metrics in it. What cannot be drawn is a NoRun."""
+    files, runs = files_of(names), {}
+    for file in files:
+        if not file.is_file():
+            raise NoRun(f"{file} is not there: RUN is the folder of a run")
+        try:
+            for name, seeds in read([file]).items():
+                runs.setdefault(name, []).extend(seeds)
+        except (ValueError, TypeError, AttributeError):
+            raise NoRun(f"{file} is not the metrics.jsonl of a run") from None
+    drawn = {name: f"{title}\n{name}" for name, title in logged(runs, PANELS).items()}
+    if not drawn:
+        raise NoRun(f"{', '.join(map(str, files))}: no row has a metric that is drawn")
+    if not output and (len(files) > 1 or files[0].name != "metrics.jsonl"):
+        raise NoRun(f"{len(files)} files, and only the picture of one run has a place: name it with -o picture.png")
+    path = pathlib.Path(output) if output else files[0].with_name("metrics.png")
+    (name, *others), title = runs, None
+    if not others:
+        runs, title = {"": runs[name]}, name  # above the panels, in place of beside each curve
+    try:
+        figure = panels(runs, drawn)
+        figure.suptitle(title)
+        figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
+    except ImportError:
+        raise NoRun("matplotlib is not installed: pip install matplotlib") from None
+    except (OSError, ValueError) as error:  # no such folder, no right to write, an unknown kind of picture
+        raise NoRun(f"{path} cannot be written: {' '.join(str(error).split())}") from None
+    return path, drawn
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("-o", "--output", default="metrics.png")
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the picture [metrics.png in the folder of the run]")
     args = parser.parse_args()
-    panels(read(args.files), PANELS).savefig(args.output, dpi=110)
+    try:
+        path, drawn = draw_runs(args.runs, args.output)
+    except NoRun as error:
+        print(f"plot.py: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {', '.join(drawn)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -117,6 +117,7 @@ def steps():
     import lead
     import lines
     import memory
+    import monitoring
     import names
     import one_step
     import options
@@ -126,7 +127,7 @@ def steps():
     import side_by_side
 
     programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
-    programs += [lines, diffs]
+    programs += [monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 

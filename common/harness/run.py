@@ -187,7 +187,12 @@ class Run:
             self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
         self.first_eval = result if self.first_eval is None else self.first_eval
         self.last_eval = result
-        self.print(f"step {self.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+        self.print(f"step {self.step}: " + ", ".join(f"{name} {x:.3f}" for name, x in self.scores(result).items()))
+
+    def scores(self, result):
+        """The metrics of an evaluation, or of none, without pass@k where --reward has no part that it counts."""
+        counted = {"accuracy", "math_verify"} & set(getattr(self.args, "reward", []))
+        return {name: value for name, value in (result or {}).items() if counted or "/pass@" not in name}
 
     def progress(self, metrics):
         """Show the metrics of a finished step, and warn, each time once, of what keeps the run from learning."""
@@ -281,16 +286,16 @@ class Run:
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
-        first, last, said = self.first_eval or {}, self.last_eval or {}, {}
-        rewarded = {"accuracy", "math_verify"} & set(getattr(self.args, "reward", []))
+        first, last, said = self.scores(self.first_eval), self.scores(self.last_eval), {}
         for name in ("eval/pass@1", "eval/reward", "eval/accuracy"):
-            if name in last and (name != "eval/pass@1" or rewarded):
+            if name in last:
                 before = f"before {first[name]:.3f}, after " if name in first else "after "
                 said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
         if said.get("eval/reward") == said.get("eval/pass@1"):
             said.pop("eval/reward", None)
         scores = "".join(f"{name} {score}" for name, score in said.items())
-        self.print(f"{scores}{self.step} steps, {time.perf_counter() - self.started:.1f} s, in {self.folder}")
+        drawn = f" ({tool.command(self.folder)} draws it)" if (tool := load_tool(type(self.args), "plot")) else ""
+        self.print(f"{scores}{self.step} steps, {time.perf_counter() - self.started:.1f} s, in {self.folder}{drawn}")
 
     def close(self):
         """Shut Accelerate down; exit with the code of a signal. Else gloo can hang: `del` the prepared model before."""
