@@ -36,7 +36,7 @@ def check_resume(run, loaded):
     path, new = done[-1], facts(run)
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        old, files = meta["facts"], meta["files"]
+        old, files = dict(meta["facts"]), dict(meta["files"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise InputError(f"{path}: missing, damaged or of an earlier version: meta.json") from None
     changed = [name for name in (old | new if loaded else new) if old.get(name) != new.get(name)]
