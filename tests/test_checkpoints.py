@@ -140,7 +140,17 @@ def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", '{"script": "grpo"', "[]", "[" * 200_000, '{"script": "grpo"}', '"\\u0000"', "\0" * 400]
+    "content",
+    [
+        None,
+        "",
+        '{"script": "grpo"',
+        "[]",
+        "[" * 200_000,
+        '{"script": "grpo"}',
+        '{"facts": [1], "files": {}}',
+        "\0" * 400,
+    ],
 )
 def test_a_damaged_meta_file_is_one_line(content, checkpoint):
     if content is None:
