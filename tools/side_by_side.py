@@ -1,7 +1,7 @@
 """docs/side_by_side.html: the page on which the scripts are compared, function by function.
 
 The page is one file. tools/refresh.py writes it: what it shows is collected here, which are the functions of the
-scripts with their syntax classes, the changes between every two scripts, the sentences of docs/diffs.md, the equations
+scripts with their syntax classes, the changes between every two scripts, the sentences of tools/family.py, the equations
 of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options and the
 keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that shows one
 state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
@@ -230,7 +230,7 @@ def split(change, place, old, new):
 def changes(old, new, place, sentences):
     """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place.
 
-    Equal runs are left out. The first change of code in a hunk of docs/diffs.md has the index of its sentence; comments
+    Equal runs are left out. The first change of code in a hunk of tools/diffs.py has the index of its sentence; comments
     alone have none.
     """
     found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
@@ -414,7 +414,7 @@ def collect(tree):
 
 
 def why(sources):
-    """{script: {place: sentences}} against grpo.py, those of docs/diffs.md."""
+    """{script: {place: sentences}} against grpo.py, those of tools/family.py."""
     found = {script.removesuffix(".py"): {} for script in sources}
     for script, own in sources.items():
         for place, key, _ in diffs.hunks(sources["grpo.py"], own):
