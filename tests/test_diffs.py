@@ -77,8 +77,11 @@ def test_the_page_has_each_hunk_after_its_sentence(sentences):
     assert "OWN has a cap." in own and "1 lines removed, 3 added" not in own
     (key,) = [key for key in sentences["own.py"] if key.startswith("policy_loss")]
     hunk = own.split(f"Why {key}.\n\n```diff\n")[1].split("```")[0].splitlines()
-    assert hunk == ["      clipped = ratio.clamp(1 - args.clip, 1 + args.clip)", "+     clipped = clipped.clamp(max=args.cap)",
-                    "      objective = min(ratio * advantages, clipped * advantages)"]  # fmt: skip
+    assert hunk == [
+        "      clipped = ratio.clamp(1 - args.clip, 1 + args.clip)",
+        "+     clipped = clipped.clamp(max=args.cap)",
+        "      objective = min(ratio * advantages, clipped * advantages)",
+    ]
     (key,) = [key for key in sentences["own.py"] if key.startswith("Args")]
     assert f"### own.py: Args\n\n- `cap 10.0`: Why {key}.\n\n###" in own
     assert "### Gone from own.py\n\n- `token_weights`:" in own and "- def token_weights" not in own

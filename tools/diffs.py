@@ -1,7 +1,7 @@
 """docs/diffs.md: what each sibling changes in grpo.py, hunk by hunk, with a sentence of what and why for each.
 
-tools/refresh.py writes it. The sentences are in tools/family.py; those of ppo.py, reward_model.py and dpo.py stand on the
-page side by side alone.
+tools/refresh.py writes it. The sentences are in tools/family.py; those of ppo.py, reward_model.py and dpo.py stand on
+the page side by side alone.
 """
 
 import ast

@@ -229,8 +229,8 @@ FAMILY = {
     ),
 }
 
-# What a script changes in grpo.py, and why: the sentences of docs/side_by_side.html, and of docs/diffs.md, which has the
-# siblings alone. `python tools/refresh.py` prints the key of a hunk that has none.
+# What a script changes in grpo.py, and why: the sentences of docs/side_by_side.html, and of docs/diffs.md, which has
+# the siblings alone. `python tools/refresh.py` prints the key of a hunk that has none.
 
 # what reward_model.py and dpo.py change alike
 PAIR_STEP = {

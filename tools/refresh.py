@@ -1,7 +1,7 @@
 """One command after a change: writes everything that can be generated, and says what a person still has to write.
 
 python tools/refresh.py            write: copies of identical functions, links to lines, docs/diffs.md, the page side by
-                                   side (with pygments, latex2mathml), options, one step, tables of results, verdicts,
+                                   side (with pygments, latex2mathml), one step, tables of results, verdicts,
                                    rows of tables
 python tools/refresh.py --check    change nothing, and say the same: exit code 1 if anything is due
 """
@@ -120,14 +120,13 @@ def steps():
     import monitoring
     import names
     import one_step
-    import options
     import real_model
     import report
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
-    programs += [monitoring, lines, diffs]
+    programs = [names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
+    programs += [lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 
@@ -137,7 +136,7 @@ def refresh(tree, check=True):
     for step in steps():
         found += step(tree)
         if step is copies and not check:
-            save(tree)  # the options and the step are those of the modules
+            save(tree)  # the options and the step below are those of the modules
     return found
 
 

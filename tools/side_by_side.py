@@ -1,10 +1,10 @@
 """docs/side_by_side.html: the page on which the scripts are compared, function by function.
 
 The page is one file. tools/refresh.py writes it: what it shows is collected here, which are the functions of the
-scripts with their syntax classes, the changes between every two scripts, the sentences of tools/family.py, the equations
-of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options and the
-keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that shows one
-state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
+scripts with their syntax classes, the changes between every two scripts, the sentences of tools/family.py, the
+equations of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options
+and the keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that
+shows one state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
 """
 
 import ast
@@ -20,10 +20,11 @@ import batch_keys
 import diffs
 import family
 import lines
+import options
 import same_text
 
 PAGE, PARTS = "docs/side_by_side.html", "tools/side_by_side"
-EQUATIONS, OPTIONS = f"{PARTS}/equations.toml", "docs/options.md"
+EQUATIONS = f"{PARTS}/equations.toml"
 WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
 # What takes the place of a function in the scripts that do not have it.
 ELSEWHERE = {"token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
@@ -230,8 +231,8 @@ def split(change, place, old, new):
 def changes(old, new, place, sentences):
     """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place.
 
-    Equal runs are left out. The first change of code in a hunk of tools/diffs.py has the index of its sentence; comments
-    alone have none.
+    Equal runs are left out. The first change of code in a hunk of tools/diffs.py has the index of its sentence;
+    comments alone have none.
     """
     found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
     for number, group in enumerate([*diffs.groups(place, old, new), rest]):
@@ -299,14 +300,19 @@ def unset(tree, scripts):
     return [f"{EQUATIONS}: {line}" for line in missing + left_over]
 
 
-def options(tree, scripts, common):
-    """[[name, state that shows it, default, HTML of what it does]] of the rows of docs/options.md.
+def own_args(sources):
+    """{script: the text of its `Args`}"""
+    return {name: "\n".join(diffs.places(own)["Args"]) for name, own in sources.items()}
+
+
+def option_states(table, scripts, common):
+    """[[name, state that shows it, default, HTML of what it does]] of the table of tools/options.py.
 
     `scripts` and `common`: {name: text} of each `Args`, and of the definitions in common/.
     """
     row = re.compile(r"^\| `--(\w+)`(?:<br>[^|]*)? \| (.*?) \| .*? \| (.*) \|$", re.MULTILINE)
     found = []
-    for name, *said in row.findall(tree.read(OPTIONS)):
+    for name, *said in row.findall(table):
         field = re.compile(rf"^    {name}: ", re.MULTILINE)
         inherited = [f"common/{kind}" for kind, text in common.items() if kind.endswith("Args") and field.search(text)]
         state = "all/Args" if any(field.search(text) for text in scripts.values()) else inherited[0]
@@ -402,7 +408,7 @@ def collect(tree):
         "why": why(sources),
         "notes": notes,
         "summaries": summaries(sources),
-        "options": options(tree, {name: "\n".join(diffs.places(own)["Args"]) for name, own in sources.items()}, texts),
+        "options": option_states(options.table(tuple(family.names(tree))), own_args(sources), texts),
         "math": {text: [latex, mathml(latex)] for text, latex in in_latex(tree).items()},
         "elsewhere": {name: inline(text) for name, text in ELSEWHERE.items()},
         "batch": [
