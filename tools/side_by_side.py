@@ -8,6 +8,7 @@ shows one state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and l
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import html
@@ -62,10 +63,10 @@ def details(tree):
             label = page.removeprefix("docs/").removesuffix(".md")
             note = {"label": f"{label} {number}", "title": inline(title), "html": paragraphs(text)}
             places = []
-            for _, target, anchor in lines.LINK.findall(text):
-                if anchor:
-                    first, _, last = anchor.removeprefix("#L").partition("-L")
-                    places.append((lines.beside(page, target), int(first), int(last or first)))
+            for code, target in lines.to_code(text):
+                with contextlib.suppress(ValueError):  # tools/lines.py names it
+                    file = lines.beside(page, target)
+                    places.append((file, *lines.place(tree, file, code)[:2]))
             found.append((note, places))
     return found
 
