@@ -96,6 +96,19 @@ def test_pairs_and_a_critic_are_left_to_the_page_side_by_side(sentences):
     assert len(diffs.build(SOURCES, {})[1]) == sum(map(len, sentences.values()))  # it needs its sentences all the same
 
 
+def test_docstrings_are_shown_of_new_functions_alone(sentences):
+    new = '''def mine():
+    """A new one."""
+    return 1
+
+
+def policy_loss('''
+    source = OWN.replace("def policy_loss(", new).replace("The loss of each token.", "Another text.")
+    page = diffs.section("own.py", GRPO, source, {})
+    assert '+     """A new one."""' in page and "Another text" not in "\n".join(page)
+    assert "+     clipped = clipped.clamp(max=args.cap)" in page
+
+
 def test_a_hunk_has_one_line_of_context():
     lines = ["  a", "  b", "- c", "  d", "  e", "  f", "+ g", "  h", "  i"]
     assert diffs.shown(lines) == ["  b", "- c", "  d", "@@", "  f", "+ g", "  h"]

@@ -21,8 +21,8 @@ INTRO = """# What each script changes in grpo.py
 
 {siblings} are `grpo.py` with the changes of one paper each. Here these are, in the
 order of the file, each after a sentence that says what changes and why. An option is shown with its default. Left out:
-what is `grpo.py`'s word for word, what differs in comments, help texts or the name of the run alone, imports, and code
-around a change beyond one line (`@@` stands for it between two changes).
+what is `grpo.py`'s word for word, what differs in comments, docstrings, help texts or the name of the run alone,
+imports, and code around a change beyond one line (`@@` stands for it between two changes).
 
 {others} are programs of their own. What they share with `grpo.py` and what not is on
 the page [side by side](side_by_side.html), with the same sentences; it shows all lines of any two scripts. Open it in a
@@ -100,6 +100,11 @@ def hunks(old, new):
     return found
 
 
+def docstrings(source):
+    """The lines of the docstrings of its functions, and the empty line."""
+    return set(source.splitlines()) - set(without_docstrings(source).splitlines()) | {""}
+
+
 def shown(lines):
     """The lines of a hunk with one line of context at most; `@@` stands for lines that are left out between changes."""
     near = [any(line[:1] in ("-", "+") for line in lines[max(i - 1, 0) : i + 2]) for i in range(len(lines))]
@@ -113,7 +118,7 @@ def shown(lines):
 
 
 def renames(script, lines):
-    """Whether a hunk changes nothing but the name of the run."""
+    """Whether a hunk changes nothing, or the name of the run alone."""
     old, new = ([line[2:] for line in lines if line.startswith(sign)] for sign in "-+")
     return [line.replace('"grpo"', f'"{script.removesuffix(".py")}"') for line in old] == new
 
@@ -138,10 +143,11 @@ def section(script, grpo, source, own):
     texts, originals = same_text.texts(source), same_text.texts(grpo)
     same = ", ".join(f"`{name}`" for name in texts if texts[name] == originals.get(name) and name != "If")
     counts = f"{removed} lines removed, {added} added. Word for word as in grpo.py: {same or 'no function'}."
-    page, gone, last = [f"## {script}\n"], [], None
+    page, gone, last, said = [f"## {script}\n"], [], None, docstrings(grpo) | docstrings(source)
     page += [textwrap.fill(text, 120) + "\n" for text in (family.entry(script).paper, counts)]
     for place, key, lines in hunks(grpo, source):
-        sentence = own.get(key, "")
+        sentence, both = own.get(key, ""), key != place
+        lines = [line for line in lines if line[2:] not in said] if both else lines
         if place not in places(source):
             gone.append(f"- `{place}`: {sentence}")
         elif place == "Args" and options(lines):
