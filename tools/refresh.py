@@ -126,7 +126,7 @@ def steps():
     import side_by_side
 
     programs = [names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
-    programs += [lines, diffs]
+    programs += [monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 
@@ -136,7 +136,7 @@ def refresh(tree, check=True):
     for step in steps():
         found += step(tree)
         if step is copies and not check:
-            save(tree)  # the options and the step below are those of the modules
+            save(tree)  # the options and the step are those of the modules
     return found
 
 
