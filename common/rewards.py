@@ -177,7 +177,7 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
 
 
 def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
-    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/rewards.md), and `truncated`, as copies: what a
+    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/running.md), and `truncated`, as copies: what a
     function does to them must not reach later steps. TRL's own functions read messages alone and parse the solution as
     LaTeX: they get messages for plain prompts too, and dollar signs around the gold, without which 2\sqrt{2} is 2."""
     from transformers import TrainerState

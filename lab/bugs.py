@@ -444,10 +444,46 @@ What to look at, in a script of your own:
 - **Step 1.** Before the first update two versions of a script have the same model, and the same samples and rewards
   unless sampling was changed. Whatever else differs in the first row of `metrics.jsonl` is due to the change.
 - **Two sizes of a micro-batch, or one process and two.** Nothing in that row may depend on it.
-- **A test,** where no number tells: the stop token. [failures.md](failures.md) lists failures with the tests here.
+- **A test,** where no number tells: the stop token. [The last section](#known-failure-our-test) lists failures.
 
 </details>
-"""
+
+{failures}"""
+
+FAILURES = """## Known failure, our test
+
+Most bugs of RL post-training are silent: the run continues, and the curves look plausible. Other projects have had most
+of these bugs, and the tests in this table would have caught them here (`pytest -k NAME` runs one):
+
+| failure | test |
+|---|---|
+| the gradient depends on micro-batches, accumulation or ranks | `test_gradient_is_invariant_to_micro_batches`, `test_two_processes_take_the_same_step_as_one` |
+| sampled at one temperature, scored at another | `test_rollout_logprobs_equal_the_training_forward`, `test_group_relative`, `test_each_step_and_process_samples_with_a_seed_of_its_own` |
+| top_k and penalties are inherited from the checkpoint | `test_a_hostile_generation_config_is_neutralised` |
+| the EOS is masked because pad is EOS | `test_completion_mask_by_position`, `test_the_stop_token_is_trained` |
+| the clip is inverted for negative advantages | `test_clip_table` |
+| a KL estimator has the wrong sign or gradient | `test_kl_estimators_by_enumeration` |
+| `generate` under gradient checkpointing returns garbage | `test_rollout_with_gradient_checkpointing_is_not_garbage` |
+| padding leaks into losses or statistics | `test_garbage_under_the_mask_changes_nothing`, `test_extra_padding_and_garbage_change_nothing` |
+| the first ratio is not 1 (dropout, another forward) | `test_first_ratio_is_exactly_one` |
+| a group of equal rewards gets an advantage from rounding | `test_a_group_that_agrees_has_advantage_exactly_zero` |
+| rewards meet the wrong prompt; ranks sample the same noise | `test_two_processes_share_the_prompts_and_sample_different_completions` |
+| a grader hangs, executes model text, or loses formats | `test_math_verify_judges_symbolically_and_cannot_hang`, `test_garbage_never_raises_and_is_symmetric`, `test_extraction` |
+| a resume repeats prompts or loses state | `test_resume_equals_an_uninterrupted_run_bit_by_bit`, `test_a_killed_run_goes_on_bit_by_bit` |
+| a resume goes on with another model or reward | `test_a_resume_with_another_model_is_refused_before_it_is_loaded`, `test_a_resume_with_another_reward_file_is_refused_unless_that_is_said` |
+| `model/` is rounded or zero because of the dtype in config.json | `test_a_dtype_that_would_destroy_the_saved_model_is_refused` |
+| a checkpoint from elsewhere runs code | `test_no_file_of_a_checkpoint_runs_code` |
+| two runs write into one folder | `test_a_folder_that_another_run_holds_is_refused` |
+| a full disk at the end loses the training | `test_a_training_whose_model_cannot_be_written_is_kept` |
+| metrics cover only the last micro-batch or rank 0 | `test_metrics_equal_a_loop_over_all_tokens` |
+| returns come from whitened advantages; values see their own token | `test_advantages_are_whitened_over_the_tokens_of_the_whole_rollout`, `test_a_value_does_not_see_its_own_token` |
+| a reward model whose pad is EOS is read one token early | `test_any_code_gets_the_same_scores_from_the_saved_folder` |
+| missing weights train from random numbers; a reward model reads its first token | `test_a_checkpoint_that_is_not_the_model_is_refused`, `test_a_classifier_that_does_not_read_the_last_token_is_refused` |
+| pairs end with an EOS that no dialogue has; a spelled `<eos>` scores as an end | `test_given_pairs_end_with_what_the_template_puts_there`, `test_a_completion_that_was_cut_does_not_score_like_a_finished_one` |
+| DPO on mean log-probs, without EOS, or against another reference | `test_log_probs_are_sums_over_the_completion_with_its_eos`, `test_the_first_loss_of_each_round_is_ln_2` |
+| sharded training rounds log-probs, or differs from one process | `test_fsdp2_returns_float32_logprobs`, `test_one_step_with_its_rollouts_equals_that_of_one_process` |
+| a chunked head skips a soft cap or logit scale | `test_forward_equals_full_logits_without_padding` |
+"""  # noqa: E501
 
 
 def build():
@@ -461,7 +497,9 @@ def build():
     ruined = sum(difference(bug) < -0.1 for bug in BUGS)
     numbers = dict(spread=spread, hidden=hidden, all=len(BUGS), limit=VISIBLE, ruined=ruined)
     numbers |= dict(low=min(map(min, ends)), high=max(map(max, ends)))
-    return "\n".join([INTRO.format(**numbers), *lines, END.format(table="\n".join(summary()), **numbers)])
+    return "\n".join(
+        [INTRO.format(**numbers), *lines, END.format(table="\n".join(summary()), failures=FAILURES, **numbers)]
+    )
 
 
 def refresh(tree):

@@ -25,6 +25,9 @@ except ImportError:  # without scipy nothing is decided; what the page is made f
     decide = None
 
 PAGE, PILOT_PAGE, FIGURES = "docs/claims.md", "lab/results/pilot.md", ROOT / "docs" / "figures" / "claims"
+NUMBERS = "Its numbers, and how the runs were made"
+NUMBERS_PAGE = "lab/results/numbers.md"
+MOVED = ("All statistics", "The commands of all runs", NUMBERS, "The tuning", "All of it")  # to that page
 PILOT_FIGURES = "../../docs/figures/claims/pilot-"  # from its page
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 SECONDS = registry.HERE / "results" / "seconds.jsonl"
@@ -346,7 +349,7 @@ def section(claim, said):
             ps = f"p after Holm {new.p:.2g}, of equivalence {new.p_same:.2g}"
             lines[-1] += f" Under the changed rule: {new.verdict}, {ps}."
         lines += [""]
-    return [*lines, *folded("Its numbers, and how the runs were made", more)]
+    return [*lines, *folded(NUMBERS, more)]
 
 
 def commands():
@@ -686,8 +689,8 @@ def not_done():
 
 
 @functools.cache
-def build():
-    """The text of the page."""
+def whole():
+    """The text of the page and of what `numbers_page` takes out of it."""
     registered, told = registry.load(), set()
     said = {"digest": registry.digest(), "closing": registered["closing"], "claims": len(registered["claims"])}
     said |= {"seeds": " and ".join(map(str, registered["tuning"]["seeds"]))}
@@ -711,6 +714,32 @@ def build():
     return "\n".join(lines) + "\n"
 
 
+FOLD = re.compile(rf"<details>\n<summary>({'|'.join(MOVED)})</summary>\n\n(.*?)\n\n</details>\n", re.DOTALL)
+
+
+def build():
+    """The text of the page: in place of the numbers behind a claim stands a link to them."""
+    parts = []
+    for part in re.split(r"(?m)^(?=## )", whole()):
+        title = part.partition("\n")[0].removeprefix("## ")
+        where = f"../{NUMBERS_PAGE}#{anchor(title)}"
+        parts.append(FOLD.sub(lambda found, where=where: f"[{found[1]}]({where}).\n", part))
+    return "".join(parts)
+
+
+def numbers_page():
+    """What the page links to, under the headings that it has there."""
+    lines = ["# The numbers behind the claims", "", *texts.NUMBERS_PAGE, ""]
+    for part in re.split(r"(?m)^## ", whole())[1:]:
+        if found := FOLD.findall(part):
+            lines += [f"## {part.splitlines()[0]}", ""]
+            for summary, text in found:
+                lines += [f"**{summary}**", "", re.sub(r"\n{3,}", "\n\n", text).strip(), ""]
+    text = re.sub(r"\]\((?=#|figures/)", lambda link: "](../../docs/", "\n".join(lines))
+    text = text.replace("](../../docs/#", "](../../docs/claims.md#").replace("](../lab/results/", "](")
+    return re.sub(r"\]\(\.\./(?!\.\.)", "](../../", text).rstrip() + "\n"
+
+
 def counts(of_paper, words, colon, comma):
     """How many of the papers' claims, or of the others, have which verdict by their registered rules."""
     found = [decisions()[claim["name"]][0].verdict for claim in kinds()[of_paper]]
@@ -724,10 +753,11 @@ def refresh(tree):
         return [] if current else [f"{PAGE}: is not of these rows; {NEEDED}"]
     tree.write(PAGE, build())
     tree.write(PILOT_PAGE, pilot_page())
+    tree.write(NUMBERS_PAGE, numbers_page())
     for page, signs in READMES.items():
         both = iter([counts(of_paper, *signs) for of_paper in kinds()])  # the papers' stand first
         tree.write(page, COUNTS.sub(lambda found, both=both: next(both, found[0]), tree.read(page)))
-    figures = re.findall(r"figures/claims/[\w.-]+\.png", build() + pilot_page())
+    figures = re.findall(r"figures/claims/[\w.-]+\.png", whole() + pilot_page())
     return [f"docs/{path}: python lab/report.py --figures draws it" for path in dict.fromkeys(figures)
             if not (ROOT / "docs" / path).exists()]  # fmt: skip
 

@@ -541,6 +541,10 @@ PILOT_PAGE = """The first laboratory of [docs/claims.md](../../docs/claims.md#th
 nothing: 16 claims, five seeds, one learning rate of 1e-4 for all. `python tools/refresh.py` writes this
 page.""".split("\n")
 
+NUMBERS_PAGE = """What stands behind each claim of [docs/claims.md](../../docs/claims.md): what was compared, how the
+runs were made, all statistics, the commands, the tuning, and the history of the rules. `python tools/refresh.py` writes
+this page.""".split("\n")
+
 PILOT_EFFECTS = """As they were decided, and with the interval that five values allow. By a paired t two of the
 effects that decided change: the reward of `hacking`, whose interval has 0 in it, and the rung 5 - 4 of
 `ladder`.""".split("\n")

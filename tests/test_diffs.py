@@ -1,6 +1,7 @@
 """tools/diffs.py: the hunks make the scripts out of grpo.py, and none keeps a sentence that was not meant for it."""
 
 import collections
+import copy
 
 import pytest
 
@@ -16,7 +17,7 @@ SOURCES = {"grpo.py": GRPO, "copy.py": COPY, "own.py": OWN}
 @pytest.fixture
 def sentences(monkeypatch):
     """One for each hunk."""
-    monkeypatch.setattr(family, "FAMILY", dict(ENTRIES))
+    monkeypatch.setattr(family, "FAMILY", copy.deepcopy(ENTRIES))
     return {
         script: {key: f"Why {key}." for _, key, _ in diffs.hunks(GRPO, SOURCES[script])}
         for script in ("copy.py", "own.py")
@@ -76,10 +77,44 @@ def test_the_page_has_each_hunk_after_its_sentence(sentences):
     assert "OWN has a cap." in own and "1 lines removed, 3 added" not in own
     (key,) = [key for key in sentences["own.py"] if key.startswith("policy_loss")]
     hunk = own.split(f"Why {key}.\n\n```diff\n")[1].split("```")[0].splitlines()
-    assert hunk[2:5] == ["      # the pessimistic one", "      clipped = ratio.clamp(1 - args.clip, 1 + args.clip)",
-                         "+     clipped = clipped.clamp(max=args.cap)"]  # fmt: skip
+    assert hunk == [
+        "      clipped = ratio.clamp(1 - args.clip, 1 + args.clip)",
+        "+     clipped = clipped.clamp(max=args.cap)",
+        "      objective = min(ratio * advantages, clipped * advantages)",
+    ]
+    (key,) = [key for key in sentences["own.py"] if key.startswith("Args")]
+    assert f"### own.py: Args\n\n- `cap 10.0`: Why {key}.\n\n###" in own
     assert "### Gone from own.py\n\n- `token_weights`:" in own and "- def token_weights" not in own
     assert len(found) == 2  # `weights` is new, and `token_weights` gone
+    assert "### copy.py: token_weights" in page and '"copy")' not in page  # its name alone
+
+
+def test_pairs_and_a_critic_are_left_to_the_page_side_by_side(sentences):
+    family.FAMILY["own.py"].kind = "pairs"
+    page, found = diffs.build(SOURCES, sentences)
+    assert "## own.py" not in page and "`own.py` are programs of their own" in page and found == []
+    assert len(diffs.build(SOURCES, {})[1]) == sum(map(len, sentences.values()))  # it needs its sentences all the same
+
+
+def test_docstrings_are_shown_of_new_functions_alone(sentences):
+    new = '''def mine():
+    """A new one."""
+    return 1
+
+
+def policy_loss('''
+    source = OWN.replace("def policy_loss(", new).replace("The loss of each token.", "Another text.")
+    page = diffs.section("own.py", GRPO, source, {})
+    assert '+     """A new one."""' in page and "Another text" not in "\n".join(page)
+    assert "+     clipped = clipped.clamp(max=args.cap)" in page
+
+
+def test_a_hunk_has_one_line_of_context():
+    lines = ["  a", "  b", "- c", "  d", "  e", "  f", "+ g", "  h", "  i"]
+    assert diffs.shown(lines) == ["  b", "- c", "  d", "@@", "  f", "+ g", "  h"]
+    assert diffs.shown(lines[2:4] + lines[5:7]) == ["- c", "  d", "  f", "+ g"] and diffs.shown(["+ a"]) == ["+ a"]
+    args = ["-     kl: float = option(0.04)", "+     kl: float = option(0.0)", "+     top: str = option('all')"]
+    assert diffs.options(args) == "`kl 0.04 -> 0.0`, `top all`"
 
 
 def test_a_readme_shows_all_code_that_makes_one_script_of_another(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""docs/options.md says what the command line takes (test_refresh.py: when it is due), and each option has an effect."""
+"""The table of options says what the command line takes, and each option has an effect."""
 
 import dataclasses
 import functools
@@ -14,11 +14,11 @@ from common.harness.command_line import parse_args
 from testbed import ALL, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, metric_rows, script
 from tree import Tree
 
-PAGE = options.written(tuple(family.names(Tree())))
+TABLE = options.table(tuple(family.names(Tree())))
 
 
 def cells(name):
-    (line,) = re.findall(rf"^\| `--{name}`(.*)\|$", PAGE, re.MULTILINE)
+    (line,) = re.findall(rf"^\| `--{name}`(.*)\|$", TABLE, re.MULTILINE)
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
 
 
@@ -55,7 +55,7 @@ def test_values_and_bounds(name, cell):
     assert cells(name)[2] == cell
 
 
-def test_a_bound_of_the_page_is_that_of_the_command_line():
+def test_a_bound_of_the_table_is_that_of_the_command_line():
     with pytest.raises(InputError, match="must be below 1"):
         parse_args(script("grpo").Args, ["--adam_beta1", "1"])
     assert parse_args(script("grpo").Args, ["--no_normalize_std"]).normalize_std is False

@@ -187,7 +187,7 @@ def test_claims_name_runs_and_runs_name_files():
 
 def forget():
     """Let the page be made again, of other rows."""
-    for made in (report.decisions, report.changes, report.build):
+    for made in (report.decisions, report.changes, report.whole):
         made.cache_clear()
 
 
@@ -220,11 +220,11 @@ FIRST = registry.load()["claims"][0]
 
 
 def line_of(claim):
-    return next(line for line in report.build().splitlines() if line.startswith(f"| [{claim['title']}]"))
+    return next(line for line in report.whole().splitlines() if line.startswith(f"| [{claim['title']}]"))
 
 
 def section_of(claim):
-    return report.build().split(f"\n## {claim['title']}\n")[1].split("\n## ")[0]
+    return report.whole().split(f"\n## {claim['title']}\n")[1].split("\n## ")[0]
 
 
 def test_without_results_no_claim_is_decided_and_the_page_has_the_digest(rows):
@@ -232,8 +232,8 @@ def test_without_results_no_claim_is_decided_and_the_page_has_the_digest(rows):
     for claim in claims:
         assert f"**not decided yet: 0 of {2 * len(claim['seeds'])} runs**" in line_of(claim)
         assert "figures/claims" not in line_of(claim) + section_of(claim)
-    assert registry.digest() in report.build()
-    page = report.build()
+    assert registry.digest() in report.whole()
+    page = report.whole()
     assert page.index(f"| [{claims[-1]['title']}]") < page.index("\n## ")  # the tables come first
     assert "A gain at one learning rate" not in page and "PPO's lead is made of\n" not in page
 
@@ -252,7 +252,7 @@ def test_a_claim_is_shown_once_all_of_its_runs_are_there(rows):
     assert "**GSPO, ten times the paper's band: 0.702 ± 0.002** | **GRPO: 0.602 ± 0.002**" in section
     assert "| GSPO, the paper's band | GRPO | 13 of 26 runs |" in section
     assert "not decided yet: 0 of" in line_of(registry.load()["claims"][2])
-    row = next(line for line in report.build().splitlines() if line.startswith("| `sequence_ratio` | 40 to 52 | 0 |"))
+    row = next(line for line in report.whole().splitlines() if line.startswith("| `sequence_ratio` | 40 to 52 | 0 |"))
     assert row.endswith("| 0 starts for 26 files; code c0de, commit 0123456 |")
     assert texts.BESIDE["sequence_ratio"] in section
 
@@ -287,7 +287,7 @@ def test_a_claim_with_a_margin_has_its_own_chance_of_equivalence(rows):
     claims = registry.claims(registry.load())
     assert report.chance_of_equivalent(FIRST) == FIRST["power"]["equivalent_at_0"]
     assert report.chance_of_equivalent(claims["hacking"]) == 0  # its own test says "does not hold" there
-    assert "| 0.06 from the margin of 0.3 | 0.00 (within 0.03) |" in report.build()
+    assert "| 0.06 from the margin of 0.3 | 0.00 (within 0.03) |" in report.whole()
 
 
 def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_old_rule(rows):
@@ -301,7 +301,7 @@ def test_a_change_after_the_registration_is_printed_with_the_verdict_under_the_o
         "Changed on 2026-12-01, after the registration: Another margin. A reason. Under the changed rule: " in section
     )
     registered, changed = report.decisions()["sequence_ratio"]
-    assert f"| {registered.measured.p:.2g}, {registered.p:.2g} |" in report.build() and registered.p != changed.p
+    assert f"| {registered.measured.p:.2g}, {registered.p:.2g} |" in report.whole() and registered.p != changed.p
     both = [report.counts(of_paper, *report.READMES["README.md"]) for of_paper in (True, False)]
     assert both == ["**holds: 1, not decided yet: 11**", "**does not hold: 1, not decided yet: 4**"]
 
@@ -321,28 +321,28 @@ def test_what_did_not_take_place_and_what_was_given_up_is_said(rows):
 
 
 def test_each_algorithm_at_its_best_appears_once_its_tuning_is_there(rows):
-    assert "No tuning is done yet." in report.build()
+    assert "No tuning is done yet." in report.whole()
     for i, name in enumerate(report.settings("gspo")):
         rows(name, 0.5 + i / 100, (1100, 1101))
-    report.build.cache_clear()
-    row = next(line for line in report.build().splitlines() if line.startswith("| GSPO | 3e-5"))
+    report.whole.cache_clear()
+    row = next(line for line in report.whole().splitlines() if line.startswith("| GSPO | 3e-5"))
     assert row.endswith("| 3e-4: 0.531 | 6e-4: 0.541 | **1e-3: 0.551** |")
-    assert "| GRPO | 3e-5" not in report.build() and "figures/claims/best.png" not in report.build()
+    assert "| GRPO | 3e-5" not in report.whole() and "figures/claims/best.png" not in report.whole()
     rows("best-gspo", 0.6, range(70, 80))
-    report.build.cache_clear()
+    report.whole.cache_clear()
     edge = "1e-3, at the edge of the six: a better one may lie beyond"
-    assert f"| GSPO | {edge} | 0.602 ± 0.001 | 101 |  |  |  |" in report.build()
+    assert f"| GSPO | {edge} | 0.602 ± 0.001 | 101 |  |  |  |" in report.whole()
     command = "gspo.py {hard} {steps} --learning_rate RATE --clip_low 3e-3 --clip_high 4e-3"
     assert f"- GSPO, best of six: `{command}`, RATE the best of [six](#each-algorithm-best-of-six): {edge}" in (
-        report.build()
+        report.whole()
     )
-    assert "--learning_rate RATE`, RATE the best of [six](#each-algorithm-best-of-six)\n" in report.build()  # GRPO's
+    assert "--learning_rate RATE`, RATE the best of [six](#each-algorithm-best-of-six)\n" in report.whole()  # GRPO's
     for i, name in enumerate(report.settings("grpo")):
         rows(name, 0.4 + i / 100, (1100, 1101))
     for name, level in (("grpo", 0.5), ("gspo", 0.6)):
         rows(f"best-{name}-hard-2", level, (60, 61, 62))
-    report.build.cache_clear()
-    assert "| 101 |  |  | +0.100 (+0.095 to +0.105) |" in report.build()
+    report.whole.cache_clear()
+    assert "| 101 |  |  | +0.100 (+0.095 to +0.105) |" in report.whole()
 
 
 def test_runs_that_failed_are_counted_where_they_are_shown(rows):
@@ -354,11 +354,11 @@ def test_runs_that_failed_are_counted_where_they_are_shown(rows):
         header, rest = registry.read(name, seed)
         run.write(registry.result(name, seed), [header | {"failed": "loss nan: not finite"}, *rest])
     assert f"GRPO: 0.556 ± 0.167 (1 of {len(FIRST['seeds'])} failed)" in section_of(FIRST)
-    assert "| 2e-4: 0.240 (1 of 2 failed) |" in report.build()
+    assert "| 2e-4: 0.240 (1 of 2 failed) |" in report.whole()
 
 
 def test_nothing_that_the_pilot_decided_is_gone(rows):
-    page, pilots = report.build(), report.pilot_page()
+    page, pilots = report.whole(), report.pilot_page()
     for claim in CLAIMS.values():
         row = next(line for line in page.splitlines() if f'<a id="pilot-{claim.name}"></a>' in line)
         assert f"| {pilot.decide(claim) or 'never decided'} |" in row and f"## Pilot: {claim.name}\n" in pilots
@@ -442,7 +442,15 @@ def test_the_readmes_get_the_counts_of_the_verdicts(rows, tmp_path, monkeypatch)
     tree = tree_of(tmp_path / "copy")
     found = report.refresh(tree)
     assert "docs/figures/claims/sequence_ratio.png: python lab/report.py --figures draws it" in found
-    assert tree.read("docs/claims.md") == report.build()
+    page, numbers = tree.read("docs/claims.md"), tree.read("lab/results/numbers.md")
+    assert page == report.build() and numbers == report.numbers_page()
+    place = f"../lab/results/numbers.md#{report.anchor(FIRST['title'])}"
+    assert f"[Its numbers, and how the runs were made]({place}).\n" in page and "gspo.py {hard}" not in page
+    section = numbers.split(f"\n## {FIRST['title']}\n")[1].split("\n## ")[0]
+    assert "GRPO: 0.602 ± 0.002**" in section and texts.BESIDE["sequence_ratio"] in section
+    links = re.findall(r"\]\((?!http)([^)#]*)", numbers)
+    assert {"../../docs/claims.md"} <= set(links)
+    assert [link for link in set(links) if not (ROOT / "lab/results" / link).exists()] == []
     assert tree.read("lab/results/pilot.md") == report.pilot_page()
     papers, others = "holds: 1, not decided yet: 11", "does not hold: 1, not decided yet: 4"
     assert tree.read("README.md") == f"**Text**: **{papers}**, **{others}**, **more**.\n"
@@ -470,8 +478,8 @@ def test_links_to_the_claims_are_to_their_headings():
     headings = re.findall(r"^##+ (.*)", (ROOT / report.PAGE).read_text(encoding="utf-8"), re.MULTILINE)
     ids = re.findall(r'<a id="([^"]+)">', (ROOT / report.PAGE).read_text(encoding="utf-8"))
     anchors, broken = {*map(report.anchor, headings), *ids}, []
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
-        links = re.findall(r"\((?:docs/)?claims\.md#([^)]+)\)", page.read_text(encoding="utf-8"))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lab/results/*.md")):
+        links = re.findall(r"\((?:[./]*docs/)?claims\.md#([^)]+)\)", page.read_text(encoding="utf-8"))
         if page.name == "claims.md":
             links = re.findall(r"\(#([^)]+)\)", page.read_text(encoding="utf-8"))
         broken += [f"{page.name}: {link}" for link in links if link not in anchors]

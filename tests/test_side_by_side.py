@@ -12,6 +12,7 @@ import batch_keys
 import diffs
 import family
 import lines
+import options
 import side_by_side
 from small_family import COPY, GRPO, OWN, small_family
 from testbed import script
@@ -22,9 +23,7 @@ EQUATIONS = r"""
 "J = E[ 1/G sum_i min(r_i A_i, clip(r_i) A_i) ]" = '''
 J = E[ \frac{1}{G} \sum_i \text{min}(r_i A_i, \text{clip}(r_i) A_i) ]'''
 """
-OPTIONS = """| option | default | values | what it does |
-|---|---|---|---|
-| `--clip` | `0.2` | number | the ratio is clipped where A &lt; 0<br>own: it too |
+OPTIONS = """| `--clip` | `0.2` | number | the ratio is clipped where A &lt; 0<br>own: it too |
 | `--cap`<br>only in own | `10` | number | the `cap` |
 """
 SCRIPTS = {"grpo": GRPO, "copy": COPY, "own": OWN}
@@ -39,7 +38,7 @@ def tree(tmp_path, monkeypatch):
     for part in ("page.html", "style.css", "page.js"):
         tree.write(f"{side_by_side.PARTS}/{part}", Tree().read(f"{side_by_side.PARTS}/{part}"))
     tree.write(side_by_side.EQUATIONS, EQUATIONS)
-    tree.write(side_by_side.OPTIONS, OPTIONS)
+    monkeypatch.setattr(options, "table", lambda scripts: OPTIONS)
     return tree
 
 
@@ -233,14 +232,13 @@ def test_every_equation_is_set():
         assert mathml.startswith("<math ") and "\\" not in mathml and "merror" not in mathml
 
 
-def test_an_option_leads_to_its_line(tree, data):
+def test_an_option_leads_to_its_line(data):
     assert data["options"] == [
         ["clip", "all/Args/clip", "<code>0.2</code>", "the ratio is clipped where A &lt; 0"],
         ["cap", "all/Args/cap", "<code>10</code>", "the <code>cap</code>"],
     ]
     common = {"learning_rate": "", "RunArgs": "class RunArgs:\n    clip: float = 1", "PairArgs": "class PairArgs:"}
-    tree.write(side_by_side.OPTIONS, OPTIONS.splitlines()[2] + "\n")
-    ((_, state, *_),) = side_by_side.options(tree, {"own.py": "class Args:"}, common)
+    ((_, state, *_),) = side_by_side.option_states(OPTIONS.splitlines()[0] + "\n", {"own.py": "class Args:"}, common)
     assert state == "common/RunArgs/clip"
 
 

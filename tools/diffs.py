@@ -1,6 +1,7 @@
-"""docs/diffs.md: what each script changes in grpo.py, hunk by hunk, with a sentence of what and why for each.
+"""docs/diffs.md: what each sibling changes in grpo.py, hunk by hunk, with a sentence of what and why for each.
 
-tools/refresh.py writes it. The sentences are in tools/family.py.
+tools/refresh.py writes it. The sentences are in tools/family.py; those of ppo.py, reward_model.py and dpo.py stand on
+the page side by side alone.
 """
 
 import ast
@@ -18,10 +19,14 @@ PAGE = "docs/diffs.md"
 SHOWN = re.compile(r"(?<=^```diff\n)diff (\w+\.py) (\w+\.py)\b.*\n(?:.*\n)*?(?=```$)", re.MULTILINE)  # in the READMEs
 INTRO = """# What each script changes in grpo.py
 
-Every script of the family is `grpo.py` with the changes of one paper. Here they are, hunk by hunk, in the order of the
-file (the imports come last), each after a sentence that says what changes and why. Left out: the module docstrings, the
-help texts of `Args` (a field is shown with its type and default), everything that is `grpo.py`'s word for word, and
-what differs in comments alone.
+{siblings} are `grpo.py` with the changes of one paper each. Here these are, in the
+order of the file, each after a sentence that says what changes and why. An option is shown with its default. Left out:
+what is `grpo.py`'s word for word, what differs in comments, docstrings, help texts or the name of the run alone,
+imports, and code around a change beyond one line (`@@` stands for it between two changes).
+
+{others} are programs of their own. What they share with `grpo.py` and what not is on
+the page [side by side](side_by_side.html), with the same sentences; it shows all lines of any two scripts. Open it in a
+browser, from a clone: `docs/side_by_side.html#grpo-ppo`.
 
 Written by `python tools/refresh.py`; a test compares it with the scripts.
 """
@@ -95,30 +100,86 @@ def hunks(old, new):
     return found
 
 
-def build(sources, sentences=family.SENTENCES):
-    """The page, and which sentences are missing or left over."""
-    page, found, grpo = [INTRO], [], sources["grpo.py"]
-    for script in [name for name in sources if name != "grpo.py"]:
-        own, used, gone, last = sentences.get(script, {}), set(), [], None
-        removed, added, _ = same_text.changes(same_text.bare(grpo), same_text.bare(sources[script]))
-        texts, originals = same_text.texts(sources[script]), same_text.texts(grpo)
-        same = ", ".join(f"`{name}`" for name in texts if texts[name] == originals.get(name) and name != "If")
-        counts = f"{removed} lines removed, {added} added. Word for word as in grpo.py: {same or 'no function'}."
-        page += [f"## {script}\n", *(textwrap.fill(text, 120) + "\n" for text in (family.entry(script).paper, counts))]
-        for place, key, lines in hunks(grpo, sources[script]):
-            if place not in places(sources[script]):
-                gone.append(f"- `{place}`: {own.get(key, '')}")
-            else:
-                if place != last:
-                    page.append(f"### {script}: {place}\n")
-                page += [textwrap.fill(own.get(key, ""), 120), "\n```diff", *lines, "```\n"]
+def docstrings(source):
+    """The lines of the docstrings of its functions, and the empty line."""
+    return set(source.splitlines()) - set(without_docstrings(source).splitlines()) | {""}
+
+
+def shown(lines):
+    """The lines of a hunk with one line of context at most; `@@` stands for lines that are left out between changes."""
+    near = [any(line[:1] in ("-", "+") for line in lines[max(i - 1, 0) : i + 2]) for i in range(len(lines))]
+    kept = []
+    for line, keep in zip(lines, near, strict=True):
+        if keep:
+            kept.append(line)
+        elif kept[-1:] != ["@@"]:
+            kept.append("@@")
+    return kept[kept[:1] == ["@@"] : len(kept) - (kept[-1:] == ["@@"])]
+
+
+def renames(script, lines):
+    """Whether a hunk changes nothing, or the name of the run alone."""
+    old, new = ([line[2:] for line in lines if line.startswith(sign)] for sign in "-+")
+    return [line.replace('"grpo"', f'"{script.removesuffix(".py")}"') for line in old] == new
+
+
+def options(lines):
+    """What a hunk of `Args` changes, in a line: each option with its default, and with grpo.py's where it has one."""
+    found = {}
+    for line in changing(lines):
+        option = re.match(r"([-+])     (\w+): .* = option\((.*)\)$", line)
+        if option:
+            found.setdefault(option[2], {})[option[1]] = option[3].strip("'")
+    words = []
+    for name, value in found.items():
+        words.append(f"`{name} {' -> '.join(value[sign] for sign in '-+' if sign in value)}`")
+        words[-1] += "" if "+" in value else " (gone)"
+    return ", ".join(words)
+
+
+def section(script, grpo, source, own):
+    """The part of the page that is about one script."""
+    removed, added, _ = same_text.changes(same_text.bare(grpo), same_text.bare(source))
+    texts, originals = same_text.texts(source), same_text.texts(grpo)
+    same = ", ".join(f"`{name}`" for name in texts if texts[name] == originals.get(name) and name != "If")
+    counts = f"{removed} lines removed, {added} added. Word for word as in grpo.py: {same or 'no function'}."
+    page, gone, last, said = [f"## {script}\n"], [], None, docstrings(grpo) | docstrings(source)
+    page += [textwrap.fill(text, 120) + "\n" for text in (family.entry(script).paper, counts)]
+    for place, key, lines in hunks(grpo, source):
+        sentence, both = own.get(key, ""), key != place
+        lines = [line for line in lines if line[2:] not in said] if both else lines
+        if place not in places(source):
+            gone.append(f"- `{place}`: {sentence}")
+        elif place == "Args" and options(lines):
+            page += [f"### {script}: Args\n"] * (last != place)
+            page.append(textwrap.fill(f"- {options(lines)}: {sentence}", 120, subsequent_indent="  "))
             last = place
+        elif place not in ("Args", "imports") and not renames(script, lines):
+            page += [""] * (last == "Args") + [f"### {script}: {place}\n"] * (last != place)
+            page += [textwrap.fill(sentence, 120), "\n```diff", *shown(lines), "```\n"]
+            last = place
+    return page + ([f"### Gone from {script}\n", *gone, ""] if gone else [])
+
+
+def build(sources, sentences=family.SENTENCES):
+    """The page, and which sentences are missing or left over, also of scripts that the page leaves to side_by_side."""
+    found, grpo = [], sources["grpo.py"]
+    scripts = [name for name in sources if name != "grpo.py"]
+    siblings = [name for name in scripts if family.entry(name).kind == "groups"]
+    names = {
+        "siblings": ", ".join(f"`{name}`" for name in siblings),
+        "others": ", ".join(f"`{name}`" for name in scripts if name not in siblings),
+    }
+    page = [INTRO.format(**names)]
+    for script in scripts:
+        own, used = sentences.get(script, {}), set()
+        if script in siblings:
+            page += section(script, grpo, sources[script], own)
+        for _, key, lines in hunks(grpo, sources[script]):
             used.add(key)
             if key not in own:
                 say = "say what the paper changes there and why, in SENTENCES of tools/family.py under this key:"
                 found.append("\n    ".join([f'{script}: no sentence for "{key}"; {say}', *lines]))
-        if gone:
-            page += [f"### Gone from {script}\n", *gone, ""]
         for key in own.keys() - used:
             say = "the code changed or is gone; if the sentence still fits, give it the hunk's new key, else remove it:"
             found.append(f'{script}: no hunk for the sentence "{key}" in tools/family.py; {say}\n    {own[key]}')

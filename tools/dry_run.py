@@ -1,6 +1,6 @@
 """`--dry_run`: what a step takes of memory on each process, from config.json and the options alone.
 
-The scripts load this file by its path when they are asked. Each term has its reason beside it. docs/memory.md has
+The scripts load this file by its path when they are asked. Each term has its reason beside it. docs/scale.md has
 tables, and the measurements that the terms were checked against (`python tools/memory.py --check`).
 """
 
@@ -366,7 +366,7 @@ def report(args, job, sizes, compute):
         yield f"Not counted: an evaluation samples all its prompts at once, {each};"
         yield "--generate_batch_size or --eval_prompts limits it."
     yield "Weights are counted. The rest is an estimate for dense decoders, not for mixtures of experts or hybrids."
-    yield "A CUDA context and fragmentation come on top. docs/memory.md says what was checked."
+    yield "A CUDA context and fragmentation come on top. docs/scale.md says what was checked."
 
 
 def less_memory(args, job, compute, most):

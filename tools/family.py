@@ -18,7 +18,7 @@ EQUATIONS = {  # the left side of an equation in a docstring, and the functions 
 
 @dataclass
 class Entry:
-    paper: str = ""  # what it is about, with its link: the first paragraph of docs/diffs.md
+    paper: str = ""  # what it is about, with its link: the first paragraph in docs/diffs.md
     kind: str = "groups"  # of its advantages: `groups`, `critic`; `pairs` has none, and options of its own
     column: tuple = ()  # in docs/algorithms.md, a cell for each of ROWS; a missing row of the READMEs is made of it
     budget: tuple = (60, 120, 20)  # most lines removed, added, and hunks against grpo.py, without help texts
@@ -229,8 +229,8 @@ FAMILY = {
     ),
 }
 
-# The sentences of docs/diffs.md: what a script changes in grpo.py there, and why. `python tools/refresh.py` prints the
-# key of a hunk that has none.
+# What a script changes in grpo.py, and why: the sentences of docs/side_by_side.html, and of docs/diffs.md, which has
+# the siblings alone. `python tools/refresh.py` prints the key of a hunk that has none.
 
 # what reward_model.py and dpo.py change alike
 PAIR_STEP = {

@@ -1,8 +1,9 @@
-"""The links from the pages to lines of code. Every numbered detail of a page links to the lines that it is about.
+"""The links from the pages to code. Every numbered detail of a page links to the code that it is about.
 
-The text of a link says which lines it means: [`policy_loss`](../grpo.py#L181-L208). It is the name of a function, a
-class or an assignment of that file (a method is `Policy.forward`, an option is `Args.kl_coef`), or a piece of exactly
-one line. So tools/refresh.py can always find the line numbers; only what was renamed has to be edited by hand.
+The text of a link says what it means: [`policy_loss`](../grpo.py). It is the name of a function, a class or an
+assignment of that file (a method is `Policy.forward`, an option is `Args.kl_coef`), or, where none is meant, a piece of
+exactly one line: [`losses = -objective`](../grpo.py#L160). Names get no line numbers, so that a page changes only when
+they do; tools/refresh.py writes those of the pieces, and says what was renamed and has to be edited by hand.
 """
 
 import ast
@@ -42,22 +43,26 @@ def beside(page, target):
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
 
 
-def anchor(tree, path, code):
-    """`#L3-L9`, the lines of `path` that `code` names; a ValueError says why there are none."""
+def place(tree, path, code):
+    """The first and the last line of `path` that `code` names, and whether it is a name; a ValueError says why not."""
     if not tree.exists(path):
         raise ValueError("there is no such file")
     source = tree.read(path)
-    first, last = named_lines(source).get(code, (0, 0))
-    if not first:
-        lines = [number for number, line in enumerate(source.splitlines(), 1) if code in line]
-        if len(lines) != 1:
-            raise ValueError(f"no function, class or assignment has this name, and {len(lines)} lines hold this text")
-        first = last = lines[0]
-    return f"#L{first}" + (f"-L{last}" if last > first else "")
+    if code in named_lines(source):
+        return *named_lines(source)[code], True
+    lines = [number for number, line in enumerate(source.splitlines(), 1) if code in line]
+    if len(lines) != 1:
+        raise ValueError(f"no function, class or assignment has this name, and {len(lines)} lines hold this text")
+    return lines[0], lines[0], False
+
+
+def to_code(text):
+    """[(code, target)] of the links to code in a text, without those to files as a whole."""
+    return [(code, target) for code, target, _ in LINK.findall(text) if not target.endswith(code)]
 
 
 def corrected(tree, page, text):
-    """The text of a page with correct line numbers, and what cannot be corrected."""
+    """The text of a page with line numbers where no name is linked, and what cannot be corrected."""
     found = []
 
     def correct(link):
@@ -65,7 +70,8 @@ def corrected(tree, page, text):
         if target.endswith(code):  # a link to the file as a whole
             return link[0]
         try:
-            return f"[`{code}`]({target}{anchor(tree, beside(page, target), code)})"
+            first, _, named = place(tree, beside(page, target), code)
+            return f"[`{code}`]({target}{'' if named else f'#L{first}'})"
         except ValueError as error:
             found.append(f"{page}: {link[0]}: {error}; edit the text of the link")
             return link[0]
@@ -76,7 +82,7 @@ def corrected(tree, page, text):
 def problems(tree, page, text, tests):
     """What is wrong with a page beside line numbers: details without a link, tests and files that do not exist."""
     details = DETAIL.findall(text) if page.startswith("docs/") else []
-    found = [f"no link to lines in: {detail.splitlines()[0]}" for detail in details if "#L" not in detail]
+    found = [f"no link to code in: {detail.splitlines()[0]}" for detail in details if not to_code(detail)]
     found += [f"there is no test {name}" for name in TEST.findall(text) if f"def {name}(" not in tests]
     for path, target in FILE.findall(text):
         if not tree.exists(path or beside(page, target)):

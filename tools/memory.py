@@ -1,4 +1,4 @@
-"""The tables of docs/memory.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
+"""Tables of docs/scale.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
 
 python tools/memory.py --check    measure again (two minutes on one core), keep it in lab/results/memory.json, and fail
                                   where the formula is off by more than 15 %
@@ -34,7 +34,7 @@ from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
 from dry_run import GIB, Job, Sizes, estimate, peak  # noqa: E402
 
-PAGE, RESULTS = "docs/memory.md", ROOT / "lab" / "results" / "memory.json"
+PAGE, RESULTS = "docs/scale.md", ROOT / "lab" / "results" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 

@@ -1,6 +1,6 @@
-"""docs/options.md: every option of every script, from the classes that the command line is made of.
+"""Every option of every script in one table, from the classes that the command line is made of.
 
-tools/refresh.py writes it.
+The search of the page side by side shows it (tools/side_by_side.py), and tests/test_options.py reads it.
 """
 
 import dataclasses
@@ -8,23 +8,7 @@ import functools
 import importlib
 import typing
 
-import family
 from common.harness.args import GROUPS, RolloutArgs, RunArgs
-
-PAGE = "docs/options.md"
-INTRO = """# Options
-
-All options of all scripts, in the groups of `--help`. Those of [`RunArgs`](../common/harness/args.py) are in every
-script, those of [`RolloutArgs`](../common/harness/args.py) in every script that samples; the rest are fields of a
-script's own `Args`. A script's name marks a default, bounds or a text that differ from those of the first one.
-Text in [brackets] says what is taken if the option is not given.
-
-A switch that is on is turned off with `--no_` before its name: `--no_normalize_std`. `--config run.yaml` reads options
-from a file, and the command line wins; the folder [configs](../configs) has files with the settings of the papers.
-
-Written by `python tools/refresh.py`; a test compares it with the classes.
-"""
-COLUMNS = "| option | default | values | what it does |\n|---|---|---|---|\n"
 
 
 def fields(scripts):
@@ -93,21 +77,9 @@ def row(name, by_script, scripts):
 
 
 @functools.cache
-def written(scripts):
-    """The page: a table for each group, and for the options of a group that only one script has."""
-    tables = {group: {None: "", **dict.fromkeys(scripts, "")} for group in GROUPS}
+def table(scripts):
+    """The rows in the groups of --help: an option, its default, its values, what it does."""
+    found = dict.fromkeys(GROUPS, "")
     for name, by_script in fields(scripts).items():
-        script, field = next(iter(by_script.items()))
-        own = script if len(by_script) == 1 else None
-        tables[field.metadata["group"]][own] += row(name, by_script, scripts)
-    page = INTRO
-    for group, parts in tables.items():
-        page += f"\n## {GROUPS[group][0].upper()}{GROUPS[group][1:]}\n"
-        for script, rows in parts.items():
-            page += (f"\nOnly in `{script}.py`:\n" if script and rows else "") + (f"\n{COLUMNS}{rows}" if rows else "")
-    return page
-
-
-def refresh(tree):
-    tree.write(PAGE, written(tuple(family.names(tree))))
-    return []
+        found[next(iter(by_script.values())).metadata["group"]] += row(name, by_script, scripts)
+    return "".join(found.values())

@@ -1,7 +1,7 @@
 """One command after a change: writes everything that can be generated, and says what a person still has to write.
 
-python tools/refresh.py            write: copies of identical functions, links to lines, docs/diffs.md, the page side by
-                                   side (with pygments, latex2mathml), options, one step, tables of results, verdicts,
+python tools/refresh.py            write: copies of identical functions, links to code, docs/diffs.md, the page side by
+                                   side (with pygments, latex2mathml), one step, tables of results, verdicts,
                                    rows of tables
 python tools/refresh.py --check    change nothing, and say the same: exit code 1 if anything is due
 """
@@ -109,7 +109,7 @@ def add_line(tree, page, like, start, rest):
 
 
 def steps():
-    """In this order: scripts, what is made of them, links to their lines, and the page that shows all of it."""
+    """In this order: scripts, what is made of them, links to their code, and the page that shows all of it."""
     yield from (copies, members, metrics, rows)
     import bugs
     import diffs
@@ -120,13 +120,12 @@ def steps():
     import monitoring
     import names
     import one_step
-    import options
     import real_model
     import report
     import results
     import side_by_side
 
-    programs = [options, names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
+    programs = [names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
     programs += [monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 

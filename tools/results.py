@@ -40,6 +40,7 @@ def commands_of(script):
 
 # {page: {name of the files: command}}
 COMMANDS = {script: commands_of(script) for script in family.names(Tree())}
+PAGES = {"lora": "scale"}  # those that are not docs/<name>.md
 COMMANDS["lora"] = {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"}
 PAIRS = COMMANDS["dpo"]["dpo-pairs"]
 # Of docs/dpo.md, seed 0 alone
@@ -54,7 +55,7 @@ LOSSES = {
 }
 FOUR_PASSES = "--num_epochs 4 --eval_every 20"
 PASSES = {"dpo-passes": FOUR_PASSES, "dpo-passes_nll": f"{FOUR_PASSES} --nll_coef 1"}
-# Of docs/lora.md, seed 0 alone
+# Of LoRA in docs/scale.md, seed 0 alone
 RATES = {f"lora-{rate}": f"grpo.py --lora_rank 8 --learning_rate {rate}" for rate in ("1e-4", "1e-3")}
 # What is kept of a row: what the pages and tools/plot.py need
 KEPT = ("step", "eval/", "reward/", "rewards/", "logps/", "pairs/", "policy/", "sampling/", "dcpo/", "value/explained")
@@ -243,14 +244,14 @@ def tables(page):
     return [lines for lines in made.get(page, lambda: [rollout_table(page)])() if lines]
 
 
-SECTION = re.compile(r"(?<=\n## Results\n).*?(?=\n## |\Z)", re.DOTALL)
+SECTION = re.compile(r"\n## Results\n.*?(?=\n## |\Z)|\n### Results of LoRA\n.*?(?=\n##|\Z)", re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
 def refresh(tree):
     found = []
     for name in COMMANDS:
-        path, made = f"docs/{name}.md", ["\n".join(lines) + "\n" for lines in tables(name)]
+        path, made = f"docs/{PAGES.get(name, name)}.md", ["\n".join(lines) + "\n" for lines in tables(name)]
         text = tree.read(path) if tree.exists(path) else ""
         section = SECTION.search(text)
         there = TABLE.findall(section[0]) if section else []

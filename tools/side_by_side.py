@@ -1,13 +1,14 @@
 """docs/side_by_side.html: the page on which the scripts are compared, function by function.
 
 The page is one file. tools/refresh.py writes it: what it shows is collected here, which are the functions of the
-scripts with their syntax classes, the changes between every two scripts, the sentences of docs/diffs.md, the equations
-of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options and the
-keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that shows one
-state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
+scripts with their syntax classes, the changes between every two scripts, the sentences of tools/family.py, the
+equations of the docstrings, the numbered details of docs/*.md at their lines, the definitions in common/, the options
+and the keys of the batch. tools/side_by_side/ has its HTML, its style, the equations in LaTeX, and the program that
+shows one state (`#grpo-dapo/policy_loss`). Needs pygments for the colours and latex2mathml for the equations.
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import html
@@ -20,10 +21,11 @@ import batch_keys
 import diffs
 import family
 import lines
+import options
 import same_text
 
 PAGE, PARTS = "docs/side_by_side.html", "tools/side_by_side"
-EQUATIONS, OPTIONS = f"{PARTS}/equations.toml", "docs/options.md"
+EQUATIONS = f"{PARTS}/equations.toml"
 WORD = re.compile(r"\d[\d.]*(?:e-?\d+)?|\w+|\s+|[=!<>]=|[^\w\s]")
 # What takes the place of a function in the scripts that do not have it.
 ELSEWHERE = {"token_weights": "The loss is the mean over the pairs of a step: [`update_pairs`](#all/update_pairs)."}
@@ -61,10 +63,10 @@ def details(tree):
             label = page.removeprefix("docs/").removesuffix(".md")
             note = {"label": f"{label} {number}", "title": inline(title), "html": paragraphs(text)}
             places = []
-            for _, target, anchor in lines.LINK.findall(text):
-                if anchor:
-                    first, _, last = anchor.removeprefix("#L").partition("-L")
-                    places.append((lines.beside(page, target), int(first), int(last or first)))
+            for code, target in lines.to_code(text):
+                with contextlib.suppress(ValueError):  # tools/lines.py names it
+                    file = lines.beside(page, target)
+                    places.append((file, *lines.place(tree, file, code)[:2]))
             found.append((note, places))
     return found
 
@@ -230,8 +232,8 @@ def split(change, place, old, new):
 def changes(old, new, place, sentences):
     """[[i, i_end, j, j_end, sentence or -1, marks, marks, read as code]] of two texts of a place.
 
-    Equal runs are left out. The first change of code in a hunk of docs/diffs.md has the index of its sentence; comments
-    alone have none.
+    Equal runs are left out. The first change of code in a hunk of tools/diffs.py has the index of its sentence;
+    comments alone have none.
     """
     found, ends, rest = [], (0, 0), [("equal", len(old), len(old), len(new), len(new))]
     for number, group in enumerate([*diffs.groups(place, old, new), rest]):
@@ -299,14 +301,19 @@ def unset(tree, scripts):
     return [f"{EQUATIONS}: {line}" for line in missing + left_over]
 
 
-def options(tree, scripts, common):
-    """[[name, state that shows it, default, HTML of what it does]] of the rows of docs/options.md.
+def own_args(sources):
+    """{script: the text of its `Args`}"""
+    return {name: "\n".join(diffs.places(own)["Args"]) for name, own in sources.items()}
+
+
+def option_states(table, scripts, common):
+    """[[name, state that shows it, default, HTML of what it does]] of the table of tools/options.py.
 
     `scripts` and `common`: {name: text} of each `Args`, and of the definitions in common/.
     """
     row = re.compile(r"^\| `--(\w+)`(?:<br>[^|]*)? \| (.*?) \| .*? \| (.*) \|$", re.MULTILINE)
     found = []
-    for name, *said in row.findall(tree.read(OPTIONS)):
+    for name, *said in row.findall(table):
         field = re.compile(rf"^    {name}: ", re.MULTILINE)
         inherited = [f"common/{kind}" for kind, text in common.items() if kind.endswith("Args") and field.search(text)]
         state = "all/Args" if any(field.search(text) for text in scripts.values()) else inherited[0]
@@ -402,7 +409,7 @@ def collect(tree):
         "why": why(sources),
         "notes": notes,
         "summaries": summaries(sources),
-        "options": options(tree, {name: "\n".join(diffs.places(own)["Args"]) for name, own in sources.items()}, texts),
+        "options": option_states(options.table(tuple(family.names(tree))), own_args(sources), texts),
         "math": {text: [latex, mathml(latex)] for text, latex in in_latex(tree).items()},
         "elsewhere": {name: inline(text) for name, text in ELSEWHERE.items()},
         "batch": [
@@ -414,7 +421,7 @@ def collect(tree):
 
 
 def why(sources):
-    """{script: {place: sentences}} against grpo.py, those of docs/diffs.md."""
+    """{script: {place: sentences}} against grpo.py, those of tools/family.py."""
     found = {script.removesuffix(".py"): {} for script in sources}
     for script, own in sources.items():
         for place, key, _ in diffs.hunks(sources["grpo.py"], own):

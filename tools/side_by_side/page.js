@@ -456,7 +456,7 @@ function helpView() {
       <p>The left script's lines are marked − and the right one's +. In a line that the other script has nearly so, the words that
       differ are underlined; any other line differs as a whole. The functions come first, imports and options last. What is
       identical is one line, which opens, and so are a docstring or a help text that differs. Above a change, beside a yellow bar, stands what changes there and why. The sentences
-      are those of <a href="diffs.md">diffs.md</a>, against grpo.py. Between two other scripts, each is compared with grpo.py.</p>
+      are those against grpo.py, which <a href="diffs.md">diffs.md</a> has for its siblings too. Between two other scripts, each is compared with grpo.py.</p>
       <p>Left out of the comparison, as there: the help texts of <code>Args</code> (a field is shown with its type and default).
       <b>Copy</b> takes a function as it stands in its file.</p>
       <h3>Equations</h3>
