@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools"))
-
-from same_text import code, is_comment  # noqa: E402
-
 PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
 
 
@@ -20,6 +16,10 @@ def blocks(page, kind):
     """The code blocks of one kind in the text of a page, without the indentation of a list."""
     found = re.findall(rf"^( *)```{kind}\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
     return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+def is_comment(line):
+    return line.lstrip().startswith("#")
 
 
 def changed(diff, sources=()):
@@ -31,7 +31,7 @@ def changed(diff, sources=()):
     source, changes = source.splitlines(), 0
     for hunk in hunks:
         lines = hunk.splitlines()
-        old = code([line[1:] for line in lines if line[0] != "+"])
+        old = [line[1:] for line in lines if line[0] != "+" and not is_comment(line[1:])]
         kept = [i for i, line in enumerate(source) if not is_comment(line)]  # a new comment is no conflict
         places = [kept[i : i + len(old)] for i in range(len(kept))]
         places = [place for place in places if [source[i] for i in place] == old]
