@@ -81,6 +81,8 @@ def load_function(spec: str, cls: type) -> Callable:
         return RULES[spec]
     if not source or not name:
         raise InputError(f"--reward '{spec}': not {', '.join(RULES)}, file.py:function or package.module:function")
+    if source.endswith(".py") and not os.path.isfile(source):
+        raise InputError(f"--reward '{spec}': there is no file {source}")
     with users_code(f"--reward '{spec}': the import"):
         if source.endswith(".py"):
             found = importlib.util.spec_from_file_location(f"reward_file_{os.path.basename(source)[:-3]}", source)

@@ -64,6 +64,7 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
         eval_note = "held out of these by prompt" + (", very few: give --eval_dataset" if len(held_out) < 16 else "")
         rows = [row for row in rows if row[0] not in held_out]
     if 0 < most_eval < len(evaluation):
+        eval_note += f", chosen from {len(evaluation)}"
         evaluation = choose(evaluation, most_eval, args.seed)
     trained = {key for key, _ in rows}
     if seen := sum(key in trained for key, _ in evaluation):
