@@ -140,10 +140,19 @@ def result(name, seed):
     return RESULTS / f"{name}-seed{seed}.jsonl"
 
 
-def read(name, seed):
-    """The header of a file of results, and its rows."""
-    header, *lines = map(json.loads, result(name, seed).read_text(encoding="utf-8").splitlines())
+@functools.cache
+def parsed_results(path, stamp):
+    """The header of a file of results, and its rows; `stamp` tells one state of the file from another."""
+    header, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return header, lines
+
+
+def read(name, seed):
+    """The header of a run's file of results, and its rows, as copies."""
+    path = result(name, seed)
+    stat = path.stat()
+    header, lines = parsed_results(path, (stat.st_mtime_ns, stat.st_size))
+    return dict(header), [dict(line) for line in lines]
 
 
 def rows(name, seed):
