@@ -209,21 +209,6 @@ def log_extra(texts: list, column: str, values: list) -> None:
         text.extra[str(column)] = None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def take_logged(accelerator, rewards: list[Reward], beside: dict[str, float]) -> dict[str, float]:
-    """{logged/name: mean over all processes} of the values that these rewards gave to `log_metric` since the last call,
-    the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
-    from accelerate.utils import gather_object
-
-    values = {}
-    for logged in gather_object([reward.logged for reward in rewards]):
-        for name, numbers in logged.items():
-            values.setdefault(name, []).extend(numbers)
-    for reward in rewards:
-        reward.logged.clear()
-    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
-    return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
-
-
 def deciding_part(parts: dict[str, torch.Tensor]) -> str | None:
     """The name of the part that decides what is correct: `math_verify`, else `accuracy`, else None."""
     return next((name for name in ("math_verify", "accuracy") if name in parts), None)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import grpo
-from common import rewards
 from common.batches import Completion
 from common.errors import InputError
+from common.harness.metrics import take_logged
 from common.rewards import (
     Reward,
     accuracy_reward,
@@ -507,7 +507,7 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0, 2.0]}), ("g", {"b": [3.0]}))]
     other = [{"a": [5.0]}, {"b": [8.0]}]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *other])
-    assert rewards.take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
+    assert take_logged(None, own, "logged") == {"logged/a": 5.0, "logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
 
 
@@ -534,7 +534,7 @@ def mine(log_metric, log_extra, **_):
     texts = sampled("", "", "")
     (reward,) = chosen(user_file(body) + ":mine")
     score(reward, [row()] * 3, texts, [False] * 3)
-    assert rewards.take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
+    assert take_logged(None, [reward], "logged") == {"logged/1": 2.0, "logged/a": 3.0}
     written = [json.dumps(text.extra, allow_nan=False) for text in texts]
     assert written == [f"""{{"('x', 1)": {value}}}""" for value in ("null", "null", "0.5")]
 

@@ -110,11 +110,22 @@ class Metrics:
             if not np.isnan(values).all():
                 result |= {f"{name}_p{p}": float(np.nanpercentile(values, p)) for p in (50, 90, 99)}
         own = [reward for reward in reward_functions if not reward.built_in]
-        if own:
-            from common.rewards import take_logged
+        return result | (take_logged(accelerator, own, result) if own else {})
 
-            result |= take_logged(accelerator, own, result)
-        return result
+
+def take_logged(accelerator, rewards, beside):
+    """{logged/name: mean over all processes} of the values that these rewards gave to `log_metric` since the last call,
+    the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
+    from accelerate.utils import gather_object
+
+    values = {}
+    for logged in gather_object([reward.logged for reward in rewards]):
+        for name, numbers in logged.items():
+            values.setdefault(name, []).extend(numbers)
+    for reward in rewards:
+        reward.logged.clear()
+    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
+    return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 def sample_rows(prompts, texts, rewards, parts, number):
