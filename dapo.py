@@ -317,7 +317,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if needs_old_logprobs:  # before the first update, by the forward of it: the first ratio is exactly 1
+                if needs_old_logprobs:  # before the first update, by the same forward: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
                     with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
@@ -414,7 +414,8 @@ def main(argv=None):
         with unsharded(accelerator, model):  # sharded weights are whole while it samples
             sample = partial(sample_round, accelerator, policy, tokenizer, reward_functions)
             groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)
-        rollout_end, lr = time.perf_counter(), learning_rate(run.step, args)
+        rollout_end = time.perf_counter()
+        lr = learning_rate(run.step, args)
         if groups:
             batch = unpack_groups(groups, policy)
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)

@@ -201,7 +201,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
     for micro_batches in minibatches:
         for micro in micro_batches:
             with torch.no_grad():
-                if needs_old_logprobs:  # before the first update, by the forward of it: the first ratio is exactly 1
+                if needs_old_logprobs:  # before the first update, by the same forward: the first ratio is exactly 1
                     micro["old_logprobs"], _ = model(micro, with_entropy=False)
                 if reference is not None:
                     with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one

@@ -444,8 +444,9 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
                     logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
                     mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
                     ref_logprobs = micro.get("ref_logprobs") if in_loss else None
-                    given = args, ref_logprobs, entropy, *kl_and_penalty
-                    losses, stats = policy_loss(logprobs, old_logprobs, micro["advantages"], mask, *given)
+                    losses, stats = policy_loss(
+                        logprobs, old_logprobs, micro["advantages"], mask, args, ref_logprobs, entropy, *kl_and_penalty
+                    )
                     value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
                     weights = token_weights(mask, micro["totals"], args)
                     loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()

@@ -315,7 +315,7 @@ SENTENCES = {
             "reward is, as long as accuracy decides which groups are kept."
         ),
         "main 308da4": "Which prompts a process samples is now the matter of `dynamic_batch`.",
-        "main 160210": (
+        "main edcf7d": (
             "The rollout becomes `dynamic_batch`, and what it kept decides. With fewer groups than minibatches (of all "
             "processes) there is no update in this step; with none at all the run ends, with exit code 1 if it has "
             "never made an update."
@@ -447,7 +447,7 @@ SENTENCES = {
             "policy's log-probs, from a forward over the whole rollout before the first update. The advantages are "
             "then whitened over all tokens of the rollout, on all processes."
         ),
-        "update 0202ab": (
+        "update 8b90d2": (
             "Policy and critic take one step together. The critic may train alone at first (`--critic_warmup_steps`), "
             "and a minibatch whose KL is past `--target_kl` ends the updates of this rollout."
         ),
