@@ -416,7 +416,8 @@ LEAD = """Looked at afterwards, which decides nothing: these are runs of other c
 [256 prompts once](#256-prompts-once-are-better-than-32-prompts-eight-times) each hold as claims of their own. With a
 critic that learns nothing PPO is still ahead of GRPO, from which it then differs in the shape of the batch, in the
 weights of its tokens and in its baseline and scaling. With GRPO's shape and a critic it cannot be told from Dr. GRPO.
-So no single part explains the lead. The second table is at the best rates and in training, on prompts that were trained
+So no single part explains the lead. [An experiment of its own](lead.md), over twelve base models, is registered and
+not finished. The second table is at the best rates and in training, on prompts that were trained
 on before, with ten seeds; its clock is the wall's, on two cores that two runs shared, and it stands still in
 evaluations.""".split("\n")
 
