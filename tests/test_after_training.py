@@ -52,7 +52,6 @@ def test_a_model_answers_plain_text_and_messages(trained, capsys):
 
 @pytest.mark.needs("peft")
 def test_an_adapter_is_merged_into_the_model_that_was_trained(trained):
-    pytest.importorskip("peft")
     trained("lora", "--lora_rank", "4")
     exec(MERGE, {})
     prompt = AutoTokenizer.from_pretrained("runs/lora/merged")("8+9+3+1+3?", return_tensors="pt")

@@ -21,7 +21,7 @@ from common.harness.data import PromptSampler
 from common.tiny_hard import build
 from testbed import ROOT
 
-pytest.importorskip("scipy")
+pytestmark = pytest.mark.needs("scipy")
 DIGEST = "3416e0181176bd1c0429f1409495d732d0daeaa962ca5871696ee31019c48185"  # of registered_lead.json: it is not edited
 REGISTERED = json.loads(lead.LEAD.read_text(encoding="utf-8"))
 BASES, ARMS = list(REGISTERED["seeds"]), list(REGISTERED["arms"])

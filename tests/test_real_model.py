@@ -144,8 +144,8 @@ def write_runs(tmp_path, monkeypatch, shares):
             real_model.write(real_model.result(name, seed), [header, *rows])
 
 
+@pytest.mark.needs("scipy")
 def test_scripts_are_compared_where_both_have_all_seeds(tmp_path, monkeypatch):
-    pytest.importorskip("scipy")
     monkeypatch.setattr(real_model, "tuned", lambda name: "1e-5")
     write_runs(tmp_path, monkeypatch, {"sums": [0.3, 0.4, 0.5], "ppo": [0.5, 0.6, 0.7], "dr_grpo": [0.5, 0.6]})
     _, *rows = real_model.compared_table()

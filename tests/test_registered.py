@@ -21,14 +21,14 @@ import texts
 from common.tiny_hard import build
 from testbed import ROOT
 
+pytestmark = pytest.mark.needs("scipy")
 REGISTERED = registry.load()
 DIGEST = "6a1570e7193b0fb074b10c204b193f031701a90fcb58a7573f4822473caa1b95"  # of registered.json: it is not edited
 SCRIPTS = {entry for entry in REGISTERED["runs"].values() if isinstance(entry, str)}
 
 
 def decide():
-    pytest.importorskip("scipy")
-    import decide
+    import decide  # needs scipy
 
     return decide
 

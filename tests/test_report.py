@@ -25,6 +25,7 @@ try:
     import afterwards
 except ImportError:  # without scipy
     afterwards = None
+pytestmark = pytest.mark.needs("scipy")
 
 
 @pytest.fixture
@@ -194,7 +195,6 @@ def forget():
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
     """A function that writes made-up rows of registered runs; nothing else is registered as run."""
-    pytest.importorskip("scipy")
     monkeypatch.setattr(registry, "RESULTS", tmp_path / "registered")
     monkeypatch.setattr(registry, "AMENDMENTS", tmp_path / "amendments.json")
     monkeypatch.setattr(report, "SECONDS", tmp_path / "seconds.jsonl")
@@ -493,7 +493,6 @@ FOUND = {"best-ppo": registry.FAILS, "dynamic_sampling-steps": registry.HOLDS,
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_the_readmes_say_what_was_found(page):
-    pytest.importorskip("scipy")
     decided = {name: report.decisions()[name][1] for name in FOUND}
     assert {name: it.verdict for name, it in decided.items()} == FOUND
     ppo, steps, completions, _, _, tuned = (it.measured for it in decided.values())
@@ -620,7 +619,6 @@ def test_the_page_leads_with_what_decides():
 
 
 def test_where_a_claim_is_equivalent_its_interval_at_holms_step_lies_within_the_margin():
-    pytest.importorskip("scipy")
     found = [(report.decisions()[claim["name"]][0], claim) for claim in registry.load()["claims"]]
     same = sorted((it.measured.p_same, claim["name"]) for it, claim in found if it.verdict == registry.SAME)
     assert len(same) >= 3
