@@ -1,4 +1,4 @@
-"""Write a recipe of docs/your_own.md as a script that runs, by the diff that the page prints.
+"""Write a recipe of docs/your_own.md as a script that runs, by the diff that the page prints or links.
 
 python examples/recipes.py --list       their names, and the sections that explain them
 python examples/recipes.py cispo        writes cispo.py beside grpo.py; then: python cispo.py
@@ -8,7 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
 
 
@@ -23,7 +24,7 @@ def is_comment(line):
 
 
 def changed(diff, sources=()):
-    """The script that a diff of the page makes of another: (name, source, lines changed). The other one is a script of
+    """The script that a diff makes of another: (name, source, lines changed). The other one is a script of
     this project, or one of `sources` {name: source}. A ValueError if a hunk is not in it once."""
     header, *hunks = re.split(r"^@@ .*\n", diff, flags=re.MULTILINE)
     old_name, new_name = re.findall(r"^[+-]{3} (\S+)$", header, re.MULTILINE)
@@ -42,11 +43,19 @@ def changed(diff, sources=()):
     return new_name, "\n".join(source) + "\n", changes
 
 
+def diffs():
+    """The diffs of the page in its order, the printed and the linked ones: (where it stands, diff)."""
+    found = [(PAGE.index(diff), diff) for diff in blocks(PAGE, "diff")]
+    for link in re.finditer(r"\]\(\.\./examples/(\w+\.diff)\)", PAGE):
+        found.append((link.start(), (HERE / link[1]).read_text(encoding="utf-8")))
+    return sorted(found)
+
+
 def recipes():
     """{name: (source, lines changed, title of its section)}, each made of grpo.py or of a recipe before it."""
     made = {}
-    for diff in blocks(PAGE, "diff"):
-        title = PAGE.split(diff.splitlines()[1])[0].rpartition("\n## ")[2].splitlines()[0]
+    for place, diff in diffs():
+        title = PAGE[:place].rpartition("\n## ")[2].splitlines()[0]
         name, source, changes = changed(diff, {name: source for name, (source, *_) in made.items()})
         made[name] = source, changes, title
     return made

@@ -46,6 +46,14 @@ def test_a_recipe_changes_as_many_lines_as_its_title_says():
     assert f"## On-policy distillation in {found['distill.py']} lines\n" in PAGES["your_own"]
 
 
+def test_the_lines_that_the_page_shows_are_those_of_the_linked_diffs():
+    for name in ("calculator", "distill"):
+        diff = (ROOT / "examples" / f"{name}.diff").read_text(encoding="utf-8")
+        section = next(part for part in PAGES["your_own"].split("\n## ") if f"examples/{name}.diff" in part)
+        shown, added = recipes.blocks(section, "python")[0], re.findall(r"^\+ *(.*)$", diff, re.MULTILINE)
+        assert "\n".join(line.strip() for line in shown.splitlines()) in "\n".join(added)
+
+
 def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")

@@ -125,7 +125,8 @@ def test_rows_of_the_tables_are_written(small):
 
 
 def test_nothing_that_runs_imports_the_tools():
-    files = [*ROOT.glob("*.py"), *ROOT.glob("common/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*")]
+    patterns = ("*.py", "common/**/*.py", "benchmarks/*.py", "examples/*.py")
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     theirs = {path.stem for folder in ("tools", "lab") for path in ROOT.glob(f"{folder}/*.py")} | {"tools", "lab"}
     for file in files:
         nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
