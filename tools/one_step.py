@@ -42,7 +42,6 @@ KEPT = ("rollout", "compute_rewards", "compute_advantages", "group_statistics", 
         "token_weights", "clip_grad_norm")  # fmt: skip
 OWN = {dapo: dict(overlong_cache=7, max_sampling_rounds=1)}  # a quarter of max_new_tokens; one draw
 MADE_BY = {  # pieces of lines of grpo.py
-    "prompts": 'batch = {"prompts": ids',
     "completions": 'batch["completions"] = pad_sequence',
     "completion_mask": 'batch["completion_mask"], batch["truncated"]',
     "old_logprobs": 'micro["old_logprobs"], _ =',
@@ -50,8 +49,6 @@ MADE_BY = {  # pieces of lines of grpo.py
     "ratio": "ratio = log_ratios.exp()",
     "kl": "kl = kl_estimate(",
     "losses": "torch.where(loss_mask, losses, 0)",
-    "weights": "loss_mask.double() / lengths",
-    "losses * weights": "loss = (losses * weights).sum()",
 }
 LINES = re.compile(r"(?<=\.py)#L[-L\d]+")
 NUMBER = re.compile(r" *-?\d+\.\d+")  # with the spaces that align it
@@ -167,8 +164,7 @@ def pair_update(step):
 
 INTRO = """# One step by hand
 
-Every tensor of one step of `grpo.py`, small enough to check each formula with a pocket calculator. The step is a real
-one:
+One step of `grpo.py` in numbers, small enough to check each formula with a pocket calculator. The step is a real one:
 
 ```bash
 python grpo.py {options}
@@ -176,7 +172,7 @@ python grpo.py {options}
 
 Two prompts, four completions each, two passes over them (`--num_epochs 2`): in the first update the ratio is 1, in the
 second it is not. The seed is chosen for what it shows: a group with right and wrong completions, a group in which all
-are wrong, and a completion that is cut off. Every tensor has a link to the line that made it. Numbers are rounded, so
+are wrong, and a completion that is cut off. Each tensor has a link to the line that made it. Numbers are rounded, so
 a result by hand may differ by 1 or 2 in the last digit. `.` stands where the mask is false.
 `python tools/refresh.py` runs the step and writes the page; a test compares them.
 
@@ -216,8 +212,9 @@ forward of the same weights, and so is that of the reference, `micro["ref_logpro
 every KL is 0, and [`policy_loss`](../grpo.py) returns minus the advantage at each token.
 """
 FIRST_SUM = """
-[`token_weights`](../grpo.py) gives each token 1 / |o| / 8, so that each row counts one eighth whatever its length, and
-[`loss = (losses * weights).sum()`](../grpo.py) is the sum of minus the advantages, divided by 8:
+[`token_weights`](../grpo.py) gives each token 1 / |o| / 8 ([`loss_mask.double() / lengths`](../grpo.py)), so that each
+row counts one eighth whatever its length: a token of row {short} weighs {heavy:.5f}, one of row {long} {light:.5f}. The
+sum [`loss = (losses * weights).sum()`](../grpo.py) is that of minus the advantages, divided by 8:
 
 ```
 loss = (0.866 - 0.866 - 0.866 + 0.866 + 0 + 0 + 0 + 0) / 8 = {loss:.3f}
@@ -251,7 +248,7 @@ Token 0 moved the other way: with `#` the model decides not to reason. Its ratio
 row is right, because rows 0 and 3 begin with the same `#` and are wrong: two advantages of -0.866 against one of
 0.866, at equal weights. Row {long}, which does not begin with it, pulls it down too.
 
-All rows of all tensors:
+All rows:
 """
 SUM = """
 Row by row, with the mean over the tokens of a row:
@@ -349,8 +346,8 @@ def update_of(step, which):
 
 def sampled(step):
     batch, mask = step.batch, step.batch["completion_mask"]
-    prompts, everywhere = torch.ones_like(batch["prompt_mask"]), torch.ones_like(mask)
-    page = INTRO.format(options=OPTIONS, P=prompts.shape[1], T=mask.shape[1]) + ROLLOUT.format(cut=CUT) + "\n"
+    everywhere = torch.ones_like(mask)
+    page = INTRO.format(options=OPTIONS, P=batch["prompts"].shape[1], T=mask.shape[1]) + ROLLOUT.format(cut=CUT) + "\n"
     page += table(
         ["row", "prompt", "completion", "tokens", "truncated"],
         [[row, f"`{step.prompts[row // 4].prompt}`", text_of(step, row), int(mask[row].sum()),
@@ -358,7 +355,6 @@ def sampled(step):
     )  # fmt: skip
     page += fold(
         "the ids of these rows, and their mask",
-        tensor("prompts", batch["prompts"], prompts, 0),
         *(tensor(name, batch[name], everywhere, 0) for name in ("completions", "completion_mask")),
     )
     return page + MASK
@@ -374,11 +370,10 @@ def rewarded(step):
 
 
 def first_update(step, first):
-    mask = step.batch["completion_mask"]
     totals = {name: first.totals[name] for name in ("tokens", "rows", "prompts")}
-    tensors = tensor("losses", first.losses, mask), tensor("weights", first.weights, mask, 5)
-    page = FIRST.format(totals=totals) + fold("losses and weights of the first update", *tensors)
-    return page + FIRST_SUM.format(loss=abs(first.loss), norm=first.norm)
+    heavy, light = (float(first.weights[row, 0]) for row in (SHORT, LONG))
+    sums = dict(loss=abs(first.loss), norm=first.norm, short=SHORT, long=LONG, heavy=heavy, light=light)
+    return FIRST.format(totals=totals) + FIRST_SUM.format(**sums)
 
 
 def one_row(step, second):
@@ -403,9 +398,8 @@ def all_rows(step, first, second):
     mask, advantages = step.batch["completion_mask"], step.result("compute_advantages")[:, 0].tolist()
     names = {"old_logprobs": second.old, "logprobs": second.new, "ratio": second.ratio, "kl": second.kl}
     page = fold(
-        "old log-probs, log-probs, ratio, KL, losses, and losses times weights",
+        "old log-probs, log-probs, ratio, KL, and losses",
         *(tensor(name, values, mask) for name, values in (names | {"losses": second.losses}).items()),
-        tensor("losses * weights", second.terms, mask, 5),
     )
     rows = []
     for row, tokens in enumerate(mask.sum(dim=1).tolist()):
