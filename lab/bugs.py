@@ -1,8 +1,8 @@
-"""Pairs of runs, one healthy and one with a bug that people write, behind docs/which_curve.md:
+"""Pairs of runs, one healthy and one with a bug that people write, behind the second half of docs/exercises.md:
 
 python lab/bugs.py                  run what has no results in lab/results/bugs
 python lab/bugs.py old_logprobs ... run these pairs again
-python lab/bugs.py --figures        draw the figures; tools/refresh.py writes the page
+python lab/bugs.py --figures        draw the figures; tools/refresh.py writes that half
 
 A bug is a text of the script and what stands in its place. The edited script runs in this process, and nothing of it
 is kept but its metrics. Both runs have the same seeds, options and data, and so the same model until the first update.
@@ -14,6 +14,7 @@ import difflib
 import io
 import json
 import pathlib
+import re
 import shutil
 import statistics
 import sys
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS, FIGURES = HERE.parent, HERE / "results" / "bugs", HERE.parent / "docs" / "figures" / "which_curve"
-PAGE = "docs/which_curve.md"
+PAGE, TITLE = "docs/exercises.md", "## Which curve has the bug?\n"
 VISIBLE = 0.02  # a difference of pass@1 below this is not seen in the reward
 SHORT = "--prompts_per_step 16 --max_steps 20 --eval_every 0 --eval_prompts 128"
 KEPT = {  # the metrics that a file of results has, with their titles in the figures
@@ -112,8 +113,8 @@ BUGS = [
         (("rollout/logprob_gap", "step 1"), ("policy/entropy", "step 1"), ("policy/mean_prob", "step 1")),
         "The completions are drawn at temperature 0.7, and the loss is that of the distribution at 1, which drew "
         "nothing. In step 1 both runs are the same model with the same samples: what differs there is the measure, "
-        "not the policy. The gap between the log-prob at sampling and in training needs no healthy twin: it is a "
-        "rounding error, or there is a bug. At temperature 1, the default, there is nothing to see: the two runs "
+        "not the policy. The first ratio is 1 all the same, as old and new log-probs come from one forward. The gap "
+        "between the log-prob at sampling and in training needs no healthy twin: it is a rounding error, or there is a bug. At temperature 1, the default, there is nothing to see: the two runs "
         "compute the same.",
         "test_whole_updates.py::test_group_relative[grpo-GRPO-]",
     ),
@@ -358,20 +359,23 @@ def named(test):
     return f"`{function.partition('[')[0]}` (tests/{file})"
 
 
+def of_its_own(setting):
+    """What the command of a setting has that the short run of grpo.py has not."""
+    words = SETTINGS[setting][0].removeprefix("grpo.py ")
+    for option in re.findall(r"--\w+ \d+", SHORT):
+        words = re.sub(rf"{option}\b", "", words)
+    return " ".join(words.split())
+
+
 def section(number, bug):
     """A pair of runs, its figure, and the answer behind a click."""
-    panels = ", ".join(f"`{metric}`" for metric in bug.panels)
+    options = of_its_own(bug.setting)
     return [
-        f"## Pair {number}",
-        "",
-        f"`python {SETTINGS[bug.setting][0]}`",
+        f"### Pair {number}" + (f": `{options}`" if options else ""),
         "",
         f"![A and B of pair {number}: {', '.join(bug.panels)}](figures/which_curve/pair{number}.png)",
         "",
-        f"From the left: {panels}. Which run has a bug, A or B, and which one?",
-        "",
-        "<details>",
-        "<summary>Answer</summary>",
+        "<details><summary>Answer</summary>",
         "",
         f"**{bug.buggy}: {bug.title}.** In [`{bug.line}`](../{bug.script}.py):",
         "",
@@ -381,9 +385,7 @@ def section(number, bug):
         "",
         *measured(bug),
         "",
-        textwrap.fill(bug.why, 118, break_on_hyphens=False),
-        "",
-        f"**Caught by** {named(bug.test)}.",
+        textwrap.fill(f"{bug.why} Caught by {named(bug.test)}.", 118, break_on_hyphens=False),
         "",
         "</details>",
         "",
@@ -391,50 +393,47 @@ def section(number, bug):
 
 
 def summary():
-    """A row for each bug: pass@1 of both runs, their difference, and the metric and the test that see it."""
+    """A row for each bug: pass@1 of both runs, their difference, and the metric that shows it."""
     rows = []
     for number, bug in enumerate(BUGS, 1):
         metric, when = bug.tells[0]
         cells = [number, bug.title, *(f"{mean_final(bug, name):.3f}" for name in twins(bug)), f"{difference(bug):+.3f}"]
-        rows.append([*cells, f"`{metric}`, {when}", named(bug.test)])
-    return table(["pair", "bug", "pass@1 healthy", "with the bug", "difference", "seen in", "caught by"], rows)
+        rows.append([*cells, f"`{metric}`, {when}"])
+    return table(["pair", "bug", "pass@1 healthy", "with the bug", "difference", "seen in"], rows)
 
 
-INTRO = """# Which curve has the bug?
+INTRO = (
+    TITLE
+    + """
+**{hidden} of the {all} bugs below change pass@1 by less than {limit}.** They are bugs that people write, and by its
+reward a run with one of these looks well. What gives it away is another curve, or a test. (The task is easy: healthy
+runs end at {low:.2f} to {high:.2f}.)
 
-**{hidden} of the {all} bugs on this page change pass@1 by less than {limit}.** They are bugs that people write, and
-by its reward a run with one of these looks well. What gives it away is another curve, or a test. (The task is easy:
-healthy runs end at {low:.2f} to {high:.2f}.)
+Each pair is two runs of one script with the same options, data and seeds: one as it stands here, the other with one
+bug, of one or two lines. Thin lines are the three seeds, the thick line is their mean, and the first curve is the
+reward. Say which run has the bug, A or B, and what the bug is; then open the answer, which has the edit, the numbers,
+and the test of this project that fails on it.
 
-Each pair below is two runs of one script with the same options, data and seeds: one as it stands here, the other with
-one bug that people write, of one or two lines. Thin lines are the three seeds, the thick line is their mean. Look at
-the curves, say which run has the bug, A or B, and what the bug is; then open the answer. It has the edit, the line that
-it is made in, the numbers, and the test of this project that fails on it.
-
-The first curve of each pair is the reward.
-
-The runs are short (20 steps of 128 completions on the embedded task) and each pair is in a setting in which its bug
-acts: some need several updates for each rollout, or a temperature other than 1. [bugs.py](../lab/bugs.py) has them as
-data; it makes the runs, which take some ten seconds each, and this page:
+Where a bug needs other options to act, they stand in the title of its pair; all else is as in the first command, which
+takes some ten seconds. [bugs.py](../lab/bugs.py) has the pairs as data:
 
 ```bash
+python {short}
 python lab/bugs.py                  # runs what has no results in lab/results/bugs
-python lab/bugs.py --figures        # draws the figures
-python tools/refresh.py             # writes this page
+python lab/bugs.py --figures        # draws the figures; tools/refresh.py writes this section
 ```
 """
+)
 
-END = """## What the reward shows
+END = """### What the reward shows
 
-<details>
-<summary>All answers in one table, and what follows from them</summary>
+<details><summary>All answers in one table, and what follows from them</summary>
 
 {table}
 
 pass@1 is the mean of three seeds, on 128 held-out problems with eight completions each; two seeds of a healthy setting
-differ by up to {spread:.3f}. **{hidden} of the {all} bugs change it by less than {limit}, and {ruined} ruins it.** So a
-good curve of the reward does not say that the code is right: on a task that can be learnt, it is enough that the
-gradient points roughly the right way.
+differ by up to {spread:.3f}. {hidden} of the {all} bugs change it by less than {limit}, and {ruined} ruins it: on a
+task that can be learnt, it is enough that the gradient points roughly the right way.
 
 What to look at, in a script of your own:
 
@@ -444,50 +443,14 @@ What to look at, in a script of your own:
 - **Step 1.** Before the first update two versions of a script have the same model, and the same samples and rewards
   unless sampling was changed. Whatever else differs in the first row of `metrics.jsonl` is due to the change.
 - **Two sizes of a micro-batch, or one process and two.** Nothing in that row may depend on it.
-- **A test,** where no number tells: the stop token. [The last section](#known-failure-our-test) lists failures.
+- **A test,** where no number tells: the stop token. [Here](corrections.md#known-failures-and-our-tests) are such tests.
 
 </details>
-
-{failures}"""
-
-FAILURES = """## Known failure, our test
-
-Most bugs of RL post-training are silent: the run continues, and the curves look plausible. Other projects have had most
-of these bugs, and the tests in this table would have caught them here (`pytest -k NAME` runs one):
-
-| failure | test |
-|---|---|
-| the gradient depends on micro-batches, accumulation or ranks | `test_gradient_is_invariant_to_micro_batches`, `test_two_processes_take_the_same_step_as_one` |
-| sampled at one temperature, scored at another | `test_rollout_logprobs_equal_the_training_forward`, `test_group_relative`, `test_each_step_and_process_samples_with_a_seed_of_its_own` |
-| top_k and penalties are inherited from the checkpoint | `test_a_hostile_generation_config_is_neutralised` |
-| the EOS is masked because pad is EOS | `test_completion_mask_by_position`, `test_the_stop_token_is_trained` |
-| the clip is inverted for negative advantages | `test_clip_table` |
-| a KL estimator has the wrong sign or gradient | `test_kl_estimators_by_enumeration` |
-| `generate` under gradient checkpointing returns garbage | `test_rollout_with_gradient_checkpointing_is_not_garbage` |
-| padding leaks into losses or statistics | `test_garbage_under_the_mask_changes_nothing`, `test_extra_padding_and_garbage_change_nothing` |
-| the first ratio is not 1 (dropout, another forward) | `test_first_ratio_is_exactly_one` |
-| a group of equal rewards gets an advantage from rounding | `test_a_group_that_agrees_has_advantage_exactly_zero` |
-| rewards meet the wrong prompt; ranks sample the same noise | `test_two_processes_share_the_prompts_and_sample_different_completions` |
-| a grader hangs, executes model text, or loses formats | `test_math_verify_judges_symbolically_and_cannot_hang`, `test_garbage_never_raises_and_is_symmetric`, `test_extraction` |
-| a resume repeats prompts or loses state | `test_resume_equals_an_uninterrupted_run_bit_by_bit`, `test_a_killed_run_goes_on_bit_by_bit` |
-| a resume goes on with another model or reward | `test_a_resume_with_another_model_is_refused_before_it_is_loaded`, `test_a_resume_with_another_reward_file_is_refused_unless_that_is_said` |
-| `model/` is rounded or zero because of the dtype in config.json | `test_a_dtype_that_would_destroy_the_saved_model_is_refused` |
-| a checkpoint from elsewhere runs code | `test_no_file_of_a_checkpoint_runs_code` |
-| two runs write into one folder | `test_a_folder_that_another_run_holds_is_refused` |
-| a full disk at the end loses the training | `test_a_training_whose_model_cannot_be_written_is_kept` |
-| metrics cover only the last micro-batch or rank 0 | `test_metrics_equal_a_loop_over_all_tokens` |
-| returns come from whitened advantages; values see their own token | `test_advantages_are_whitened_over_the_tokens_of_the_whole_rollout`, `test_a_value_does_not_see_its_own_token` |
-| a reward model whose pad is EOS is read one token early | `test_any_code_gets_the_same_scores_from_the_saved_folder` |
-| missing weights train from random numbers; a reward model reads its first token | `test_a_checkpoint_that_is_not_the_model_is_refused`, `test_a_classifier_that_does_not_read_the_last_token_is_refused` |
-| pairs end with an EOS that no dialogue has; a spelled `<eos>` scores as an end | `test_given_pairs_end_with_what_the_template_puts_there`, `test_a_completion_that_was_cut_does_not_score_like_a_finished_one` |
-| DPO on mean log-probs, without EOS, or against another reference | `test_log_probs_are_sums_over_the_completion_with_its_eos`, `test_the_first_loss_of_each_round_is_ln_2` |
-| sharded training rounds log-probs, or differs from one process | `test_fsdp2_returns_float32_logprobs`, `test_one_step_with_its_rollouts_equals_that_of_one_process` |
-| a chunked head skips a soft cap or logit scale | `test_forward_equals_full_logits_without_padding` |
-"""  # noqa: E501
+"""
 
 
 def build():
-    """The text of the page."""
+    """The text of that half of the page."""
     lines = []
     for number, bug in enumerate(BUGS, 1):
         lines += section(number, bug)
@@ -495,15 +458,13 @@ def build():
     spread = max(max(values) - min(values) for values in ends)
     hidden = sum(abs(difference(bug)) < VISIBLE for bug in BUGS)
     ruined = sum(difference(bug) < -0.1 for bug in BUGS)
-    numbers = dict(spread=spread, hidden=hidden, all=len(BUGS), limit=VISIBLE, ruined=ruined)
+    numbers = dict(short=f"grpo.py {SHORT}", spread=spread, hidden=hidden, all=len(BUGS), limit=VISIBLE, ruined=ruined)
     numbers |= dict(low=min(map(min, ends)), high=max(map(max, ends)))
-    return "\n".join(
-        [INTRO.format(**numbers), *lines, END.format(table="\n".join(summary()), failures=FAILURES, **numbers)]
-    )
+    return "\n".join([INTRO.format(**numbers), *lines, END.format(table="\n".join(summary()), **numbers)])
 
 
 def refresh(tree):
-    tree.write(PAGE, build())
+    tree.write(PAGE, tree.read(PAGE).partition(TITLE)[0] + build())
     return []
 
 

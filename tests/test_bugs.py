@@ -1,4 +1,4 @@
-"""lab/bugs.py: the pairs of docs/which_curve.md fit today's scripts, and the page says what the results say."""
+"""lab/bugs.py: the pairs of docs/exercises.md fit today's scripts, and the page says what the results say."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import grpo
 import mutants
 from testbed import ROOT
 
-PAGE = (ROOT / bugs.PAGE).read_text(encoding="utf-8")
+PAGE = bugs.TITLE + (ROOT / bugs.PAGE).read_text(encoding="utf-8").partition(bugs.TITLE)[2]
 EACH = pytest.mark.parametrize("bug", bugs.BUGS, ids=lambda bug: bug.name)
 
 

@@ -44,15 +44,15 @@ def commands(number):
     return [(line[0].removesuffix(".py"), line[1:]) for line in lines if line[0] != "mine.py"]
 
 
-def test_there_are_ten_with_a_solution_each():
-    assert list(TASKS) == list(range(1, 11)) and set(DIFFS) == {5, 6, 7, 8, 9}
+def test_there_are_eight_with_a_solution_each():
+    assert list(TASKS) == list(range(1, 9)) and set(DIFFS) == {5, 6, 7}
     assert all(len(parts) == 2 and "<summary>Solution" in parts[1] for parts in TASKS.values())
     for number in TASKS:
         for name, arguments in commands(number):
             parse_args(script(name).Args, arguments)
 
 
-@pytest.mark.parametrize("number", [7, 8, 9])
+@pytest.mark.parametrize("number", [5, 6, 7])
 def test_a_check_passes_with_the_solution_alone(number, tmp_path):
     with pytest.raises(AssertionError):
         exercises.check(number, script("grpo"))
@@ -62,11 +62,11 @@ def test_a_check_passes_with_the_solution_alone(number, tmp_path):
 @pytest.mark.parametrize(
     "number, old, new",
     [
-        (7, "/ (args.group_size - 1)", "/ args.group_size"),
-        (7, "normalize_std: bool = option(False", "normalize_std: bool = option(True"),
-        (8, 'max(totals["tokens"], 1)', "loss_mask.sum()"),
-        (9, "/ lengths).exp()", "/ lengths).exp().detach()"),
-        (9, "/ lengths).exp()", ").exp()"),
+        (5, "/ (args.group_size - 1)", "/ args.group_size"),
+        (5, "normalize_std: bool = option(False", "normalize_std: bool = option(True"),
+        (6, 'max(totals["tokens"], 1)', "loss_mask.sum()"),
+        (7, "/ lengths).exp()", "/ lengths).exp().detach()"),
+        (7, "/ lengths).exp()", ").exp()"),
     ],
 )
 def test_a_check_refuses_a_wrong_solution(number, old, new, tmp_path):
@@ -96,20 +96,10 @@ def test_predicted_losses(tmp_path):
         assert abs(row["optim/loss"]) < 1e-6 if name != "dr_grpo" else row["optim/loss"] < -0.01
 
 
-def test_the_metrics_that_tell_and_those_that_do_not(tmp_path):
-    right = run(script("grpo"), SMALL, tmp_path / "right")
-    mask = run(mine(5, tmp_path), SMALL, tmp_path / "mask")
-    assert mask["policy/mean_prob"] > right["policy/mean_prob"] and mask["policy/entropy"] < right["policy/entropy"]
-    assert all(mask[name] == right[name] for name in right if name.startswith(("reward/", "completion/")))
-    cold = run(mine(6, tmp_path), SMALL, tmp_path / "cold")
-    assert cold["rollout/logprob_gap"] > 1000 * right["rollout/logprob_gap"]
-    assert cold["policy/ratio_max"] == 1 and cold["policy/approx_kl"] == 0
-
-
 @pytest.mark.parametrize(
     "arguments, message",
-    [([], "NUMBER"), (["11"], "NUMBER"), (["1"], "by its run"), (["7"], "name yours"), (["4", "mine.py"], "no file"),
-     (["8", "grpo.py"], "not yet: for one micro-batch")],
+    [([], "NUMBER"), (["11"], "NUMBER"), (["1"], "by its run"), (["5"], "name yours"), (["4", "mine.py"], "no file"),
+     (["6", "grpo.py"], "not yet: for one micro-batch")],
 )  # fmt: skip
 def test_the_command_says_what_is_missing(arguments, message, monkeypatch):
     monkeypatch.chdir(ROOT)

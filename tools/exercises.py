@@ -15,7 +15,8 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def exercises():
     """{number: (task, solution)} of the page."""
-    parts = re.split(r"^## (\d+)\. ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    own = PAGE.read_text(encoding="utf-8").partition("\n## Which curve")[0]
+    parts = re.split(r"^## (\d+)\. ", own, flags=re.MULTILINE)
     numbered = zip(map(int, parts[1::2]), parts[2::2], strict=True)
     return {number: tuple(text.split("<details>")) for number, text in numbered}
 

@@ -73,7 +73,7 @@ def mutant(name, files, old, new, *tests, equivalent=""):
 
 # fmt: off
 MUTANTS = [
-    # --- docs/which_curve.md ---
+    # --- which curve has the bug? (docs/exercises.md) ---
     *[mutant(f"which curve: {bug.title}", bug.script, bug.old, bug.new, bug.test) for bug in BUGS],
     # --- what the READMEs show ---
     mutant("readme: the diff of two scripts shows docstrings", "tools/diffs",
