@@ -114,8 +114,8 @@ BUGS = [
         "The completions are drawn at temperature 0.7, and the loss is that of the distribution at 1, which drew "
         "nothing. In step 1 both runs are the same model with the same samples: what differs there is the measure, "
         "not the policy. The first ratio is 1 all the same, as old and new log-probs come from one forward. The gap "
-        "between the log-prob at sampling and in training needs no healthy twin: it is a rounding error, or there is a bug. At temperature 1, the default, there is nothing to see: the two runs "
-        "compute the same.",
+        "between the log-prob at sampling and in training needs no healthy twin: it is a rounding error, or there is "
+        "a bug. At temperature 1, the default, there is nothing to see: the two runs compute the same.",
         "test_whole_updates.py::test_group_relative[grpo-GRPO-]",
     ),
     Bug(
