@@ -43,11 +43,9 @@ KEPT = ("rollout", "compute_rewards", "compute_advantages", "group_statistics", 
 OWN = {dapo: dict(overlong_cache=7, max_sampling_rounds=1)}  # a quarter of max_new_tokens; one draw
 MADE_BY = {  # pieces of lines of grpo.py
     "completions": 'batch["completions"] = pad_sequence',
-    "completion_mask": 'batch["completion_mask"], batch["truncated"]',
     "old_logprobs": 'micro["old_logprobs"], _ =',
     "logprobs": "logprobs, entropy = model(micro",
     "ratio": "ratio = log_ratios.exp()",
-    "kl": "kl = kl_estimate(",
     "losses": "torch.where(loss_mask, losses, 0)",
 }
 LINES = re.compile(r"(?<=\.py)#L[-L\d]+")
@@ -186,8 +184,8 @@ the left. `↵` is a line break and `■` the stop token; each other character i
 `--max_new_tokens 27` has cut it off, one digit before the right answer.
 """
 MASK = """
-In `completions` 0 is padding and 1 the stop token; [`completion_mask`](../common/masked.py) is true up to it.
-`prompt_mask` is true everywhere, since nothing is padded on the left.
+In `completions` 0 is padding and 1 the stop token; [`completion_mask`](../common/masked.py) is true up to it
+([`batch["completion_mask"], batch["truncated"]`](../grpo.py)).
 """
 REWARDS = """
 ## 2. Rewards and advantages
@@ -232,7 +230,8 @@ token:
 """
 BY_HAND = """
 Its token {token} by hand, from left to right. The ratio is above 1 + `--clip_high`, and the advantage is positive: the
-clipped term is the smaller one, and the policy term has no gradient here any more.
+clipped term is the smaller one, and the policy term has no gradient here any more ([`kl = kl_estimate(`](../grpo.py) adds
+the KL).
 
 ```
 ratio   = exp(logprob - old)                      = exp({new:.4f} - {old:.4f}) = {ratio:.4f}
@@ -346,7 +345,6 @@ def update_of(step, which):
 
 def sampled(step):
     batch, mask = step.batch, step.batch["completion_mask"]
-    everywhere = torch.ones_like(mask)
     page = INTRO.format(options=OPTIONS, P=batch["prompts"].shape[1], T=mask.shape[1]) + ROLLOUT.format(cut=CUT) + "\n"
     page += table(
         ["row", "prompt", "completion", "tokens", "truncated"],
@@ -354,8 +352,8 @@ def sampled(step):
           bool(batch["truncated"][row])] for row in range(8)],
     )  # fmt: skip
     page += fold(
-        "the ids of these rows, and their mask",
-        *(tensor(name, batch[name], everywhere, 0) for name in ("completions", "completion_mask")),
+        "the ids of these rows",
+        tensor("completions", batch["completions"], torch.ones_like(mask), 0),
     )
     return page + MASK
 
@@ -396,9 +394,9 @@ def one_row(step, second):
 def all_rows(step, first, second):
     """The second update of all rows, their sum, and what the run logs."""
     mask, advantages = step.batch["completion_mask"], step.result("compute_advantages")[:, 0].tolist()
-    names = {"old_logprobs": second.old, "logprobs": second.new, "ratio": second.ratio, "kl": second.kl}
+    names = {"old_logprobs": second.old, "logprobs": second.new, "ratio": second.ratio}
     page = fold(
-        "old log-probs, log-probs, ratio, KL, and losses",
+        "old log-probs, log-probs, ratio, and losses",
         *(tensor(name, values, mask) for name, values in (names | {"losses": second.losses}).items()),
     )
     rows = []
