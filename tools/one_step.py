@@ -230,8 +230,7 @@ token:
 """
 BY_HAND = """
 Its token {token} by hand, from left to right. The ratio is above 1 + `--clip_high`, and the advantage is positive: the
-clipped term is the smaller one, and the policy term has no gradient here any more ([`kl = kl_estimate(`](../grpo.py) adds
-the KL).
+clipped term is the smaller one, and the policy term has no gradient here any more ([`kl_estimate(`](../grpo.py) does).
 
 ```
 ratio   = exp(logprob - old)                      = exp({new:.4f} - {old:.4f}) = {ratio:.4f}
