@@ -156,4 +156,4 @@ def test_a_reward_model_starts_from_the_weights_of_the_language_model_and_shares
 def test_sections_are_counted():
     titles = re.findall(r'^## (\d+)\. "', PAGE.text, re.MULTILINE)
     subjects = PAGE.text.split("By subject: ")[1].split("\n\n")[0]
-    assert titles == [str(number) for number in range(1, 24)] == sorted(re.findall(r"\d+", subjects), key=int)
+    assert titles == [str(number) for number in range(1, 25)] == sorted(re.findall(r"\d+", subjects), key=int)
