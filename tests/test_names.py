@@ -1,4 +1,4 @@
-"""tools/names.py: what is said of an unknown option. test_refresh.py says when the table of docs/algorithms.md is due."""
+"""tools/names.py: what is said of an unknown option. test_refresh.py says when its table in the docs is due."""
 
 import ast
 import fnmatch
