@@ -280,7 +280,6 @@ def with_completions(name, seed):
     return rows
 
 
-KINDS = {"sum": "sums", "difference": "differences", "three": "three terms"}
 T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # Student's t for 95 %, by the number of seeds
 
 
@@ -368,18 +367,6 @@ def once_table():
             cells = [title(name) if name in COMPARED else name, tuned(name), share(start(name, 0))]
             table.append([*cells, share(final(name, 0)), f"{clipped(name, 0):.4f}", minutes(name, 0)])
     return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
-
-
-def mix_table():
-    """What was tried first: the mix, from the model after 8 steps on sums; of each kind, the share at the end."""
-    table = []
-    for name in ("grpo", "dapo", "ppo", "dpo", "grpo-long"):
-        run, command = f"mix-{name}", read_rows(result(f"mix-{name}", 0))[0]["command"]
-        kinds = [share(final(run, 0, (kind,), completions=1024)) for kind in KINDS]
-        cells = [name, command.split("--learning_rate ")[1].split()[0], share(start(run, 0))]
-        table.append([*cells, share(final(run, 0, completions=1024)), *kinds, minutes(run, 0)])
-    header = ["run", "learning rate", "right before", "after", *(f"of {plural}" for plural in KINDS.values())]
-    return [[*header, "minutes of one core"], *table]
 
 
 def by_seed(name, value):
@@ -473,7 +460,7 @@ def waits_table():
 
 PAGE = "docs/real_model.md"
 TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
-TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
+TABLES |= dict(carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
 
 
 def refresh(tree):

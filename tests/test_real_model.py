@@ -52,9 +52,12 @@ def test_the_page_says_what_a_task_of_reasoning_gym_gave():
 
 def test_the_page_says_what_the_bare_model_gets_of_the_mix():
     kinds = [f"{real_model.final('mix-bare', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
-    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
     assert "{} of the sums, {} of the differences and no sum of three terms".format(*kinds) in page
     assert kinds[2] == "0.00"
+    names = [f"mix-{name}" for name in ("grpo", "dapo", "ppo", "dpo", "grpo-long")]
+    starts, most = {f"{real_model.start(name, 0):.2f}" for name in names}, max(map(real_model.final, names, [0] * 5))
+    assert starts == {"0.21"} and f"at {starts.pop()}. None of five (`mix-*`) ended above {most:.2f}" in page
 
 
 def test_the_page_says_what_the_reward_model_paid_for():
