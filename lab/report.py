@@ -704,7 +704,7 @@ def whole():
     lines += [*folded("The rules", rules), *folded(ALL, both)]
     for claim in registered["claims"]:
         lines += section(claim, told)
-    thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, "", *texts.ILLUSTRATIONS, ""]
+    thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
     lines += [*best_section(), *thumb, *pilot_section()]
     lines += ["## The history of the rules", "", *texts.HISTORY_SHORT, "", *folded("All of it", texts.HISTORY)]
     lines += not_done()

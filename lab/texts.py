@@ -520,14 +520,6 @@ construction: the advantage is divided by the group's deviation, and only `std_e
 (`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not
 measured; its advantages are whitened too, but its critic has to follow the scale.""".split("\n")
 
-ILLUSTRATIONS = """**Illustrations**: true by construction, so they are no evidence for anything; their sizes are
-measured, in the pilot.
-
-- The deviation in GRPO's advantage gives easy and hard questions more weight than medium ones, as each group is
-  multiplied by 1 / std: here 0.21 to 0.22 more for each unit of reward deviation (`pilot: deviation`).
-- DCPO trains on more of the answers, as a prompt that was once answered both ways has a deviation ever after:
-  0.99 of them in place of 0.69 (`pilot: dcpo`).""".split("\n")
-
 PILOT_INTRO = """The first laboratory: five seeds (0 to 4, or 5 to 9), one learning rate of 1e-4 for all, 16 claims
 with 32 deciding effects, no correction, and bootstrap intervals that cover 84 % in place of 95 %. **Its
 verdicts count for nothing**; it is kept because the registered design rests on its deviations, and because what
