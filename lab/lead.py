@@ -179,11 +179,9 @@ first table above. It decides nothing of the claims on this page, and they decid
   experiments at Holm's first step ({last} at its last); 0.026 is seen in {seen} of 100, 0.02 in {less}.
 - **Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after {closing} do not
   count. If some are missing then, the base models with all of their eight runs decide if they are at least {least};
-  with fewer, both effects are abandoned. A run whose loss is not finite counts with an accuracy of 0; what stops for
-  another reason is begun again.
+  with fewer, both effects are abandoned. A run whose loss is not finite counts with 0, and one that stops is made again.
 - All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
-  begin with the same weights. SHA-256 of the registration:
-  `{digest}`.
+  begin with the same weights. SHA-256: `{digest}`.
 
 The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and started again. It
 runs in a checkout of the commit that began, because another version of the code decides nothing:
@@ -195,10 +193,9 @@ cd ../lead-runs
 python lab/run.py --registered lab/registered_lead.json --list   # what is left; without --list it runs
 ```
 
-A base model that is not there is built first. Another kind of processor may build other weights: then the runner stops
-and asks for the old ones. Where they are lost, the results on this base model go to `lab/results/lead/set_aside`, and
-its eight runs are begun again. Afterwards `lab/results/lead` is copied back and committed with its `starts.jsonl`, and
-`python lab/lead.py` writes this part of the page.
+Another kind of processor may build a base model with other weights: then the runner stops and asks for the old ones.
+Where they are lost, the results on it go to `lab/results/lead/set_aside`, and its eight runs are begun again.
+Afterwards `lab/results/lead` is copied back and committed, and `python lab/lead.py` writes this part of the page.
 
 </details>
 """

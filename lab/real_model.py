@@ -350,15 +350,6 @@ def difference(ends, others):
     return f"{found.effect:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
-def tuning_table():
-    table = []
-    for name in COMPARED:
-        scores = [final(f"tune-{name}-{rate}", TUNING_SEED) for rate in RATES]
-        if None not in scores:
-            table.append([f"`{title(name)}.py`", *map(share, scores), tuned(name)])
-    return [["script", *(f"right at {rate}" for rate in RATES), "taken"], *table]
-
-
 def once_table():
     """What ran once, beside seed 0 of grpo.py; the share of rows or tokens that the clip held back, of all steps."""
     table = []
@@ -459,7 +450,7 @@ def waits_table():
 
 
 PAGE = "docs/real_model.md"
-TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
+TABLES = dict(sums=sums_table, compared=compared_table, once=once_table)
 TABLES |= dict(carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
 
 

@@ -102,6 +102,15 @@ def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
         assert not mine  # it has results by now
 
 
+def test_the_page_says_which_rates_could_be_told_apart():
+    found = {}
+    for name in real_model.COMPARED:
+        found[name] = [real_model.final(f"tune-{name}-{rate}", real_model.TUNING_SEED) for rate in real_model.RATES]
+    assert [name for name, (slow, fast) in found.items() if abs(fast - slow) > 0.1] == ["dapo"]
+    said = "dapo.py's do ({:.2f} and {:.2f})".format(*found["dapo"])
+    assert said in " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
+
+
 def test_a_run_has_the_rate_of_its_tuning(monkeypatch):
     scores = {"tune-sums-5e-6": 0.2, "tune-sums-1e-5": 0.3, "tune-ppo-5e-6": 0.2, "tune-ppo-1e-5": 0.2}
     monkeypatch.setattr(real_model, "final", lambda name, seed: scores.get(name))
