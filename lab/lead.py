@@ -179,7 +179,7 @@ first table above. It decides nothing of the claims on this page, and they decid
   experiments at Holm's first step ({last} at its last); 0.026 is seen in {seen} of 100, 0.02 in {less}.
 - **Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after {closing} do not
   count. If some are missing then, the base models with all of their eight runs decide if they are at least {least};
-  with fewer, both effects are abandoned. A run whose loss is not finite counts with 0, and one that stops is made again.
+  with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is made again.
 - All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
   begin with the same weights. SHA-256: `{digest}`.
 

@@ -429,8 +429,7 @@ TASK = """The task is `embedded-hard` ([common/tiny_hard/build.py](../common/tin
 terms, without those of five, learnt from a careless teacher. A run is 80 steps of 32 prompts x 8 completions with four
 optimizer steps each, if its command does not say otherwise. **Held-out accuracy** is pass@1 on 1,582 problems that are
 in none of the lists, two completions each, weighted by the shares of their classes. **One small base model, one kind of
-task**: two more base models, built with other seeds, show only signs
-([below](#each-algorithm-best-of-six)).""".split("\n")
+task**: [two more base models](#each-algorithm-best-of-six), built with other seeds, show only signs.""".split("\n")
 
 SEEN = (
     "Held out means held out from RL. The base model's own training, which drew problems at random, had drawn {easy} "
@@ -441,14 +440,12 @@ SEEN = (
 )
 
 RULES = """SHA-256 of the registration: `{digest}`. Each file of results names it with the digest of the code that ran
-and the commit, which has the last commit of registered.json among its ancestors (`git log -1 -- lab/registered.json`).
-Each start of a run is a line of starts.jsonl, beside the results. Nothing is decided before all runs of a claim are
-there.
+and the commit, which has the last commit of registered.json among its ancestors. Each start of a run is a line of
+starts.jsonl, beside the results. Nothing is decided before all runs of a claim are there.
 
 - **The test** is Welch's t over seeds, two-sided, against the margin, which is 0 if none is named. Seeds 0 to 9
   were seen before the registration (the pilot, below) and {seeds} tune; what decides has fresh ones.
-- **The correction** is Holm's over all {claims} claims, and a claim without results counts as p = 1: what is
-  still to come cannot undo a "holds" or a "does not hold".
+- **The correction** is Holm's over all {claims} claims.
 - The verdict is the first of these that applies. **Holds**: p after Holm is below 0.05, on the claimed side. **Does not
   hold**: on the other side. **Equivalent**: two one-sided tests say, after Holm, that the difference is smaller than
   the claim's margin of equivalence; for a claim of “better” an advantage as large as that is ruled out, so the claim is
@@ -505,9 +502,7 @@ before the first run at its best.""".split("\n")
 
 RULES_OF_THUMB = """## Rules of thumb
 
-Two that practitioners give are registered like the papers' claims: [a clip of 0.4](#a-clip-of-04-is-too-wide) and
-[GSPO's entropy](#gspos-entropy-is-below-grpos-with-ten-times-the-papers-band). Of two more something is known without
-a test:
+Of two more than those that are registered something is known without a test:
 
 **GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one.** A measurement, not a
 verdict: the share depends on how much of the peak is models and how much is activations. Measured is a run of two
@@ -515,10 +510,9 @@ steps on CPU, computed is the peak on one GPU with gradient checkpointing; in al
 (`python lab/memory_of_ppo.py`). `grpo.py` has no reward model of its own: its last row adds what one took of PPO's
 memory.""".split("\n")
 
-REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by
-construction: the advantage is divided by the group's deviation, and only `std_eps` (1e-6) knows the scale
-(`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not
-measured; its advantages are whitened too, but its critic has to follow the scale.""".split("\n")
+REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by construction
+(`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not measured; its
+advantages are whitened too, but its critic has to follow the scale.""".split("\n")
 
 PILOT_INTRO = """The first laboratory: five seeds (0 to 4, or 5 to 9), one learning rate of 1e-4 for all, 16 claims
 with 32 deciding effects, no correction, and bootstrap intervals that cover 84 % in place of 95 %. **Its
