@@ -26,9 +26,9 @@ except ImportError:  # without scipy nothing is decided; what the page is made f
     decide = None
 
 PAGE, PILOT_PAGE, FIGURES = "docs/claims.md", "lab/results/pilot.md", ROOT / "docs" / "figures" / "claims"
-NUMBERS, ALL = "Its numbers, and how the runs were made", "All statistics, and the commands of all runs"
+NUMBERS = "Its numbers, and how the runs were made"
 NUMBERS_PAGE = "lab/results/numbers.md"
-MOVED = (ALL, NUMBERS, "The tuning", "All of it")  # to that page
+MOVED = ("All statistics", "The commands of all runs", NUMBERS, "The tuning", "All of it")  # to that page
 PILOT_FIGURES = "../../docs/figures/claims/pilot-"  # from its page
 MEMORY = registry.HERE / "results" / "memory_of_ppo.json"
 SECONDS = registry.HERE / "results" / "seconds.jsonl"
@@ -700,8 +700,8 @@ def whole():
     options = [f"- `{word}` is `{options}`" for word, options in registered["options"].items()]
     lines = ["# Claims", "", *texts.INTRO, "", *findings(), *first_tables(), *lead_section()]
     lines += ["## How a claim is decided", "", *texts.TASK, "", *seen_lines()]
-    both = [*texts.POWER, "", *power, "", *commands(), "", "In these", "", *options]
-    lines += [*folded("The rules", rules), *folded(ALL, both)]
+    lines += [*folded("The rules", rules), *folded("All statistics", [*texts.POWER, "", *power])]
+    lines += folded("The commands of all runs", [*commands(), "", "In these", "", *options])
     for claim in registered["claims"]:
         lines += section(claim, told)
     thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
