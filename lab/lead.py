@@ -1,10 +1,10 @@
-"""What is PPO's lead made of? What decides registered_lead.json; writes docs/lead.md: python lab/lead.py
+"""What is PPO's lead made of? What decides registered_lead.json; writes its part of docs/claims.md: python lab/lead.py
 
 An effect is a paired difference: the mean of an arm's two runs on a base model less that of another arm's, for each of
 the base models; the test is a paired t over these. Nothing of a deciding run is shown before all of them are there.
 """
 
-import textwrap
+import re
 
 import numpy as np
 
@@ -16,7 +16,7 @@ try:
 except ImportError:  # without scipy nothing is decided
     decide = None
 
-LEAD, PAGE = registry.HERE / "registered_lead.json", "docs/lead.md"
+LEAD, PAGE = registry.HERE / "registered_lead.json", "docs/claims.md"
 NAME = "ppo_lead"  # of its entries in amendments.json
 
 
@@ -143,78 +143,48 @@ def planned(registered):
     }
 
 
-# --- the page ---
+# --- its part of the page of the claims ---
 
-INTRO = """# What is PPO's lead made of?
+PART = re.compile(r"(?<=<!-- lead -->\n).*?(?=<!-- end of lead -->\n)", re.DOTALL)
+TEXT = """### An experiment of its own
 
-At the best of six learning rates `ppo.py` ended {lead} ahead of `grpo.py` ([claims](claims.md)). But their presets draw
-batches of another shape: `ppo.py` 256 prompts once in a step, `grpo.py` 32 prompts eight times. This experiment takes
-the lead apart. It has a registration of its own, [registered_lead.json](../lab/registered_lead.json), committed before
-its first run. It decides nothing of the claims on that page, and they decide nothing here.
-
+Twelve base models, built for it with new seeds, two runs of each arm on each. It has a registration of its own,
+[registered_lead.json](../lab/registered_lead.json), committed before its first run, with what was known by then, as the
+first table above. It decides nothing of the claims on this page, and they decide nothing of it.
 **{made} of {wanted} deciding runs are made**, and {tuned} of {to_tune} of the tuning. {status}
 
-## What was known
-
-{known}
-"""
-
-ARMS = """## What is run
+{results}<details>
+<summary>What is run, what decides, and how it goes on</summary>
 
 | arm | prompts x completions | baseline | advantages | a token's weight in the loss |
 |---|---|---|---|---|
 | Dr. GRPO | 32 x 8 | the mean of the group | centred in the group | 1 / (rows x 128) |
 | PPO, 32 x 8 | 32 x 8 | a critic | whitened over the tokens of the rollout | 1 / tokens |
-| PPO, 256 x 1 | 256 x 1 | a critic | whitened over the tokens of the rollout | 1 / tokens |
-| PPO, 256 x 1, dead critic | 256 x 1 | none: values stay 0 | whitened over the tokens of the rollout | 1 / tokens |
+| PPO, 256 x 1 | 256 x 1 | a critic | the same | 1 / tokens |
+| PPO, 256 x 1, dead critic | 256 x 1 | none: values stay 0, by a rate of 1e-12 | the same | 1 / tokens |
 
-A run has 80 steps of 256 completions with four optimizer steps each, on 512 prompts. **All arms draw the same prompts
-as often**: each prompt is completed 40 times, in five steps by eight completions or in forty by one. A permutation of
-all prompts is used up before the next begins, so this is exact, and a test counts it. The two arms of 32 x 8 have the
-same prompts in the same steps where their seeds are equal. The dead critic has a learning rate of 1e-12.
-
-**The unit is the base model.** Twelve are built for this with new seeds ([tasks.py](../lab/tasks.py)), each with its
-own problems for training and 1,582 held-out ones. An arm has two runs on each, which makes {wanted} in all.
-
-**The learning rate** is tuned for each arm: {rates}, one run on each of three further base models, whose medium
-and hard held-out problems are none of those that decide. The critic's stays at its preset.
-"""
-
-DECIDES = """## What decides
-
-The outcome is held-out accuracy after step 80: pass@1 by class, weighted as the classes are in the task. An arm's value
-on a base model is the mean of its two runs.
-
-- The primary effect, “{first}”: PPO 32 x 8 less Dr. GRPO.
-  The batches have the same shape, so this is what the critic does **together with** the mean over tokens in the place
-  of a constant, and with whitened advantages in the place of centred ones. “Equivalent” may also be two of these that
-  cancel.
-- The second, “{second}”: PPO 256 x 1 less PPO 32 x 8. Nothing
-  else differs but the learning rate, which is tuned for each.
-
-Each effect is tested by a paired t over the twelve differences, two-sided against 0, with Holm's correction over both.
-Two one-sided paired t tests say whether it is smaller than 0.02, with Holm's correction over both as well. The verdict
-is the first that applies: holds, does not hold, equivalent, inconclusive. Three more differences are shown with their
-intervals and decide nothing: PPO 256 x 1 less Dr. GRPO, PPO 256 x 1 less the same with a dead critic, and that one less
-Dr. GRPO.
-
+- **The primary effect**, “{first}”: PPO 32 x 8 less
+  Dr. GRPO, so what the critic does **together with** the other two differences. “Equivalent” may also be two of these
+  that cancel. **The second**, “{second}”: PPO 256 x 1 less
+  PPO 32 x 8, which differ in nothing else but the tuned rate. Three more differences are shown and decide nothing.
+- **A run** has 80 steps of 256 completions with four optimizer steps each, on 512 prompts. All arms draw the same
+  prompts as often: each is completed 40 times, in five steps by eight completions or in forty by one (a test counts).
+- **The learning rate** is tuned for each arm: {rates}, one run on each of three further base models,
+  whose medium and hard held-out problems are none of those that decide. The critic's stays at its preset.
+- **The test**: held-out accuracy after step 80, on 1,582 problems of each base model ([tasks.py](../lab/tasks.py)), the
+  mean of an arm's two runs; a paired t over the twelve differences, two-sided against 0, and two one-sided ones for
+  “smaller than 0.02”, each with Holm's correction over both effects. The verdicts are called as above.
 - **Power**, if accuracies vary by {across_seeds} across seeds, and a true difference by {across_bases:.3f} across base
   models, which is a guess: where there is no difference the test of equivalence says so in {equivalent} of 100
-  experiments at Holm's first step ({last} at its last); a difference of 0.026 is seen in {seen} of 100, one of 0.02 in
-  {less}.
-- **A run whose loss is not finite** counts with an accuracy of 0. What stops for another reason is begun again.
+  experiments at Holm's first step ({last} at its last); 0.026 is seen in {seen} of 100, 0.02 in {less}.
 - **Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after {closing} do not
   count. If some are missing then, the base models with all of their eight runs decide if they are at least {least};
-  with fewer, both effects are abandoned.
+  with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is made again.
 - All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
-  begin with the same weights. SHA-256 of the registration:
-  `{digest}`.
+  begin with the same weights. SHA-256: `{digest}`.
 
-## How it goes on
-
-The runner makes what has no results, one run at a time: {hours:.1f} hours of one core in all, by what such runs took
-before; more where the machine is shared. It runs in a checkout of the commit that began, because another version of the
-code decides nothing:
+The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and started again. It
+runs in a checkout of the commit that began, because another version of the code decides nothing:
 
 ```bash
 git worktree add --detach ../lead-runs {commit}
@@ -223,11 +193,11 @@ cd ../lead-runs
 python lab/run.py --registered lab/registered_lead.json --list   # what is left; without --list it runs
 ```
 
-It can be stopped and started again. A base model that is not there is built first. Another kind of processor may build
-other weights; if so, the runner stops before the next run on a base model that has results, and asks for those weights.
-Where they are lost, the results on this base model go to `lab/results/lead/set_aside`, and its eight runs are begun
-again. Afterwards `lab/results/lead` is copied back and committed with its `starts.jsonl`, and `python lab/lead.py`
-writes this page.
+Another kind of processor may build a base model with other weights: then the runner stops and asks for the old ones.
+Where they are lost, the results on it go to `lab/results/lead/set_aside`, and its eight runs are begun again.
+Afterwards `lab/results/lead` is copied back and committed, and `python lab/lead.py` writes this part of the page.
+
+</details>
 """
 
 
@@ -263,7 +233,7 @@ def tuning_table(registered):
             cells.append(f"**{cell}**" if name == chosen else cell)
         lines.append(f"| {' | '.join([title, *cells])} |")
     header = ["| tuning | | | | |", "|---|---|---|---|---|"]
-    return [*header, *lines, ""] if lines else ["No tuning is complete yet.", ""]
+    return [*header, *lines, ""] if lines else []
 
 
 def results(registered, bases, found):
@@ -280,7 +250,7 @@ def results(registered, bases, found):
     header = "| | verdict | difference (95 %) | p after Holm | p of equivalence after Holm | p of sign flips |"
     accuracies = [f"{title}: {means(registered, arm, bases, registered['outcome']).mean():.3f}"
                   for arm, title in registered["arms"].items()]  # fmt: skip
-    return ["## Results", "", f"Over {len(bases)} base models. Held-out accuracy: {'; '.join(accuracies)}.", "",
+    return [f"Over {len(bases)} base models. Held-out accuracy: {'; '.join(accuracies)}.", "",
             header, "|---|---|---|---|---|---|", *lines, ""]  # fmt: skip
 
 
@@ -291,11 +261,7 @@ STATUS = {
 
 
 def build():
-    """The text of the page."""
-    claims = registry.load()
-    primary = registry.claims(claims)["best-ppo"]["primary"]
-    seeds = registry.claims(claims)["best-ppo"]["seeds"]
-    mine, others = ([registry.outcome(primary[side], seed, primary) for seed in seeds] for side in ("against", "run"))
+    """The text of this part of the page."""
     with registry.using(LEAD):
         registered = registry.load()
         tuning, starts, headers = tuning_jobs(registered), registry.starts(), counting(registered)
@@ -304,49 +270,44 @@ def build():
         word = found[registered["effects"][0]["name"]].verdict
         plan, power = registered["plan"], registered["power"]
         rates = [name.rpartition("_")[2] for name in registered["runs"] if name.startswith("tune-dr_grpo-lr_")]
-        said = {
-            "lead": f"{np.mean(mine) - np.mean(others):.3f}",
-            "made": sum(map(len, headers.values())),
-            "wanted": sum(len(jobs_of(registered, base)) for base in registered["seeds"]),
-            "tuned": sum(registry.counts(*job) for job in tuning),
-            "to_tune": len(tuning),
-            "status": STATUS.get(word, "The verdicts are [below](#results)."),
-            "known": textwrap.fill(f"Differences in held-out accuracy, {registered['known']['words']}.", 120),
-            "rates": ", ".join(rates),
-            "first": registered["effects"][0]["title"],
-            "second": registered["effects"][1]["title"],
-            "across_seeds": plan["across_seeds"],
-            "across_bases": plan["across_bases"],
-            "equivalent": round(100 * power["equivalent_at_0"]),
-            "last": round(100 * power["equivalent_at_0_last_step"]),
-            "seen": round(100 * power["seen"]["0.026"]),
-            "less": round(100 * power["seen"]["0.02"]),
-            "closing": registered["closing"],
-            "least": registered["statistics"]["least_bases"],
-            "digest": registry.digest(),
-            "hours": plan["core_seconds"] / 3600,
-            "commit": starts[0]["commit"] if starts else "COMMIT",
-        }
-        lines = [INTRO.format(**said), "| | runs | difference (95 %) |", "|---|---|---|"]
-        for it in registered["known"]["effects"]:
-            ends = f"{signed(it['effect'])} ({signed(it['low'])} to {signed(it['high'])})"
-            lines.append(f"| `{it['run']}` less `{it['against']}` | {' and '.join(map(str, it['runs']))} | {ends} |")
-        lines += ["", *(results(registered, bases, found) if word not in STATUS else ())]
-        lines += [ARMS.format(**said), *tuning_table(registered), DECIDES.format(**said)]
-    return "\n".join(lines)
+        shown = [*(results(registered, bases, found) if word not in STATUS else ()), *tuning_table(registered)]
+        return TEXT.format(
+            made=sum(map(len, headers.values())),
+            wanted=sum(len(jobs_of(registered, base)) for base in registered["seeds"]),
+            tuned=sum(registry.counts(*job) for job in tuning),
+            to_tune=len(tuning),
+            status=STATUS.get(word, "The verdicts stand below."),
+            results="".join(f"{line}\n" for line in shown),
+            rates=", ".join(rates),
+            first=registered["effects"][0]["title"],
+            second=registered["effects"][1]["title"],
+            across_seeds=plan["across_seeds"],
+            across_bases=plan["across_bases"],
+            equivalent=round(100 * power["equivalent_at_0"]),
+            last=round(100 * power["equivalent_at_0_last_step"]),
+            seen=round(100 * power["seen"]["0.026"]),
+            less=round(100 * power["seen"]["0.02"]),
+            closing=registered["closing"],
+            least=registered["statistics"]["least_bases"],
+            digest=registry.digest(),
+            hours=plan["core_seconds"] / 3600,
+            commit=starts[0]["commit"] if starts else "COMMIT",
+        )
 
 
 def refresh(tree):
     if decide is None:
         return []  # as it is with the verdicts of the claims, only scipy can write it
-    tree.write(PAGE, build())
+    tree.write(PAGE, PART.sub(lambda _: build(), tree.read(PAGE)))
     return []
 
 
 def main():
     if decide is None:
         raise SystemExit("scipy decides (pip install scipy)")
-    (registry.ROOT / PAGE).write_text(build(), encoding="utf-8", newline="\n")
+    path = registry.ROOT / PAGE
+    text = PART.sub(lambda _: build(), path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

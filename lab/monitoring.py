@@ -31,7 +31,6 @@ HELD_OUT = ("eval/pass@1", "eval/reward")  # what is right of held-out problems;
 CURVES = [
     Curve("reward/mean", "healthy", "registered/learned_reward-kl_0.05", "a learned reward, KL 0.05", True),
     Curve("reward/mean", "unhealthy", "registered/learned_reward-kl_0", "the same without a KL: gamed", True),
-    Curve("reward/mean", "unhealthy", "bugs/with-order", "advantages of other rows: flat"),
     Curve("completion/length", "healthy", "registered/grpo", "stands still"),
     Curve("completion/length", "healthy", "real_model/sums", "falls, and the answers get better"),
     Curve(
@@ -49,7 +48,6 @@ CURVES = [
     Curve("policy/kl_old_ref", "healthy", "claims/learned-kl_0.05", "a learned reward, KL 0.05"),
     Curve("policy/kl_old_ref", "unhealthy", "claims/learned-kl_0.01", "KL 0.01: too little to hold it"),
     Curve("policy/clip_fraction_low", "healthy", "registered/tune-ppo-lr_2e-4", "4 updates a rollout", True),
-    Curve("policy/clip_fraction_low", "healthy", "bugs/minibatches", "the same, on an easier task"),
     Curve("policy/clip_fraction_low", "unhealthy", "registered/tune-ppo-lr_1e-3", "five times the rate", True),
     Curve("policy/clip_fraction_low", "unhealthy", "bugs/with-old_logprobs", "0, with 4 updates: a bug"),
     Curve("optim/grad_norm", "healthy", "bugs/default", "falls as the task is solved", True),

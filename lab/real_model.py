@@ -280,7 +280,6 @@ def with_completions(name, seed):
     return rows
 
 
-KINDS = {"sum": "sums", "difference": "differences", "three": "three terms"}
 T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # Student's t for 95 %, by the number of seeds
 
 
@@ -351,15 +350,6 @@ def difference(ends, others):
     return f"{found.effect:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
-def tuning_table():
-    table = []
-    for name in COMPARED:
-        scores = [final(f"tune-{name}-{rate}", TUNING_SEED) for rate in RATES]
-        if None not in scores:
-            table.append([f"`{title(name)}.py`", *map(share, scores), tuned(name)])
-    return [["script", *(f"right at {rate}" for rate in RATES), "taken"], *table]
-
-
 def once_table():
     """What ran once, beside seed 0 of grpo.py; the share of rows or tokens that the clip held back, of all steps."""
     table = []
@@ -368,18 +358,6 @@ def once_table():
             cells = [title(name) if name in COMPARED else name, tuned(name), share(start(name, 0))]
             table.append([*cells, share(final(name, 0)), f"{clipped(name, 0):.4f}", minutes(name, 0)])
     return [["run", "learning rate", "right before", "right after", "clipped", "minutes of one core"], *table]
-
-
-def mix_table():
-    """What was tried first: the mix, from the model after 8 steps on sums; of each kind, the share at the end."""
-    table = []
-    for name in ("grpo", "dapo", "ppo", "dpo", "grpo-long"):
-        run, command = f"mix-{name}", read_rows(result(f"mix-{name}", 0))[0]["command"]
-        kinds = [share(final(run, 0, (kind,), completions=1024)) for kind in KINDS]
-        cells = [name, command.split("--learning_rate ")[1].split()[0], share(start(run, 0))]
-        table.append([*cells, share(final(run, 0, completions=1024)), *kinds, minutes(run, 0)])
-    header = ["run", "learning rate", "right before", "after", *(f"of {plural}" for plural in KINDS.values())]
-    return [[*header, "minutes of one core"], *table]
 
 
 def by_seed(name, value):
@@ -472,8 +450,8 @@ def waits_table():
 
 
 PAGE = "docs/real_model.md"
-TABLES = dict(sums=sums_table, compared=compared_table, tuning=tuning_table, once=once_table)
-TABLES |= dict(mix=mix_table, carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
+TABLES = dict(sums=sums_table, compared=compared_table, once=once_table)
+TABLES |= dict(carried=carried_table, cost=cost_table, stock=stock_table, waits=waits_table)
 
 
 def refresh(tree):

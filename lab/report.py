@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+import lead
 import pilot
 import registry
 import texts
@@ -329,6 +330,7 @@ def section(claim, said):
         what = metric_at(primary)
         lines[-1] += f" {what[0].upper()}{what[1:]}: {' less '.join(sides)} is {effect}."
     lines[-1] += f" The source ({claim['kind']}): {claim['paper']}."
+    lines[-1] += f" [Its numbers](../{NUMBERS_PAGE}#{anchor(claim['title'])})."
     lines += ["", f"**What it does not show.** {limits}" + (f" {texts.BELOW}" if best else ""), ""]
     if decided(claim) and not best:
         lines += [f"![{claim['title']}](figures/claims/{figure_of(claim)}.png)", ""]
@@ -491,14 +493,9 @@ def findings():
     tuned_, ppo = (decisions()[name][0].measured for name in ("best-dr_grpo", "best-ppo"))
     on_bases = afterwards.leads("dr_grpo")[1:]
     mean, half = afterwards.lead_over_bases()
-    same_shape, (mine, others) = afterwards.at_1e_4("ppo-32x8", "dr_grpo")
-    equal = [afterwards.at_equal_seconds(seconds) for seconds in seconds_shown()]
     said = {"one_rate": signed(one_rate), "p": f"{one_rate.p:.0e}".replace("e-0", "e-"), "tuned": signed(tuned_)}
     said |= {"bases": " and ".join(f"{lead:+.3f}" for lead in on_bases), "lead": f"{-ppo.effect:.3f}"}
     said |= {"low": f"{-ppo.high:.3f}", "high": f"{-ppo.low:.3f}", "mean": f"{mean:.3f}", "half": f"{half:.3f}"}
-    said |= {"same_shape": signed(same_shape), "mine": mine, "others": others}
-    said |= {"first": f"{equal[0][2]:.3f}", "seconds": f"{seconds_shown()[0]:.0f}"}
-    said |= {"least": f"{min(it[2] for it in equal[1:]):.2f}", "most": f"{max(it[2] for it in equal[1:]):.2f}"}
     return [texts.FINDINGS.format(**said), ""]
 
 
@@ -525,6 +522,7 @@ def lead_section():
         "## What PPO's lead is made of", "", *texts.LEAD, "",
         *table(["learning rate 1e-4, held-out accuracy at the end", "seeds", "difference (95 %)"], rows), "",
         *table(header, by_clock), "", texts.LEAD_ON_BASES.format(bases=bases, mean=mean, half=half), "",
+        "<!-- lead -->", "<!-- end of lead -->", "",
     ]  # fmt: skip
 
 
@@ -706,7 +704,7 @@ def whole():
     lines += folded("The commands of all runs", [*commands(), "", "In these", "", *options])
     for claim in registered["claims"]:
         lines += section(claim, told)
-    thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, "", *texts.ILLUSTRATIONS, ""]
+    thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
     lines += [*best_section(), *thumb, *pilot_section()]
     lines += ["## The history of the rules", "", *texts.HISTORY_SHORT, "", *folded("All of it", texts.HISTORY)]
     lines += not_done()
@@ -718,12 +716,14 @@ FOLD = re.compile(rf"<details>\n<summary>({'|'.join(MOVED)})</summary>\n\n(.*?)\
 
 
 def build():
-    """The text of the page: in place of the numbers behind a claim stands a link to them."""
+    """The text of the page, without the numbers behind it: links stand in their place, or with a claim's verdict."""
     parts = []
     for part in re.split(r"(?m)^(?=## )", whole()):
         title = part.partition("\n")[0].removeprefix("## ")
-        where = f"../{NUMBERS_PAGE}#{anchor(title)}"
-        parts.append(FOLD.sub(lambda found, where=where: f"[{found[1]}]({where}).\n", part))
+        for summary, _ in FOLD.findall(part):
+            link = f"[{summary}](../{NUMBERS_PAGE}#{anchor(title)}).\n"
+            part = FOLD.sub("" if summary == NUMBERS else link, part, count=1)
+        parts.append(re.sub(r"\n{3,}", "\n\n", part))
     return "".join(parts)
 
 
@@ -751,7 +751,10 @@ def refresh(tree):
     if decide is None:
         current = f"<!-- made from {fingerprint()} -->" in tree.read(PAGE)
         return [] if current else [f"{PAGE}: is not of these rows; {NEEDED}"]
-    tree.write(PAGE, build())
+    text = build()
+    if there := lead.PART.search(tree.read(PAGE)):  # from rows that decide nothing here: lead.py writes it
+        text = lead.PART.sub(lambda _: there[0], text)
+    tree.write(PAGE, text)
     tree.write(PILOT_PAGE, pilot_page())
     tree.write(NUMBERS_PAGE, numbers_page())
     for page, signs in READMES.items():

@@ -8,7 +8,7 @@ It runs what has no results; stop it when you like, and start it again: a run th
 start is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a
 claim in one checkout: runs by two versions of the code decide nothing. Another registration has results of its own:
 
-python lab/run.py --registered lab/registered_lead.json       in lab/results/lead; docs/lead.md says how it goes on
+python lab/run.py --registered lab/registered_lead.json       in lab/results/lead; docs/claims.md says how it goes on
 
 The pilot (claims.py, in lab/results/claims) is run by
 

@@ -391,10 +391,9 @@ FINDINGS = """- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO 
   two other base models, at that rate, it is {bases}, with three seeds each.
 - **GRPO ends {lead} behind PPO ({low} to {high}), and it is not the algorithm alone.** That is at the best of six rates
   and after as many completions; in a step `ppo.py` samples 256 prompts once, `grpo.py` 32 prompts eight times. PPO with
-  32 x 8 cannot be told from Dr. GRPO at 1e-4: {same_shape}, {mine} seeds against {others}. In training, GRPO is ahead
-  at equal seconds: by {first} after {seconds} seconds, by {least} to {most} after 40 to 60. Counted by base
-  models, of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %).
-  [What it is made of](#what-ppos-lead-is-made-of).
+  32 x 8 cannot be told from Dr. GRPO at 1e-4; at equal seconds of training GRPO is ahead; and counted by base models,
+  of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %):
+  [what it is made of](#what-ppos-lead-is-made-of).
 
 What these two say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
 
@@ -416,10 +415,9 @@ LEAD = """Looked at afterwards, which decides nothing: these are runs of other c
 [256 prompts once](#256-prompts-once-are-better-than-32-prompts-eight-times) each hold as claims of their own. With a
 critic that learns nothing PPO is still ahead of GRPO, from which it then differs in the shape of the batch, in the
 weights of its tokens and in its baseline and scaling. With GRPO's shape and a critic it cannot be told from Dr. GRPO.
-So no single part explains the lead. [An experiment of its own](lead.md), over twelve base models, is registered and
-not finished. The second table is at the best rates and in training, on prompts that were trained
-on before, with ten seeds; its clock is the wall's, on two cores that two runs shared, and it stands still in
-evaluations.""".split("\n")
+So no single part explains the lead; [an experiment of its own](#an-experiment-of-its-own) is registered. The second
+table is at the best rates and in training, on prompts that were trained on before, with ten seeds; its clock is the
+wall's, on two cores that two runs shared, and it stands still in evaluations.""".split("\n")
 
 LEAD_ON_BASES = (
     "On the three base models the lead, at rates that were tuned on the first, is {bases}. With the base model as the "
@@ -431,8 +429,7 @@ TASK = """The task is `embedded-hard` ([common/tiny_hard/build.py](../common/tin
 terms, without those of five, learnt from a careless teacher. A run is 80 steps of 32 prompts x 8 completions with four
 optimizer steps each, if its command does not say otherwise. **Held-out accuracy** is pass@1 on 1,582 problems that are
 in none of the lists, two completions each, weighted by the shares of their classes. **One small base model, one kind of
-task**: two more base models, built with other seeds, show only signs
-([below](#each-algorithm-best-of-six)).""".split("\n")
+task**: [two more base models](#each-algorithm-best-of-six), built with other seeds, show only signs.""".split("\n")
 
 SEEN = (
     "Held out means held out from RL. The base model's own training, which drew problems at random, had drawn {easy} "
@@ -443,14 +440,12 @@ SEEN = (
 )
 
 RULES = """SHA-256 of the registration: `{digest}`. Each file of results names it with the digest of the code that ran
-and the commit, which has the last commit of registered.json among its ancestors (`git log -1 -- lab/registered.json`).
-Each start of a run is a line of starts.jsonl, beside the results. Nothing is decided before all runs of a claim are
-there.
+and the commit, which has the last commit of registered.json among its ancestors. Each start of a run is a line of
+starts.jsonl, beside the results. Nothing is decided before all runs of a claim are there.
 
 - **The test** is Welch's t over seeds, two-sided, against the margin, which is 0 if none is named. Seeds 0 to 9
   were seen before the registration (the pilot, below) and {seeds} tune; what decides has fresh ones.
-- **The correction** is Holm's over all {claims} claims, and a claim without results counts as p = 1: what is
-  still to come cannot undo a "holds" or a "does not hold".
+- **The correction** is Holm's over all {claims} claims.
 - The verdict is the first of these that applies. **Holds**: p after Holm is below 0.05, on the claimed side. **Does not
   hold**: on the other side. **Equivalent**: two one-sided tests say, after Holm, that the difference is smaller than
   the claim's margin of equivalence; for a claim of “better” an advantage as large as that is ruled out, so the claim is
@@ -507,9 +502,7 @@ before the first run at its best.""".split("\n")
 
 RULES_OF_THUMB = """## Rules of thumb
 
-Two that practitioners give are registered like the papers' claims: [a clip of 0.4](#a-clip-of-04-is-too-wide) and
-[GSPO's entropy](#gspos-entropy-is-below-grpos-with-ten-times-the-papers-band). Of two more something is known without
-a test:
+Of two more than those that are registered something is known without a test:
 
 **GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one.** A measurement, not a
 verdict: the share depends on how much of the peak is models and how much is activations. Measured is a run of two
@@ -517,19 +510,9 @@ steps on CPU, computed is the peak on one GPU with gradient checkpointing; in al
 (`python lab/memory_of_ppo.py`). `grpo.py` has no reward model of its own: its last row adds what one took of PPO's
 memory.""".split("\n")
 
-REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by
-construction: the advantage is divided by the group's deviation, and only `std_eps` (1e-6) knows the scale
-(`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not
-measured; its advantages are whitened too, but its critic has to follow the scale.""".split("\n")
-
-ILLUSTRATIONS = """**Illustrations**: true by construction, so they are no evidence for anything; their sizes are
-measured, in the pilot.
-
-- The deviation in GRPO's advantage gives easy and hard questions more weight than medium ones, as each group is
-  multiplied by 1 / std: here 0.21 to 0.22 more for each unit of reward deviation (`pilot: deviation`).
-- DCPO trains on more of the answers, as a prompt that was once answered both ways has a deviation ever after:
-  0.99 of them in place of 0.69 (`pilot: dcpo`).
-- Under GRPO's advantage the scale of the reward cancels (above).""".split("\n")
+REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by construction
+(`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not measured; its
+advantages are whitened too, but its critic has to follow the scale.""".split("\n")
 
 PILOT_INTRO = """The first laboratory: five seeds (0 to 4, or 5 to 9), one learning rate of 1e-4 for all, 16 claims
 with 32 deciding effects, no correction, and bootstrap intervals that cover 84 % in place of 95 %. **Its
@@ -550,12 +533,9 @@ PILOT_EFFECTS = """As they were decided, and with the interval that five values 
 effects that decided change: the reward of `hacking`, whose interval has 0 in it, and the rung 5 - 4 of
 `ladder`.""".split("\n")
 
-NOT_DONE = """- Rule of thumb: group sizes at equal completions (`grpo.py --group_size 16 --prompts_per_step 16`
-  and so on).
-- Rule of thumb: the scale of the reward under `ppo.py`.
-- Rule of thumb: a KL coefficient of 0.1 in place of 0.05, 0.2 or 0.3; the pilot only had it against none.
-- Dynamic sampling in rounds as small as what is still needed.
-- Held-out accuracy at equal seconds: runs are evaluated at their ends.
-- Findings repeated on a pretrained language model.
+NOT_DONE = """- Rules of thumb: group sizes at equal completions (`grpo.py --group_size 16 --prompts_per_step 16` and so
+  on); the scale of the reward under `ppo.py`; a KL coefficient of 0.1 in place of 0.05, 0.2 or 0.3.
+- Dynamic sampling in rounds as small as what is still needed; held-out accuracy at equal seconds, as runs are evaluated
+  at their ends; findings repeated on a pretrained language model.
 - One KL estimator logged for all of `kl_estimator`, with a run without a penalty; `sharpening` on a task
   without a ceiling.""".split("\n")

@@ -151,7 +151,7 @@ def test_a_value_that_would_fail_later_is_one_line(name, options, message):
 
 
 def test_the_largest_values_are_taken():
-    script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1).check()  # docs/troubleshooting.md has such a rate
+    script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1).check()  # docs/monitoring.md has such a rate
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -146,7 +146,7 @@ def test_no_text_is_read_in_the_encoding_of_the_machine():
 
 
 def cells_of_speed(ours, stock, trl):
-    """The row of docs/performance.md that these turns make, without its title; the ratios are taken turn by turn."""
+    """The row of docs/scale.md that these turns make, without its title; the ratios are taken turn by turn."""
 
     def seconds(turns):
         return f"{statistics.median(turn['step_s'] for turn in turns):.2f}"
@@ -173,14 +173,15 @@ def test_the_page_has_the_measured_speed():
                 found[workload, turns["threads"]] = cells_of_speed(turns["ours"], turns["stock"], turns["trl"])
             else:
                 pretrained = turns["ours"], turns["trl"]
-    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("\n## Speed\n")[1]
     steps = [[turn["step_s"] for turn in turns] for turns in pretrained]
     ratios = sorted(trl / ours for ours, trl in zip(*steps, strict=True))
     said = (
         f"a step took {statistics.median(steps[0]):.1f} s against TRL's {statistics.median(steps[1]):.1f} on two cores"
     )
-    said += ",\nin {:.1f} GB against {:.1f}.".format(*(statistics.median(x["peak_gb"] for x in y) for y in pretrained))
-    assert said in text and "{:.1f}, {:.1f} and {:.1f} in [three turns]".format(*ratios) in text
+    said += ", in {:.1f} GB against {:.1f}.".format(*(statistics.median(x["peak_gb"] for x in y) for y in pretrained))
+    words = " ".join(text.split())
+    assert said in words and "{:.1f}, {:.1f} and {:.1f} in [three turns]".format(*ratios) in words
     table = text.split("| workload |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table.splitlines()[2:]]
     assert len(found) == 6 and sorted(rows) == sorted(found.values())
@@ -194,7 +195,7 @@ def test_the_page_has_the_numbers_of_the_gpu():
     """Of each kept line: the rollouts, a token by rows, the updates, what probes and captures took."""
     lines = (ROOT / "benchmarks/results/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
     about, *rows = map(json.loads, lines)
-    section = (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## On a GPU\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("\n### On a GPU\n")[1].split("\n### ")[0]
     text, table = " ".join(section.split()), [cells(line) for line in section.splitlines() if line.startswith("|")]
     assert all(f"{about[key]}" in text for key in ("driver", "python", "torch", "transformers", "date", "commit"))
     rollouts = {name: [row for row in rows if row.get("rollout") == name] for name in ("no_graphs", "shared", "both")}

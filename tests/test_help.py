@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md and docs/your_own.md: their code runs, their commands do what they say, their names exist."""
+"""docs/monitoring.md and docs/your_own.md: their code runs, their commands do what they say, their names exist."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from common.harness.command_line import parse_args
 from exercises import load
 from testbed import ALL, ROOT, b1, script, totals_of
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("troubleshooting", "your_own")}
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("monitoring", "your_own")}
 TEXT = "\n".join(PAGES.values())
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 1 --eval_samples 4".split()
 
@@ -48,7 +48,7 @@ def run(command, folder, steps):
 
 
 def test_every_command_is_accepted():
-    assert len(commands()) >= 15
+    assert len(commands()) >= 10
     for name, arguments in commands():
         parse_args(script(name).Args, arguments)
 
@@ -70,7 +70,7 @@ def test_every_metric_exists():
     rows = [json.loads(line) for page in PAGES for block in blocks(page, "json") for line in block.splitlines()]
     named |= {key for row in rows for key in row} - {"step"}
     named = {"reward_part/<name>" if name.startswith("reward_part/") else name for name in named}
-    assert len(rows) >= 10 and len(named) >= 30 and named - documented == set()
+    assert len(rows) >= 5 and len(named) >= 30 and named - documented == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -79,7 +79,7 @@ def test_every_section_is_linked_to_and_every_link_has_its_section(page):
         titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
         return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
 
-    contents = re.findall(r"^- \[.*?\]\(#(.*?)\)$", PAGES[page], re.MULTILINE)
+    contents = re.findall(r"\]\(#(.*?)\)", PAGES[page].partition("\n## ")[0])
     assert contents == anchors(PAGES[page])[1:]
     linked = re.findall(r"\]\((?:(\w+)\.md)?#([\w-]+)\)", PAGES[page])
     texts = {other: (ROOT / "docs" / f"{other or page}.md").read_text(encoding="utf-8") for other, _ in linked}
@@ -110,11 +110,11 @@ def test_what_is_not_finite_ends_with_the_printed_line(command, tmp_path):
     with pytest.raises(InputError) as error:
         run(command, tmp_path, 2)
     line = re.sub(r"[\d.]+(?=,)", "NUMBER", str(error.value))
-    assert line in re.sub(r"[\d.]+(?=,)", "NUMBER", PAGES["troubleshooting"])
+    assert line in re.sub(r"[\d.]+(?=,)", "NUMBER", PAGES["monitoring"])
 
 
 def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monkeypatch):
-    (reward,) = [block for block in blocks("troubleshooting", "python") if "def longer" in block]
+    (reward,) = [block for block in blocks("monitoring", "python") if "def longer" in block]
     (tmp_path / "longer.py").write_text(reward, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     rows = run("grpo.py --reward longer.py:longer", tmp_path / "run", 2)

@@ -1,4 +1,4 @@
-"""tools/names.py: what is said of an unknown option. test_refresh.py says when the table of docs/names.md is due."""
+"""tools/names.py: what is said of an unknown option. test_refresh.py says when its table in the docs is due."""
 
 import ast
 import fnmatch
@@ -71,7 +71,7 @@ def options_of(*scripts):
 
 
 def test_all_unknown_options_are_answered_at_once_as_the_page_shows():
-    page = (ROOT / "docs" / "names.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     command, answer = re.search(r"^\$ python grpo\.py (.*)\ngrpo\.py: error: (.*)$", page, re.MULTILINE).groups()
     with pytest.raises(InputError) as error:
         parse_args(script("grpo").Args, command.split())

@@ -52,9 +52,12 @@ def test_the_page_says_what_a_task_of_reasoning_gym_gave():
 
 def test_the_page_says_what_the_bare_model_gets_of_the_mix():
     kinds = [f"{real_model.final('mix-bare', 0, (kind,)):.2f}" for kind in real_model.PROBLEMS]
-    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
     assert "{} of the sums, {} of the differences and no sum of three terms".format(*kinds) in page
     assert kinds[2] == "0.00"
+    names = [f"mix-{name}" for name in ("grpo", "dapo", "ppo", "dpo", "grpo-long")]
+    starts, most = {f"{real_model.start(name, 0):.2f}" for name in names}, max(map(real_model.final, names, [0] * 5))
+    assert starts == {"0.21"} and f"at {starts.pop()}. None of five (`mix-*`) ended above {most:.2f}" in page
 
 
 def test_the_page_says_what_the_reward_model_paid_for():
@@ -97,6 +100,15 @@ def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
     (tmp_path / "grpo-seed0.jsonl").touch()
     with real_model.claim("grpo", 0) as mine:
         assert not mine  # it has results by now
+
+
+def test_the_page_says_which_rates_could_be_told_apart():
+    found = {}
+    for name in real_model.COMPARED:
+        found[name] = [real_model.final(f"tune-{name}-{rate}", real_model.TUNING_SEED) for rate in real_model.RATES]
+    assert [name for name, (slow, fast) in found.items() if abs(fast - slow) > 0.1] == ["dapo"]
+    said = "dapo.py's do ({:.2f} and {:.2f})".format(*found["dapo"])
+    assert said in " ".join((ROOT / "docs" / "real_model.md").read_text(encoding="utf-8").split())
 
 
 def test_a_run_has_the_rate_of_its_tuning(monkeypatch):

@@ -445,7 +445,7 @@ def test_the_readmes_get_the_counts_of_the_verdicts(rows, tmp_path, monkeypatch)
     page, numbers = tree.read("docs/claims.md"), tree.read("lab/results/numbers.md")
     assert page == report.build() and numbers == report.numbers_page()
     place = f"../lab/results/numbers.md#{report.anchor(FIRST['title'])}"
-    assert f"[Its numbers, and how the runs were made]({place}).\n" in page and "gspo.py {hard}" not in page
+    assert page.count(f"[Its numbers]({place}).\n") == 1 and "gspo.py {hard}" not in page
     section = numbers.split(f"\n## {FIRST['title']}\n")[1].split("\n## ")[0]
     assert "GRPO: 0.602 ± 0.002**" in section and texts.BESIDE["sequence_ratio"] in section
     links = re.findall(r"\]\((?!http)([^)#]*)", numbers)

@@ -395,9 +395,9 @@ def test_a_dead_run_says_so_once_after_five_steps_in_a_row(name, dead, alive, tm
     steps = [{name: value, "optim/lr": 1e-4} for value in [dead] * 4 + [alive] + [dead] * 4]
     steps += [{}] + [{name: dead}] * 5 + [{name: alive}] + [{name: dead}] * 6  # without it in a row: not five
     ((step, line),) = said_after(tmp_path, steps, capsys)
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert step == 15 and line.startswith(f"{name} has been {dead} for 5 steps in a row")
-    assert line.endswith("see docs/troubleshooting.md") and f"`{name}`" in page
+    assert line.endswith("see docs/monitoring.md") and f"`{name}`" in page
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import report
 from testbed import ROOT
 
 pytestmark = pytest.mark.needs("scipy")
-TEXT = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8").split("## Which one, when")[1]
+TEXT = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8").split("## Which one, when")[1].split("\n## ")[0]
 LINK = re.compile(r"\[([^\]]+)\]\(claims\.md#([^)]+)\)")
 
 

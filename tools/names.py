@@ -1,4 +1,4 @@
-"""The names that options have in TRL, verl and OpenRLHF: for errors that name the option here, and docs/names.md.
+"""The names that options have in TRL, verl and OpenRLHF: for errors that name the option here, and docs/algorithms.md.
 
 The scripts load this file by its path at an unknown option. tools/refresh.py writes the table into the page.
 """
@@ -8,7 +8,7 @@ import fnmatch
 import re
 from typing import NamedTuple
 
-PAGE = "docs/names.md"
+PAGE = "docs/algorithms.md"
 HEAD = "| here | TRL | verl | OpenRLHF | |\n|---|---|---|---|---|\n"
 RECIPE = "python examples/recipes.py"
 SAMPLES = "training samples the policy itself; see --eval_top_p"
@@ -341,10 +341,12 @@ def code(names):
 
 
 def table():
-    rows = (" | ".join((code(row.here), code(row.trl), code(row.verl), code(row.openrlhf), row.note)) for row in NAMES)
+    """Without the options that are not here at all: of these the command line says why."""
+    shown = (row for row in NAMES if row.here or not row.note.startswith("no: "))
+    rows = (" | ".join((code(row.here), code(row.trl), code(row.verl), code(row.openrlhf), row.note)) for row in shown)
     return HEAD + "".join(f"| {row} |\n" for row in rows)
 
 
 def refresh(tree):
-    tree.write(PAGE, re.sub(r"(?:^\|.*\n)+", lambda _: table(), tree.read(PAGE), count=1, flags=re.MULTILINE))
+    tree.write(PAGE, re.sub(rf"{re.escape(HEAD)}(?:\|.*\n)*", lambda _: table(), tree.read(PAGE)))
     return []

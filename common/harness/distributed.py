@@ -81,7 +81,7 @@ def set_up_attention():
 
 def set_threads(weights):
     """Set the number of CPU threads for a model of so many weights: this process's share of the cores, or one for a
-    small model, whose threads wait for each other by spinning (docs/performance.md)."""
+    small model, whose threads wait for each other by spinning (docs/scale.md)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1

@@ -91,7 +91,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
     has_units = lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16"))
     if has_units and accelerator and (accelerator.device.type, accelerator.mixed_precision) == ("cpu", "no"):
-        say(args, option, "faster on this CPU: `accelerate launch --cpu --mixed_precision bf16` (docs/performance.md)")
+        say(args, option, "faster on this CPU: `accelerate launch --cpu --mixed_precision bf16` (docs/scale.md)")
     return policy.train()
 
 

@@ -210,7 +210,7 @@ class Run:
                 self.dead_steps[name] = 0
             elif self.dead_steps[name] == 5:
                 del self.dead[name]
-                self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/troubleshooting.md")
+                self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/monitoring.md")
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
