@@ -52,6 +52,12 @@ def chain_section():
     return (ROOT / "docs/reward_model.md").read_text(encoding="utf-8").split("\n## The RLHF chain")[1].split("\n## ")[0]
 
 
+def test_the_pages_stay_few_and_short():
+    pages = [*ROOT.glob("docs/*.md")]
+    lines = {page.name: page.read_text(encoding="utf-8").count("\n") for page in pages}
+    assert len(pages) <= 22 and sum(lines.values()) <= 6_000, sorted(lines.items(), key=lambda item: -item[1])
+
+
 def test_the_page_prints_the_commands_of_the_chain():
     section = chain_section()
     printed = [line.split("#")[0].strip() for line in section.split("```")[1].splitlines()[1:]]
