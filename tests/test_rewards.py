@@ -24,6 +24,9 @@ from common.rewards import (
 )
 from testbed import embedded, embedded_prompts, metric_rows
 
+# A variable of a comprehension is gone with it: from Python 3.12 on it has no frame of its own.
+ROW_1 = "row 1" if sys.version_info < (3, 12) else "3 rows"
+
 
 def chosen(*names, weights=None):
     return load_rewards(SimpleNamespace(reward=list(names), reward_weights=weights))
@@ -153,7 +156,8 @@ def test_what_only_watches_gives_no_row_a_reward(user_file):
         ("[0.0] * 4", "mine.*list of 3 values"),
         ("1.0", "mine.*returned 1.0: return a list"),
         ("None", "mine.*returned None: return a list"),
-        ("[1 / (c != 's1') for c in completions]", "mine.*row 1.*ZeroDivisionError"),
+        ("[1 / (c != 's1') for c in completions]", f"mine.*{ROW_1}.*ZeroDivisionError"),
+        ("list(map(lambda c: 1 / (c != 's1'), completions))", "mine.*row 1.*ZeroDivisionError"),
         ("missing", "mine.*3 rows.*NameError"),
     ],
 )
@@ -177,7 +181,7 @@ def test_a_function_that_fails_is_called_once(user_file, end):
     try:
         score(reward, [row()] * 3, texts, [False] * 3)
     except InputError as error:
-        assert ("row 1" if "/" in end else "row 0") in str(error)
+        assert (ROW_1 if "/" in end else "row 0") in str(error)
     assert sys.modules["reward_file_mine"].calls == [texts]
 
 

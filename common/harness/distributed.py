@@ -62,13 +62,10 @@ def refuse_any(problems):
 
 
 def set_up_attention():
-    """What sdpa needs on a GPU.
-
-    transformers builds each padding mask without looking whether it is all true and can be left out: that waits for the
-    GPU at each decoded token, and the batches here have padding. And cuDNN's attention is off, which torch 2.11 to 2.13
-    prefer on an H100: with a mask its gradient can be NaN in rows of 64, 192, 320, ... tokens (pytorch issue 196678),
-    and it makes a plan for each new length, so for each decoded token.
-    """
+    """What sdpa needs on a GPU. Each padding mask is built without looking whether it is all true and can be left out:
+    to look is to wait for the GPU at each decoded token, and batches here have padding. And cuDNN's attention is off,
+    which torch 2.11 to 2.13 prefer on an H100: with a mask its gradient can be NaN in rows of 64, 192, 320, ... tokens
+    (pytorch issue 196678), and it makes a plan for each new length, so for each decoded token."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):

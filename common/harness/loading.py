@@ -136,7 +136,9 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
             transformers.GenerationConfig.from_pretrained(base)
         transformers.logging.set_verbosity_error()  # it reports on the weights in many lines
         transformers.logging.disable_progress_bar()
-        attention = None if args.attn_implementation == "sdpa" else args.attn_implementation  # None: sdpa, else eager
+        attention = args.attn_implementation
+        if attention == "sdpa":  # None: sdpa, else eager. The sdpa of transformers 5.17 leaves out a soft cap
+            attention = "eager" if getattr(text, "attn_logit_softcapping", None) else None
         options = dict(config=config, dtype=getattr(torch, args.dtype), attn_implementation=attention)
         lm, info = auto_class.from_pretrained(base, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         check_weights(args, option, lm, info, new_head)
