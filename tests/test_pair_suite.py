@@ -13,7 +13,7 @@ import pair_worker
 from common.errors import InputError
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics
-from common.harness.pairs import Pair, load_pairs
+from common.harness.pairs import EMBEDDED_PAIRS, Pair, load_pairs
 from processes import run_processes
 from reward_model import load_reward_model
 from testbed import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
@@ -199,11 +199,15 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def last_loss(of_few_pairs, tmp_path_factory):
     """The last evaluation's loss of a run of two steps a pass, as a function of script and options."""
+    data = tmp_path_factory.mktemp("pairs")
+    for split in ("train", "test"):
+        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:16]
+        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
     @functools.cache
     def loss(name, *options):
         folder = tmp_path_factory.mktemp("run")
-        run(name, folder, "--pairs_per_step", 48, "--eval_every", 0, "--max_steps", 3, *options)
+        run(name, folder, "--dataset", data, "--pairs_per_step", 8, "--eval_every", 0, "--max_steps", 3, *options)
         return metric_rows(folder)[-1]["eval/loss"]
 
     return loss
