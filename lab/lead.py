@@ -150,7 +150,7 @@ TEXT = """### An experiment of its own
 
 Twelve base models, built for it with new seeds, two runs of each arm on each. It has a registration of its own,
 [registered_lead.json](../lab/registered_lead.json), committed before its first run, with what was known by then, as the
-first table above. It decides nothing of the claims on this page, and they decide nothing of it.
+first table of this section. It decides nothing of the claims on this page, and they decide nothing of it.
 **{made} of {wanted} deciding runs are made**, and {tuned} of {to_tune} of the tuning. {status}
 
 {results}<details>

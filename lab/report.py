@@ -698,14 +698,14 @@ def whole():
     header += ["chance of “equivalent” at 0, planned", "smallest effect seen, as measured", "the runs"]
     power = table(header, map(statistics, registered["claims"]))
     options = [f"- `{word}` is `{options}`" for word, options in registered["options"].items()]
-    lines = ["# Claims", "", *texts.INTRO, "", *findings(), *first_tables(), *lead_section()]
+    lines = ["# Claims", "", *texts.INTRO, "", *findings(), *first_tables()]
     lines += ["## How a claim is decided", "", *texts.TASK, "", *seen_lines()]
     lines += [*folded("The rules", rules), *folded("All statistics", [*texts.POWER, "", *power])]
     lines += folded("The commands of all runs", [*commands(), "", "In these", "", *options])
     for claim in registered["claims"]:
         lines += section(claim, told)
     thumb = [*texts.RULES_OF_THUMB, "", *memory_table(), "", *texts.REWARD_SCALE, ""]
-    lines += [*best_section(), *thumb, *pilot_section()]
+    lines += [*best_section(), *lead_section(), *thumb, *pilot_section()]
     lines += ["## The history of the rules", "", *texts.HISTORY_SHORT, "", *folded("All of it", texts.HISTORY)]
     lines += not_done()
     lines.append(f"<!-- made from {fingerprint()} -->")

@@ -172,8 +172,8 @@ LIMITS = {
     ),
     "best-ppo": (
         "Whether it is the critic, the group or the batch: PPO draws 256 prompts once and GRPO 32 eight times, and "
-        "[what the lead is made of](#what-ppos-lead-is-made-of) is above. The critic's own rate, 1e-3, is not tuned. "
-        "DPO, which decides nothing, makes fewer optimizer steps by far from as many completions. Looked at "
+        "[what the lead is made of](#what-ppos-lead-is-made-of) has its own section. The critic's own rate, 1e-3, is "
+        "not tuned. DPO, which decides nothing, makes fewer optimizer steps by far from as many completions. Looked at "
         "afterwards, which decides nothing: that PPO is ahead is plain, that it is ahead by more than the margin is "
         "not. The interval of 99.7% contains that margin: p is small enough only at Holm's ninth step, after eight "
         "claims with smaller p. PPO takes 1.8 times the seconds."

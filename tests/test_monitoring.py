@@ -96,7 +96,7 @@ def test_the_kl_of_verl_and_ours_on_one_batch():
     old, new, mask = -old, 4 * step - 2 - old, torch.arange(6) < torch.tensor([[6], [3], [1], [5]]).repeat(4, 1)
     _, stats = ppo.policy_loss(new, old, signs - 0.5, mask, ppo.Args())
     kls = stats["approx_kl"][mask].mean(), (old - new)[mask].mean()
-    assert "on the same random data {:.3f} here and {:.3f} |".format(*kls) in METRICS
+    assert "on the same random data {:.3f} here and {:.3f} in verl |".format(*kls) in METRICS
 
 
 def test_the_names_exist():
