@@ -1781,7 +1781,7 @@ MUTANTS = [
         "test_pairs.py::test_given_pairs_end_with_what_the_template_puts_there"),
     mutant("a reward model is asked after EOS and not at the end of the turn", "common",
         "ids += completion + ([] if cut else [end])",
-        "ids += completion + ([] if cut else [eos])",
+        "ids += completion + ([] if cut else [tokenizer.eos_token_id])",
         "test_classifiers.py::test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn"),
     mutant("a completion that was cut is scored as a finished one", "common",
         "ids += completion + ([] if cut else [end])",
