@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    Gemma2PreTrainedModel,
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
@@ -165,6 +166,13 @@ def test_a_model_without_sdpa_runs_with_eager(kind, sizes, tmp_path):
     policy = policy_of(folder)
     assert policy.lm.config._attn_implementation == "eager"
     assert torch.isfinite(policy(random_batch(vocabulary=20))[0]).all()
+
+
+def test_a_soft_cap_of_attention_is_never_left_to_sdpa(tmp_path, monkeypatch):
+    """Under transformers 5.17 Gemma 2 says that it has sdpa, which leaves the cap out: other log-probs, and no word."""
+    folder = small_model(tmp_path, AutoModelForCausalLM, "gemma2", head_dim=8, num_key_value_heads=1)
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    assert policy_of(folder).lm.config._attn_implementation == "eager"
 
 
 def test_another_attention_is_taken_as_it_is_named(tmp_path, capsys):
