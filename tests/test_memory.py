@@ -4,6 +4,8 @@ import functools
 import json
 import math
 import os
+import re
+import shlex
 
 import pytest
 import torch
@@ -15,8 +17,9 @@ import grpo
 import memory
 import reward_model
 from common.errors import InputError
+from common.harness.command_line import parse_args
 from dry_run import Job, Terms
-from testbed import ALL, script
+from testbed import ALL, ROOT, script
 
 TINY = memory.shape(128, 3, 4, 2, 352, 512, True)
 
@@ -163,6 +166,16 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
     for value, option in tips:  # each is what a dry run with that option prints
         _, other = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32, *option.split())
         assert max(terms["all"] for terms in other.values()) == pytest.approx(float(value), abs=0.06)
+
+
+@pytest.mark.beside("README.md")
+def test_the_command_of_the_readme_takes_what_it_says():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [(command, gib)] = re.findall(r"`accelerate launch grpo.py (.* openai/gsm8k .*)` \((\S+) GiB by", text)
+    sizes = memory.meta_sizes(memory.MODELS["0.5B"])
+    assert "Qwen2.5-0.5B" in command
+    computed = dry_run.estimate(parse_args(grpo.Args, shlex.split(command)), Job(), sizes)
+    assert f"{dry_run.peak(computed)[1] / dry_run.GIB:.1f}" == gib
 
 
 def test_bfloat16_is_a_tip_for_the_launch_and_of_weights_for_adapters_alone():
