@@ -56,11 +56,7 @@ def quick_and_restored(monkeypatch):
 # --- how an error is told ---
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, tmp_path, capfd, monkeypatch):
-    """Without a terminal there is no bar: a log file held hundreds of its frames."""
-    for stream in (sys.stdout, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+def test_an_error_stands_on_a_line_of_its_own_after_those_of_the_steps(tmp_path, capfd):
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
@@ -71,11 +67,11 @@ def test_an_error_stands_on_a_line_of_its_own_below_the_progress_bar(terminal, t
     with pytest.raises(SystemExit) as end, clean_exit():
         script("grpo").main(list(map(str, [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"])))
     out, err = capfd.readouterr()
-    *bar, error = err.splitlines()
-    assert end.value.code == 2 and ("| 1/2 [" in bar[-1] if terminal else bar == []) and "error" not in "".join(bar)
+    (error,) = err.splitlines()
+    assert end.value.code == 2
     values = r"step 1/2: reward 1\.000, length \d+\.\d{3}, entropy 0\.\d{3}, \d+\.\d s"
-    steps = [line for line in out.splitlines() if line.startswith("step 1/2")]
-    assert steps == [] if terminal else len(steps) == 1 and re.fullmatch(values, steps[0])
+    (step,) = (line for line in out.splitlines() if line.startswith("step 1/2"))
+    assert re.fullmatch(values, step)
     assert error.startswith(f"{os.path.basename(sys.argv[0])}: error: reward 'bad'") and "\r" not in error
     assert error.endswith("(after step 1)")
 
@@ -97,7 +93,7 @@ def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be
 
 
 def test_a_process_that_failed_leaves_nothing_to_the_next_run(tmp_path):
-    """Of `main` called twice from Python, the second run had the signal, the step and the bar of the first."""
+    """Of `main` called twice from Python, the second run had the signal and the step of the first."""
     found = []
     for number in range(2):
         with pytest.raises(SystemExit), clean_exit():

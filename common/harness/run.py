@@ -15,7 +15,6 @@ import time
 
 import filelock
 import torch
-from tqdm import tqdm
 
 from common.batches import raw_lines
 from common.errors import InputError, Process, one_line, refuse
@@ -47,7 +46,7 @@ class Run:
         self.exit_code, self.interrupted, self.said_unscored = 0, False, False
         self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
         self.started = time.perf_counter()
-        self.bar = self.lock = self.made_folder = self.saved_step = None
+        self.step_start = self.lock = self.made_folder = self.saved_step = None
         handler = signal.getsignal(signal.SIGTERM)  # that of `clean_exit`, unless this is a notebook
         self.process = handler if isinstance(handler, Process) else Process()
         self.process.run, self.process.signal = self, 0
@@ -114,15 +113,14 @@ class Run:
         vars(self).update(state)
 
     def print(self, text):
-        """Print a line on the first process, above its progress bar."""
+        """Print a line on the first process."""
         if self.accelerator.is_main_process:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            print(text, flush=True)
 
     def start(self, *lines):
         """Load the last checkpoint with --resume, and print `lines`, the processes and the batch sizes. Call it after
         `prepare` and `keep`."""
-        accelerator, max_steps = self.accelerator, self.args.max_steps
+        accelerator = self.accelerator
         path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
         if path:
             checkpoints.load_checkpoint(self, path)
@@ -134,10 +132,6 @@ class Run:
             self.first_eval = {}
             self.print("other --eval options than before: the closing line leaves out the first evaluation")
         on_first(accelerator, self.clean_folder)
-        # Without a terminal there is no bar (None), but a line for each step.
-        hidden = not accelerator.is_main_process or max_steps == 0 or None
-        self.bar = tqdm(total=max(max_steps, 0) or None, initial=self.step, unit="step", disable=hidden)
-        self.lines = not (sys.stdout.isatty() and sys.stderr.isatty())
         self.step_start = time.perf_counter()
         processes, device = accelerator.num_processes, accelerator.device.type
         device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
@@ -195,14 +189,10 @@ class Run:
         return {name: value for name, value in (result or {}).items() if counted or "/pass@" not in name}
 
     def progress(self, metrics):
-        """Show the metrics of a finished step, and warn, each time once, of what keeps the run from learning."""
-        values = {short: f"{metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics}
-        self.bar.set_postfix(values)
-        self.bar.update()
-        if self.lines:
-            total = f"/{self.bar.total}" if self.bar.total else ""
-            seconds = f"{time.perf_counter() - self.step_start:.1f} s"
-            self.print(f"step {self.step}{total}: " + ", ".join([*map(" ".join, values.items()), seconds]))
+        """Print a line for a finished step, and warn, each time once, of what keeps the run from learning."""
+        values = [f"{short} {metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics]
+        values.append(f"{time.perf_counter() - self.step_start:.1f} s")
+        self.print(f"step {self.step}{f'/{most}' if (most := self.args.max_steps) > 0 else ''}: {', '.join(values)}")
         for name, value in list(self.dead.items()):
             paused = name == "optim/grad_norm" and metrics.get("optim/lr") == 0
             self.dead_steps[name] += 1
@@ -280,7 +270,6 @@ class Run:
 
     def finish(self, model, policy, tokenizer):
         """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
-        self.bar.close()
         if self.interrupted:
             self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
             return
@@ -315,7 +304,4 @@ class Run:
             if self.made_folder and set(os.listdir(self.made_folder)) <= {"lock"}:
                 (self.made_folder / "lock").unlink(missing_ok=True)
                 self.made_folder.rmdir()
-        if self.bar is None:
-            return ""
-        self.bar.close()
-        return f" (after step {self.step})"
+        return "" if self.step_start is None else f" (after step {self.step})"
