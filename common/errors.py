@@ -15,11 +15,8 @@ class InputError(ValueError):
 
 
 class Process:
-    """The handler of SIGINT (Ctrl-C) and SIGTERM that `clean_exit` sets, with the run of this process once it has one.
-
-    The first one ends the run after the current step, or at once if no step would be lost. The next one has its default
-    action, which ends the process whatever it is waiting for.
-    """
+    """The handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one. The first signal ends
+    the run after the current step, or at once if no step would be lost; the next one has its default action."""
 
     ECHO = 1.0  # seconds in which a second signal is taken for the first one, passed on by a launcher
     run, signal = None, 0  # the number of the signal received
@@ -44,8 +41,7 @@ def set_handlers(action):
 
 
 def in_worker(process):
-    """Take a worker of a reward's Pool out of the run's process group, which Ctrl-C and schedulers signal while the
-    current step still needs it, and let it end with the run."""
+    """Keep Ctrl-C, which the current step still survives, from a worker of a reward's Pool; let it end with the run."""
 
     def end_with_parent():
         multiprocessing.parent_process().join()

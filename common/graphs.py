@@ -4,8 +4,7 @@ On a GPU a decoded token takes as long as Python needs to launch its thousand ke
 replays them in a fraction of that time at the same addresses. So keys and values stay in place, and attention gets all
 columns of the cache, of which the mask hides those to come. When the cache changes its shape (more columns, fewer rows;
 up to some ten times in a rollout), the next token runs as usual and is recorded. Graphs die with their rollout, before
-an update makes them stale. On a CPU the same tokens run over the same tensors unrecorded: so the tests see them.
-"""
+an update makes them stale. On a CPU the same tokens run over the same tensors unrecorded: so the tests see them."""
 
 import functools
 
@@ -57,11 +56,8 @@ def recording_stream():
 
 
 class OneTokenByGraph:
-    """Logits (R, V) of one more token of each row, in R = B * n rows.
-
-    `forward(inputs)` runs the model; `cache`, `mask` (B, P) and `positions` (B, 1), of the next token, are those of the
-    prompts. At most `most` tokens follow.
-    """
+    """Logits (R, V) of one more token of each row, in R = B * n rows. `forward(inputs)` runs the model; `cache`, `mask`
+    (B, P) and `positions` (B, 1), of the next token, are those of the prompts. At most `most` tokens follow."""
 
     may_record = True  # of the process: where it failed once, all rollouts do without
 

@@ -3,8 +3,7 @@
 On a GPU in bfloat16 this takes the place of `Backbone.plain_states`, with the same result up to rounding. The tokens
 lie in one row (1, N): the distinct prompts, then the completions without their last token, which predicts nothing. A
 prompt attends to itself, a completion to its prompt and to itself: the keys of each of these sequences are gathered by
-an index, through which the gradient flows back, and `varlen_attn` of torch takes the lengths of queries and keys.
-"""
+an index, through which the gradient flows back, and `varlen_attn` of torch takes the lengths of queries and keys."""
 
 import inspect
 from itertools import accumulate

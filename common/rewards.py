@@ -203,8 +203,7 @@ def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[b
 
 
 def log_extra(texts: list, column: str, values: list) -> None:
-    """What TRL passes as `log_extra`, with the completions bound: the values go to their rows in samples.jsonl, where
-    NaN and infinity become null, since JSON has neither."""
+    """What TRL passes as `log_extra`, with the completions bound: values go to rows of samples.jsonl, NaN as null."""
     for text, value in zip(texts, values, strict=True):
         text.extra[str(column)] = None if isinstance(value, float) and not math.isfinite(value) else value
 

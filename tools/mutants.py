@@ -1304,7 +1304,7 @@ MUTANTS = [
         "for start in range(0, len(prompts) - size + 1, size):",
         "test_generation.py::test_generate_batch_size_caps_the_rows_of_a_call[shared]"),
     mutant("rollout: positions do not know of the padding", "common",
-        "position_ids = positions(torch.ones_like(input_ids) if attention_mask is None else attention_mask)",
+        "position_ids = positions(mask)",
         "position_ids = torch.arange(width).expand_as(input_ids)",
         "test_generation.py::test_rollout_logprobs_equal_the_training_forward[gpt2-1.0]"),
     mutant("rollout: the position stands still", "common",

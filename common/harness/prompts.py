@@ -30,8 +30,7 @@ def without_none(value):
 
 
 def read_prompt(row, column, where):
-    """(prompt, None) from the column, or without one from what `chosen` and `rejected` share; (prompt, answer) from
-    `messages` that end with an answer."""
+    """(prompt, None) of the column, or of what `chosen` and `rejected` share; (prompt, answer) of whole `messages`."""
     last = None
     if column:
         prompt = read_text(row.get(column) or "", "the prompt", where)
@@ -56,8 +55,7 @@ def shared_prompt(chosen, rejected):
 
 
 def tokenize(rows, args, tokenizer):
-    """Token ids of the prompts of rows (place for messages, prompt, columns), through the chat template if there is
-    one, else as plain text."""
+    """Token ids of the prompts of rows (place for errors, prompt, columns), by the chat template if there is one."""
     plain = not tokenizer.chat_template  # a template writes special tokens itself
     texts = [prompt_text(*row, args, tokenizer) for row in rows]
     encoded = encode(texts, tokenizer, add_special_tokens=plain)

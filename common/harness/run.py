@@ -33,10 +33,8 @@ DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # five such steps in a
 
 
 class Run:
-    """A run and its folder, which it locks until it ends; docs/running.md has the files.
-
-    `dead`: metrics with the values by which all advantages of a step are 0; `DEAD` has the others.
-    """
+    """A run and its folder, which it locks until it ends; docs/running.md has the files. `dead`: metrics with the
+    values by which all advantages of a step are 0; `DEAD` has the others."""
 
     def __init__(self, accelerator, args, script, reward_functions=(), dead=(("advantage/zero_groups", 1),)):
         self.accelerator, self.args, self.script = accelerator, args, script
@@ -118,8 +116,7 @@ class Run:
             print(text, flush=True)
 
     def start(self, *lines):
-        """Load the last checkpoint with --resume, and print `lines`, the processes and the batch sizes. Call it after
-        `prepare` and `keep`."""
+        """With --resume load the last checkpoint; print `lines` and sizes. Call it after `prepare` and `keep`."""
         accelerator = self.accelerator
         path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
         if path:
@@ -171,8 +168,7 @@ class Run:
         self.print(f"step {self.step}, reward {reward}: {sample}")
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
-        """Print the metrics `result` of an evaluation, and write samples of all prompts of `shown`; with a `tokenizer`
-        print the first one too, with its special tokens."""
+        """Print the metrics `result` of an evaluation, and write samples of `shown`; with a `tokenizer` print one."""
         rows = sample_rows(*shown, number=None) if shown else []
         self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
@@ -204,8 +200,7 @@ class Run:
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
-        """Warn of completions without a reward. If none had one in the first step, or in SKIPPED_STEPS in a row, save a
-        checkpoint and raise an InputError."""
+        """Warn of completions without a reward. Without any in the first step, or in SKIPPED_STEPS in a row, end."""
         share = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
         if share and not self.said_unscored:
             self.said_unscored = True
