@@ -74,9 +74,7 @@ def load_function(spec: str, cls: type) -> Callable:
     """The function that a value of --reward names; `cls`, the script's `Args`, says where its tools/ is."""
     source, _, name = spec.rpartition(":")
     if spec == "math_verify":
-        if not (tool := load_tool(cls, "math_verify_reward")):
-            raise InputError("--reward math_verify needs tools/ (beside the script)")
-        RULES[spec] = tool.load()
+        RULES[spec] = load_tool(cls, "math_verify_reward", needed_by="--reward math_verify").load()
     if spec in RULES:
         return RULES[spec]
     if not source or not name:

@@ -1,16 +1,14 @@
-"""The command line: options from it and from a YAML file, and what is loaded from tools/ when an option asks for it."""
+"""The command line, and what is loaded from tools/ when an option asks for it."""
 
 import argparse
 import dataclasses
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
-import yaml
 from transformers import HfArgumentParser
 
-from common.errors import InputError, one_line
+from common.errors import InputError
 from common.harness.args import GROUPS
 
 
@@ -38,7 +36,8 @@ def parse_args(cls, argv=None):
     how = dict(return_remaining_strings=True, look_for_args_file=False)
     args, own, unknown = parser.parse_args_into_dataclasses(argv, **how)
     if own.config is not None:  # through argparse too, which converts types and refuses unknown names
-        args, _, unknown = parser.parse_args_into_dataclasses([*yaml_arguments(own.config), *argv], **how)
+        given = load_tool(cls, "config", needed_by="--config").arguments(own.config)
+        args, _, unknown = parser.parse_args_into_dataclasses([*given, *argv], **how)
     if unknown:
         names = load_tool(cls, "names")
         parser.error(names.answer(unknown, vars(args)) if names else f"unknown option {unknown[0]}")
@@ -47,43 +46,20 @@ def parse_args(cls, argv=None):
             setattr(args, field.name, getattr(args, field.name)[0])
     args.check()
     if args.dry_run:
-        if not (tool := load_tool(cls, "dry_run")):
-            raise InputError("--dry_run needs tools/ (beside the script)")
-        tool.dry_run(args)
+        load_tool(cls, "dry_run", needed_by="--dry_run").dry_run(args)
         raise SystemExit(0)
     return args
 
 
-def load_tool(cls, name):
-    """The module tools/NAME.py beside the script of `cls`, or None; by its path, because `tools` is a common name."""
+def load_tool(cls, name, needed_by=None):
+    """The module tools/NAME.py beside the script of `cls`, by its path, because `tools` is a common name. Where it is
+    not there None, or an InputError that names the option `needed_by` which it is for."""
     path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
     if not path.is_file():
+        if needed_by:
+            raise InputError(f"{needed_by} needs tools/ (beside the script)")
         return None
     spec = importlib.util.spec_from_file_location(f"tools.{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def yaml_arguments(path):
-    """The options of a YAML file as arguments of a command line, each word as it is spelled: YAML itself would read 010
-    as 8, 1:30 as 90, no as False and 1e-6 as a text. A null is left out."""
-    arguments, names = [], ["config"]
-    try:
-        with open(path, encoding="utf-8") as file:
-            root = yaml.compose(file, yaml.SafeLoader)
-        if root and not isinstance(root, yaml.MappingNode):
-            raise ValueError("expected `option: value` lines")
-        for key, node in root.value if root else []:
-            name, is_list = str(key.value).replace("-", "_"), isinstance(node, yaml.SequenceNode)
-            words = [part.value for part in (node.value if is_list else [node])]
-            if name in names:
-                raise ValueError(f"{name} is given twice, or is no option of a file")
-            if any(not isinstance(word, str) or (is_list and re.match(r"-[^\d.]", word)) for word in words):
-                raise ValueError(f"{name}: expected a value, or a list of values that are no options")
-            names.append(name)
-            if words and node.tag != "tag:yaml.org,2002:null":
-                arguments += [f"--{name}", *words] if is_list else [f"--{name}={node.value}"]
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"--config {path}: {one_line(error)}") from None
-    return arguments

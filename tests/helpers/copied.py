@@ -67,6 +67,7 @@ def main(kind, folder, *words):
     assert run(script, *sizes, *QUICK) == 0
     assert run(script, *sizes, *QUICK, "--max_steps", "2", "--resume") == 0
     assert run(script, "--num_generations", "8") == 2
+    assert run(script, "--config", "run.yaml") == 2
     assert run(script, "--dry_run") == 2
     ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     assert [path for path in ours if is_ours(path) and path != __file__] == []
