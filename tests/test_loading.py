@@ -430,7 +430,7 @@ def test_a_model_that_is_not_there_is_one_line(path):
 @pytest.mark.parametrize("option", ["model_name_or_path", "critic_path", "reward_model_path"])
 @pytest.mark.parametrize("where", ["folder", "hub", pytest.param("dry run", marks=pytest.mark.beside("tools"))])
 def test_an_adapter_is_refused_as_a_model(where, option, tmp_path, monkeypatch):
-    """transformers would load it onto its base, and --lora_rank would add adapters beside its own."""
+    """Also where the folder holds tokenizer, configuration and weights of a whole model beside it."""
     folder = copy_of_embedded(hub_snapshot(tmp_path, monkeypatch) if where == "hub" else tmp_path / "model")
     config = {"peft_type": "LORA", "base_model_name_or_path": str(EMBEDDED), "r": 4}
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
