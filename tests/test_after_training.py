@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
+from common.errors import InputError
 from common.harness.data import EMBEDDED
 from testbed import ROOT
 
@@ -53,7 +54,10 @@ def test_a_model_answers_plain_text_and_messages(trained, capsys):
 @pytest.mark.needs("peft")
 def test_an_adapter_is_merged_into_the_model_that_was_trained(trained):
     trained("lora", "--lora_rank", "4")
+    with pytest.raises(InputError, match="--model_name_or_path runs/lora/model: holds a PEFT adapter"):
+        trained("more", "--model_name_or_path", "runs/lora/model")
     exec(MERGE, {})
+    trained("more", "--model_name_or_path", "runs/lora/merged", "--lora_rank", "2")
     prompt = AutoTokenizer.from_pretrained("runs/lora/merged")("8+9+3+1+3?", return_tensors="pt")
     with torch.no_grad():
         merged, base = (

@@ -2,6 +2,7 @@
 completion ends; and what is saved."""
 
 import dataclasses
+import json
 import math
 import types
 
@@ -38,6 +39,7 @@ from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,
     copy_of_embedded,
+    hub_snapshot,
     learned,
     policy_of,
     random_batch,
@@ -423,6 +425,21 @@ def test_stop_tokens(template, configured, expected):
 def test_a_model_that_is_not_there_is_one_line(path):
     with pytest.raises(InputError, match="model_name_or_path"):
         load_tokenizer(grpo.Args(model_name_or_path=path))
+
+
+@pytest.mark.parametrize("option", ["model_name_or_path", "critic_path", "reward_model_path"])
+@pytest.mark.parametrize("where", ["folder", "hub", pytest.param("dry run", marks=pytest.mark.beside("tools"))])
+def test_an_adapter_is_refused_as_a_model(where, option, tmp_path, monkeypatch):
+    """Also where the folder holds tokenizer, configuration and weights of a whole model beside it."""
+    folder = copy_of_embedded(hub_snapshot(tmp_path, monkeypatch) if where == "hub" else tmp_path / "model")
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(EMBEDDED), "r": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    name = "some/model" if where == "hub" else str(folder)
+    with pytest.raises(InputError) as error:
+        options = ["--dry_run"] if where == "dry run" else ["--output_dir", str(tmp_path / "run")]
+        ppo.main([f"--{option}", name, "--max_steps", "0", *options])
+    hint = 'merge it into its base first (docs/running.md, "Merge an adapter")'
+    assert str(error.value) == f"--{option} {name}: holds a PEFT adapter: {hint}"
 
 
 def test_dropout_is_off():

@@ -1,7 +1,6 @@
 """--dry_run and the formula behind it: tools/dry_run.py, tools/memory.py."""
 
 import functools
-import json
 import math
 import os
 import re
@@ -239,17 +238,8 @@ def test_a_model_without_a_config_is_one_line(tmp_path):
     assert "\n" not in str(error.value) and str(error.value).startswith(f"--model_name_or_path {tmp_path}: no model")
 
 
-@pytest.mark.needs("peft")
-def test_an_adapter_has_the_sizes_of_its_base_and_a_quantised_model_is_refused(tmp_path, capsys):
-    base = checkpoint(tmp_path / "base", **TINY)
-    (tmp_path / "adapter").mkdir()
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4}
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
-    lines, _ = printed(capsys, "grpo", "--model_name_or_path", tmp_path / "adapter", "--lora_rank", 4)
-    assert f"{memory.meta_sizes(TINY).weights:,} weights" in lines[0]
-    config = json.loads((tmp_path / "base" / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] = {"quant_method": "fp8"}
-    (tmp_path / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+def test_a_quantised_model_is_refused(tmp_path):
+    base = checkpoint(tmp_path / "base", **TINY, quantization_config={"quant_method": "fp8"})
     with pytest.raises(InputError, match="quantised"):
         grpo.main(["--dry_run", "--model_name_or_path", base])
 

@@ -16,8 +16,7 @@ from common.errors import refuse, world_size
 from common.generation import RoomyLayer
 from common.harness.args import RolloutArgs
 from common.harness.distributed import choose_device
-from common.harness.loading import load_errors, model_path
-from common.harness.lora import find_base
+from common.harness.loading import load_errors, whole_model
 from common.harness.pairs import PairArgs
 from common.policy import CHUNK_ELEMENTS, CHUNK_ELEMENTS_GPU
 
@@ -228,13 +227,12 @@ def launched_job():
 
 
 def read_sizes(args, option="model_name_or_path", head=True):
-    """The `Sizes` of the model that `option` names, of an adapter those of its base model. Only config.json is read:
-    the weights are counted on the meta device, which holds none."""
+    """The `Sizes` of the model that `option` names. Only config.json is read: the weights are counted on the meta
+    device, which holds none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with load_errors(args, option, "no model"):
-        path, _ = find_base(model_path(args, option))
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(whole_model(args, option))
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
     if getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None):

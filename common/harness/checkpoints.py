@@ -13,10 +13,11 @@ import sys
 
 import torch
 from safetensors import SafetensorError
+from transformers.utils import cached_file
 
 from common.errors import InputError, in_short, one_line
 from common.harness.distributed import strategy
-from common.harness.loading import find_base, model_path, shorten
+from common.harness.loading import model_path, shorten
 
 # The options that may differ on a resume, as may --eval_*; --max_steps too if the schedule does not depend on it.
 MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"
@@ -141,8 +142,6 @@ def find_checkpoints(folder):
 def add_digests(digests, args):
     """Add to `digests` {name: SHA-256} the files of rewards and models that a run of `args` reads, if they are here. An
     option whose name ends in _path names a model. A digest that is there stays: it is of what was loaded."""
-    from transformers.utils import cached_file
-
     files = {}
     for source in (spec.rpartition(":")[0] for spec in getattr(args, "reward", [])):
         path = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
@@ -150,12 +149,10 @@ def add_digests(digests, args):
             files[f"--reward {source}"] = pathlib.Path(path)
     for option in [name for name, value in vars(args).items() if name.endswith("_path") and value]:
         with contextlib.suppress(Exception):  # of nearly every type: loading will say what is not there
-            base, adapter = find_base(name := model_path(args, option))
-            for place, config in ({base: "config.json"} | ({name: "adapter_config.json"} if adapter else {})).items():
-                # Of a hub id this is the snapshot that will be loaded: the newest one, or offline that of the cache.
-                paths = pathlib.Path(cached_file(place, config)).parent.iterdir()
-                shown = getattr(args, option) if place == name else place  # `embedded` is one wherever this lies
-                files |= {f"--{option} {shown}/{path.name}": path for path in paths if path.suffix in SUFFIXES}
+            # Of a hub id this is the snapshot that will be loaded: the newest one, or offline that of the cache.
+            for path in pathlib.Path(cached_file(model_path(args, option), "config.json")).parent.iterdir():
+                if path.suffix in SUFFIXES:  # not by their paths: `embedded` is the same model wherever this lies
+                    files[f"--{option} {getattr(args, option)}/{path.name}"] = path
     for name in files.keys() - digests.keys():
         digests[name] = str(digest(files[name], in_parts=True))[:16]
 

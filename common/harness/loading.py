@@ -7,7 +7,6 @@ import re
 
 import torch
 import transformers
-from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from common.errors import InputError, in_short, refuse, say
@@ -39,25 +38,18 @@ def load_errors(args, option, problem):
         refuse(args, option, f"{folder}{problem}: {in_short(error)}")
 
 
-def find_base(path):
-    """The folder or hub id of the base and the `PeftConfig` of a PEFT adapter; of a whole model `path` and None."""
-    if not find_adapter_config_file(path):
-        return path, None
-    from peft import PeftConfig
-
-    adapter = PeftConfig.from_pretrained(path)
-    if adapter.revision not in (None, "main"):
-        raise InputError(f"the PEFT adapter {path} needs revision {adapter.revision} of its base model: not supported")
-    return adapter.base_model_name_or_path, adapter
+def whole_model(args, option):
+    """The folder or hub id that an option names; an InputError if that is a PEFT adapter."""
+    path = model_path(args, option)
+    if find_adapter_config_file(path):  # transformers would load it together with its base
+        refuse(args, option, 'holds a PEFT adapter: merge it into its base first (docs/running.md, "Merge an adapter")')
+    return path
 
 
 def load_tokenizer(args, option="model_name_or_path"):
     """The tokenizer of the model that an option names; without a pad token it pads with EOS."""
     with load_errors(args, option, "no tokenizer could be loaded"):
-        path = model_path(args, option)
-        base, adapter = find_base(path)  # an adapter may leave the tokenizer to its base
-        own = not adapter or cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path if own else base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(whole_model(args, option))
     if tokenizer.eos_token_id is None:
         refuse(args, option, "its tokenizer has no EOS token, so no completion could end")
     if tokenizer.pad_token_id is None:
@@ -113,12 +105,11 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
-    """The model that `option` names, without dropout, an adapter merged into it unless that is to be trained on. Its
-    `saved_...` are the checkpoint's own settings, which `save_pretrained` writes."""
+    """The model that `option` names, without dropout. Its `saved_...` are the checkpoint's own settings, which
+    `save_pretrained` writes."""
     with load_errors(args, option, "no model"):
-        path = model_path(args, option)
-        base, adapter = find_base(path)
-        config = transformers.AutoConfig.from_pretrained(base)
+        path = whole_model(args, option)
+        config = transformers.AutoConfig.from_pretrained(path)
         text = config.get_text_config()  # of a model of several inputs; else all of it
         if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
             refuse(args, option, "its weights are quantised: a copy in bfloat16 or float32 is needed")
@@ -132,20 +123,16 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
             config.num_labels, new_head = 1, new_head and not architecture.endswith(kind)
         elif architecture.endswith("ForConditionalGeneration"):  # AutoModelForCausalLM may be its text model alone
             auto_class = transformers.AutoModelForImageTextToText
-        if os.path.isfile(os.path.join(base, "generation_config.json")):  # from_pretrained leaves a damaged one out
-            transformers.GenerationConfig.from_pretrained(base)
+        if os.path.isfile(os.path.join(path, "generation_config.json")):  # from_pretrained leaves a damaged one out
+            transformers.GenerationConfig.from_pretrained(path)
         transformers.logging.set_verbosity_error()  # it reports on the weights in many lines
         transformers.logging.disable_progress_bar()
         attention = args.attn_implementation
         if attention == "sdpa":  # None: sdpa, else eager. The sdpa of transformers 5.17 leaves out a soft cap
             attention = "eager" if getattr(text, "attn_logit_softcapping", None) else None
         options = dict(config=config, dtype=getattr(torch, args.dtype), attn_implementation=attention)
-        lm, info = auto_class.from_pretrained(base, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        lm, info = auto_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         check_weights(args, option, lm, info, new_head)
-        if adapter and (kind == "SequenceClassification" or not args.lora_rank):
-            from common.harness.lora import merge_adapter
-
-            lm = merge_adapter(lm, path, adapter)
     rows = lm.get_input_embeddings().weight.shape[0]
     beyond = sorted(repr(token) for token, i in tokenizer.get_vocab().items() if i >= rows)
     if any(not re.search("image|audio|video", token) for token in beyond):  # Gemma 3 1B has no row for an image
@@ -199,7 +186,7 @@ def choose_trained(args, option, lm):
         with load_errors(args, option, "no adapters can be added"):
             from common.harness.lora import add_adapters
 
-            add_adapters(lm, args, model_path(args, option))
+            add_adapters(lm, args)
     if unused := unused_weights(lm):
         count = sum(lm.get_parameter(name).requires_grad_(False).numel() for name in unused)
         say(args, option, f"texts do not use {count:,} of {lm.num_parameters():,} weights, frozen: {shorten(unused)}")
