@@ -66,8 +66,7 @@ def facts(run):
 
 
 def load_checkpoint(run, path):
-    """Load the checkpoint `path` into model, optimizer, random numbers and what the run keeps. With one process and
-    with DDP only tensors and plain data are unpickled, so that no file of it can run code."""
+    """Load the checkpoint `path`. On one process and with DDP only plain data is unpickled: no file of it runs code."""
     from accelerate.utils import load
 
     options = {"strict": False} if run.args.lora_rank else {}  # the frozen weights are not in it
@@ -158,8 +157,7 @@ def add_digests(digests, args):
 
 
 def digest(path, in_parts=False):
-    """SHA-256 of a file; None where it cannot be read. `in_parts`: of .safetensors only of the size, the header, and
-    64 KiB at the start, middle and end of each tensor, as a whole model takes long to read."""
+    """SHA-256 of a file, None where it cannot be read. `in_parts`: of .safetensors header and 3 PIECEs a tensor."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError), open(path, "rb") as file:
         if not in_parts or path.suffix != ".safetensors":
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,8 +27,7 @@ class Parser(HfArgumentParser):
 
 
 def parse_args(cls, argv=None):
-    """The options of a script as its `Args`, of the command line and the file of `--config`. An InputError names what
-    is wrong. With --dry_run the estimate is printed, and this is the end."""
+    """The options of a script as its `Args`, of the command line and of --config; with --dry_run this is the end."""
     argv = sys.argv[1:] if argv is None else argv
     formatter, text = argparse.RawDescriptionHelpFormatter, sys.modules[cls.__module__].__doc__
     parser = Parser(cls, allow_abbrev=False, description=text, formatter_class=formatter)

@@ -62,10 +62,9 @@ def refuse_any(problems):
 
 
 def set_up_attention():
-    """What sdpa needs on a GPU. Each padding mask is built without looking whether it is all true and can be left out:
-    to look is to wait for the GPU at each decoded token, and batches here have padding. And cuDNN's attention is off,
-    which torch 2.11 to 2.13 prefer on an H100: with a mask its gradient can be NaN in rows of 64, 192, 320, ... tokens
-    (pytorch issue 196678), and it makes a plan for each new length, so for each decoded token."""
+    """What sdpa needs on a GPU. No padding mask is looked at, whether it is all true and can be left out: that is to
+    wait for the GPU at each decoded token. And cuDNN's attention, which torch 2.11 to 2.13 prefer on an H100, is off:
+    with a mask its gradient can be NaN (pytorch issue 196678), and it makes a plan for each new length."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):
@@ -77,8 +76,7 @@ def set_up_attention():
 
 
 def set_threads(weights):
-    """Set the number of CPU threads for a model of so many weights: this process's share of the cores, or one for a
-    small model, whose threads wait for each other by spinning (docs/scale.md)."""
+    """Set the CPU threads for so many weights: the cores of this process, or one for a small model (docs/scale.md)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1

@@ -105,8 +105,7 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
-    """The model that `option` names, without dropout. Its `saved_...` are the checkpoint's own settings, which
-    `save_pretrained` writes."""
+    """The model of an option, without dropout. Its `saved_...` are the checkpoint's settings, for `save_pretrained`."""
     with load_errors(args, option, "no model"):
         path = whole_model(args, option)
         config = transformers.AutoConfig.from_pretrained(path)
@@ -206,8 +205,7 @@ def shorten(names):
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
-    """Write the model of `policy`, a part of the prepared `model`, in the dtype of its checkpoint, and the tokenizer.
-    All processes have to call it."""
+    """Write the model of `policy`, a part of the prepared `model`, in its checkpoint's dtype. All processes call it."""
     modules = accelerator.unwrap_model(model).named_modules()
     prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least

@@ -1,7 +1,6 @@
 """LoRA (arXiv 2106.09685): adapters of low rank on all linear layers but the head, the only weights that are trained.
 
-A weight is W + alpha / rank B A, where W is frozen, A random and B zero at first. The package is peft, the model that
-of transformers (`lm.add_adapter`)."""
+A weight is W + alpha / rank B A: W is frozen, A random and B zero at first. peft adds them to the model as it is."""
 
 import os
 
@@ -11,8 +10,7 @@ from common.generation import seeded
 
 
 def add_adapters(lm, args):
-    """Freeze `lm`, but not a classifier's head, and add trainable adapters in float32 to its linear layers, the same on
-    all processes."""
+    """Freeze `lm` but a classifier's head; add adapters in float32 to its linear layers, equal on all processes."""
     from peft import LoraConfig
 
     classifier, base = not lm.can_generate(), lm.name_or_path

@@ -78,8 +78,7 @@ class Metrics:
             self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
-        """Count seconds and tokens per second of the rollout with its rewards and of the update just done, and peak
-        memory. `drawn_tokens`: the completion tokens of the rollout, where `batch` does not hold all of them."""
+        """Count seconds, tokens per second and peak memory; `drawn_tokens`: of a rollout of which `batch` is a part."""
         update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
         self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
