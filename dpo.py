@@ -42,25 +42,15 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import completion_texts, left_pad
-from common.errors import InputError, clean_exit
+from common.errors import InputError, clean_exit, refuse
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, find_sources, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics
-from common.harness.pairs import (
-    Pair,
-    PairArgs,
-    holds_pairs,
-    last_step,
-    load_pairs,
-    pair_batch,
-    pair_metrics,
-    pair_tokens,
-    spread_pairs,
-)
+from common.harness.metrics import Metrics, peak_memory_gb
+from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_tokens
 from common.harness.prompts import TEMPLATE_COLUMNS
 from common.harness.run import Run
 from common.masked import completion_mask, nearly_equal, pass_at_k
@@ -68,7 +58,8 @@ from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
-class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are declared there, once
+class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
+    step_size, num_minibatches = "pairs_per_step", 1  # a step is one update on that many pairs
     sampled_by = "pair_prompts", "pair_samples"
 
     eval_dataset: str | None = option(
@@ -123,6 +114,16 @@ class Args(PairArgs, RolloutArgs):  # options that no algorithm changes are decl
     reference_free: bool = option(False, "the reference's log-probs count as 0: no pull to it")
     ipo_per_token: bool = option(False, "IPO on log-probs divided by the completion's length, as TRL has it")
     nll_coef: float = option(0.0, "weight of -log p(chosen) / length, against falling log-probs", ge=0)
+
+    def check(self):
+        super().check()
+        if self.micro_batch_size < 2:
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
+
+    def describe_step(self, processes):
+        """The batch sizes of a step as one line."""
+        pairs = self.pairs_per_step
+        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
 
 
 @torch.no_grad()
@@ -322,6 +323,26 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     metrics.add("optim/grad_norm", norm)
 
 
+def pair_batch(pairs, device):
+    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
+    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
+    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
+    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
+    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
+    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
+    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
+    return {
+        "prompts": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completions": ids.to(device, non_blocking=True),
+        "completion_mask": mask.to(device, non_blocking=True),
+        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
+        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
+        "lengths": lengths,
+        "groups": [*range(len(pairs))] * 2,
+    }
+
+
 @torch.no_grad()
 def evaluate_pairs(accelerator, model, pairs, args):
     """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
@@ -332,6 +353,18 @@ def evaluate_pairs(accelerator, model, pairs, args):
         metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
         metrics.add("eval/margin", stats["rewards/margin"], real)
     return metrics.reduce(accelerator)
+
+
+def spread_pairs(accelerator, pairs, args):
+    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
+    places = range(rank, -(-len(pairs) // processes) * processes, processes)
+    size = args.micro_batch_size // 2
+    for part in (places[start : start + size] for start in range(0, len(places), size)):
+        indices = [order[place % len(pairs)] for place in part]
+        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
+        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
 
 
 def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
@@ -397,6 +430,26 @@ def check_loss(args):
         raise InputError(f"--ipo_per_token needs --loss ipo, not {args.loss}")
     if args.pair_samples < 2:
         raise InputError(f"--pair_samples {args.pair_samples}: a pair is made of at least 2 completions")
+
+
+def last_step(args, pairs):
+    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
+    if pairs:
+        steps = len(pairs) * args.num_epochs // args.pairs_per_step
+        return steps if args.max_steps < 0 else min(steps, args.max_steps)
+    if args.max_steps < 0 and args.lr_scheduler != "constant":
+        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
+    return args.max_steps
+
+
+def pair_metrics(metrics, pairs, start, device):
+    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
+    its update, and peak memory."""
+    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    metrics.add_speed("update", time.perf_counter() - start, tokens)
+    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
 def main(argv=None):

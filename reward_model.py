@@ -28,22 +28,27 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
 
-from common.errors import InputError, clean_exit
+from common.batches import left_pad
+from common.errors import InputError, clean_exit, refuse
 from common.harness.args import RunArgs, learning_rate, option
-from common.harness.classifiers import load_classifier
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
-from common.harness.loading import check_positions, enable_checkpointing, load_tokenizer
-from common.harness.metrics import Metrics
-from common.harness.pairs import PairArgs, last_step, load_pairs, pair_batch, pair_metrics, pair_tokens, spread_pairs
+from common.harness.loading import check_positions, choose_trained, enable_checkpointing, load_model, load_tokenizer
+from common.harness.metrics import Metrics, peak_memory_gb
+from common.harness.pairs import load_pairs, pair_tokens
+from common.harness.probes import influence
+from common.harness.prompts import end_token
 from common.harness.run import Run
 from common.masked import positions
 
 
 @dataclass
-class Args(PairArgs, RunArgs):  # the options that no algorithm changes are declared there, once
+class Args(RunArgs):  # the options that no algorithm changes are declared there, once for all scripts
+    step_size, num_minibatches = "pairs_per_step", 1  # a step is one update on that many pairs
+
     model_name_or_path: str = option(
         "embedded", "hub id or folder of a causal LM or a sequence classifier; `embedded` is common/tiny", "model"
     )
@@ -79,6 +84,16 @@ class Args(PairArgs, RunArgs):  # the options that no algorithm changes are decl
     eval_every: int = option(
         25, "steps between evaluations, besides one before and one after training (0: only these)", "evaluation", ge=0
     )
+
+    def check(self):
+        super().check()
+        if self.micro_batch_size < 2:
+            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
+
+    def describe_step(self, processes):
+        """The batch sizes of a step as one line."""
+        pairs = self.pairs_per_step
+        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
 
 
 class RewardModel(nn.Module):
@@ -116,6 +131,29 @@ def load_reward_model(args, tokenizer, accelerator=None):
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return RewardModel(lm, tokenizer).train()
+
+
+def load_classifier(args, option, tokenizer, device, new_head=False):
+    """The classifier of one output, read at the last token that is not padding, that `option` names; with `new_head` a
+    language model gets zeros. A tokenizer that pads with what ends a completion gets another pad token."""
+    lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
+    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
+            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if lm.config.is_encoder_decoder or not reads_last_token(lm):
+        refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
+    for name in lm.new_head:
+        nn.init.zeros_(lm.get_parameter(name))
+    choose_trained(args, option, lm)
+    return lm
+
+
+def reads_last_token(lm):
+    """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
+    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]
+    return last > 0 and after == end == 0
 
 
 def reward_loss(chosen_scores, rejected_scores, args):
@@ -161,6 +199,26 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     metrics.add("optim/grad_norm", norm)
 
 
+def pair_batch(pairs, device):
+    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
+    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
+    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
+    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
+    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
+    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
+    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
+    return {
+        "prompts": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completions": ids.to(device, non_blocking=True),
+        "completion_mask": mask.to(device, non_blocking=True),
+        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
+        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
+        "lengths": lengths,
+        "groups": [*range(len(pairs))] * 2,
+    }
+
+
 @torch.no_grad()
 def evaluate_pairs(accelerator, model, pairs, args):
     """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
@@ -171,6 +229,38 @@ def evaluate_pairs(accelerator, model, pairs, args):
         metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
         metrics.add("eval/margin", stats["rewards/margin"], real)
     return metrics.reduce(accelerator)
+
+
+def spread_pairs(accelerator, pairs, args):
+    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
+    places = range(rank, -(-len(pairs) // processes) * processes, processes)
+    size = args.micro_batch_size // 2
+    for part in (places[start : start + size] for start in range(0, len(places), size)):
+        indices = [order[place % len(pairs)] for place in part]
+        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
+        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
+
+
+def last_step(args, pairs):
+    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
+    if pairs:
+        steps = len(pairs) * args.num_epochs // args.pairs_per_step
+        return steps if args.max_steps < 0 else min(steps, args.max_steps)
+    if args.max_steps < 0 and args.lr_scheduler != "constant":
+        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
+    return args.max_steps
+
+
+def pair_metrics(metrics, pairs, start, device):
+    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
+    its update, and peak memory."""
+    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    metrics.add_speed("update", time.perf_counter() - start, tokens)
+    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
 
 
 def main(argv=None):

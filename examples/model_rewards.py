@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.errors import InputError
 from common.harness.args import RolloutArgs
-from common.harness.classifiers import learned_reward
 
 GRADE = """You grade an answer. Question:
 
@@ -45,6 +44,8 @@ SCORER = []  # the function that scores, once the model is loaded
 def reward_model(prompts, **columns):
     """One score for each completion; one that was cut is scored without an end token, as in ppo.py."""
     if not SCORER:
+        from ppo import learned_reward  # the judge needs no ppo.py beside the script that runs
+
         sizes = dict(max_new_tokens=0, micro_batch_size=16, micro_batch_tokens=0)
         args = SimpleNamespace(**vars(RolloutArgs()) | sizes, reward_model_path=path_of("REWARD_MODEL"))
         rows = [SimpleNamespace(prompt=prompt, columns={}) for prompt in prompts]

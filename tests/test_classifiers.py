@@ -1,14 +1,12 @@
-"""common/harness/classifiers.py: a reward model scores what the policy wrote, at the end of the turn."""
+"""Classifiers of ppo.py and reward_model.py: a reward model scores what the policy wrote, at the end of the turn."""
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.errors import InputError
-from common.harness.classifiers import learned_reward
 from common.harness.data import EMBEDDED, load_prompts
 from common.harness.loading import load_tokenizer
-from common.harness.pairs import pair_batch
 from common.rewards import score
 from rows import gemma_tokenizer, pairs_from
 from small_models import learned, refused, reward_model_of, save_reward_model, small_model
@@ -16,12 +14,11 @@ from testbed import embedded, script
 
 
 def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
-
     _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
     model = save_reward_model(tmp_path, tokenizer)
     prompts, _, _ = load_prompts(args, tokenizer, True)
     args.reward_model_path = str(tmp_path)
-    reward = learned_reward(args, prompts, torch.device("cpu"))
+    reward = script("ppo").learned_reward(args, prompts, torch.device("cpu"))
     texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
     truncated = [False, False, False, True]
     scores = score(reward, prompts[:4], texts, truncated)
@@ -44,7 +41,7 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     with torch.no_grad():
         expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
         (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
-        trained = reward_model_of(folder)(pair_batch([pair], "cpu"))
+        trained = reward_model_of(folder)(script("reward_model").pair_batch([pair], "cpu"))
     asked = learned(folder)
     (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
@@ -107,7 +104,6 @@ def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
 
 @pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
 def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
-
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)
     if change == "unk":
@@ -119,12 +115,10 @@ def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message,
     save_reward_model(tmp_path, tokenizer)
     args.reward_model_path = str(tmp_path)
     with pytest.raises(InputError, match=message):
-        learned_reward(args, prompts, torch.device("cpu"))
+        script("ppo").learned_reward(args, prompts, torch.device("cpu"))
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    from common.harness.classifiers import learned_reward
-
     _, args, tokenizer, _ = embedded("ppo")
     prompts, _, _ = load_prompts(args, tokenizer, True)
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
@@ -135,5 +129,5 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     ]:
         args.reward_model_path = str(path)
         with pytest.raises(InputError, match=message) as error:
-            learned_reward(args, prompts, torch.device("cpu"))
+            script("ppo").learned_reward(args, prompts, torch.device("cpu"))
         assert "\n" not in str(error.value)

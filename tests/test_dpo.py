@@ -11,7 +11,7 @@ import dpo
 from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
-from common.harness.pairs import Pair, load_pairs, pair_batch
+from common.harness.pairs import Pair, load_pairs
 from common.rewards import Reward, accuracy_reward
 from testbed import ORACLES, GradientRecorder, embedded, metric_rows
 
@@ -136,7 +136,7 @@ def test_log_probs_are_sums_over_the_completion_with_its_eos(model):
     # minimind#659: means in place of sums are another algorithm. B25: prompt or padding in the sum, EOS left out.
     _, args, _, policy = model
     with torch.no_grad():
-        losses, stats = dpo.pair_losses(policy, pair_batch(PAIRS, "cpu"), args)
+        losses, stats = dpo.pair_losses(policy, dpo.pair_batch(PAIRS, "cpu"), args)
         for i, pair in enumerate(PAIRS):
             sums = []
             for completion in (pair.chosen, pair.rejected):
@@ -163,7 +163,7 @@ def test_a_common_beginning_cancels(model):
     )
     gradients = []
     for part in (pair, longer):
-        dpo.pair_losses(policy, pair_batch([part], "cpu"), args)[0].sum().backward()
+        dpo.pair_losses(policy, dpo.pair_batch([part], "cpu"), args)[0].sum().backward()
         gradients.append([parameter.grad.clone() for parameter in policy.parameters()])
         policy.zero_grad()
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
@@ -183,7 +183,7 @@ def test_a_common_beginning_cancels(model):
 )
 def test_every_option_changes_the_loss(model, options):
     policy = model[3]
-    batch = pair_batch(PAIRS, "cpu")
+    batch = dpo.pair_batch(PAIRS, "cpu")
     with torch.no_grad():
         before, after = (dpo.pair_losses(policy, batch, args)[0].sum() for args in (dpo.Args(), dpo.Args(**options)))
     assert abs(float(before - after)) > 1e-3

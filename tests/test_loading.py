@@ -25,7 +25,6 @@ import grpo
 import ppo
 from common.errors import InputError
 from common.harness import probes
-from common.harness.classifiers import load_scorer
 from common.harness.data import EMBEDDED
 from common.harness.loading import (
     find_stop_tokens,
@@ -326,7 +325,7 @@ def test_a_placeholder_for_images_needs_no_embedding(tmp_path):
 
 
 def critic_of(folder):
-    return load_scorer(ppo.Args(critic_path=str(folder)), "critic_path", "cpu")
+    return ppo.load_scorer(ppo.Args(critic_path=str(folder)), "critic_path", "cpu")
 
 
 @pytest.mark.parametrize(

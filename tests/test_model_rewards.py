@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import grpo
+import ppo
 from common.errors import InputError
-from common.harness.classifiers import learned_reward
 from common.harness.data import load_prompts
 from common.rewards import load_rewards, score
 from rows import TEMPLATE, make_tokenizer
@@ -31,7 +31,7 @@ def test_a_reward_model_scores_as_in_ppo(tmp_path, monkeypatch):
     prompts, _, _ = load_prompts(args, tokenizer, True)
     texts, truncated = ["#### 12", "7+5=12\n#### 12", "1", "12+"], [False, False, False, True]
     args.reward_model_path = str(tmp_path)
-    expected = score(learned_reward(args, prompts, torch.device("cpu")), prompts[:4], texts, truncated)
+    expected = score(ppo.learned_reward(args, prompts, torch.device("cpu")), prompts[:4], texts, truncated)
     monkeypatch.setenv("REWARD_MODEL", str(tmp_path))
     reward = reward_of("reward_model")
     for _ in range(2):  # loaded, and kept

@@ -11,7 +11,7 @@ from common import packing
 from common.batches import micro_batches
 from common.harness import gpu_probes, probes
 from common.harness.gpu_probes import packing_is_exact
-from common.harness.pairs import Pair, pair_batch
+from common.harness.pairs import Pair
 from small_models import ARCHITECTURES, backward, random_policy
 from test_graphs import MORE
 from testbed import SCRIPTS, embedded, fill, gradients, hand_made_batch, largest_difference, script
@@ -129,7 +129,7 @@ def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
     """Of dpo.py and reward_model.py: first the chosen completions, then the rejected ones, of the same prompts."""
     policy = random_policy("qwen2")
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
-    rows = pair_batch(pairs, torch.device("cpu"))
+    rows = script("dpo").pair_batch(pairs, torch.device("cpu"))
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     policy.packs = True
     found, other = results(policy, rows)

@@ -9,8 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import reward_model
 from common.errors import InputError
 from common.harness.loading import load_tokenizer
-from common.harness.pairs import Pair, load_pairs, pair_batch
-from reward_model import load_reward_model
+from common.harness.pairs import Pair, load_pairs
+from reward_model import load_reward_model, pair_batch
 from testbed import ORACLES, ROOT, metric_rows
 
 ORACLE = ORACLES["reward_model"]

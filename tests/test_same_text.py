@@ -48,6 +48,17 @@ def test_a_drifted_copy_is_seen(old, new, message):
     assert any(f"copy.py: {message}" in line for line in same_text.problems(changed(old, new, "copy.py")))
 
 
+def test_a_method_of_args_has_one_text():
+    clip, methods = "    clip: float = ", "    def check(self):\n        # first\n        return {}\n\n".format
+    both = changed(clip, methods(1) + clip, "copy.py", sources=changed(clip, methods(2) + clip, "own.py"))
+    message = "own.py: Args.check is not the text of copy.py"
+    assert message in same_text.problems(both)
+    equal = both | {"own.py": both["own.py"].replace("# first\n        return 2", "return 1")}
+    assert equal["own.py"] != both["own.py"] and not any("Args.check" in line for line in same_text.problems(equal))
+    mine = both | {"mine.py": both["own.py"], "own.py": OWN}
+    assert not any("Args.check" in line for line in same_text.problems(mine))
+
+
 def test_a_budget_counts_code_and_neither_docstring_nor_help_nor_comments(monkeypatch):
     base = same_text.bare(GRPO)
     other = GRPO.replace("a small one", "another").replace("completions of a prompt, G", "G")

@@ -237,7 +237,7 @@ def test_an_option_leads_to_its_line(data):
         ["clip", "all/Args/clip", "<code>0.2</code>", "the ratio is clipped where A &lt; 0"],
         ["cap", "all/Args/cap", "<code>10</code>", "the <code>cap</code>"],
     ]
-    common = {"learning_rate": "", "RunArgs": "class RunArgs:\n    clip: float = 1", "PairArgs": "class PairArgs:"}
+    common = {"learning_rate": "", "RunArgs": "class RunArgs:\n    clip: float = 1", "OtherArgs": "class OtherArgs:"}
     ((_, state, *_),) = side_by_side.option_states(OPTIONS.splitlines()[0] + "\n", {"own.py": "class Args:"}, common)
     assert state == "common/RunArgs/clip"
 

@@ -17,7 +17,6 @@ from common.generation import RoomyLayer
 from common.harness.args import RolloutArgs
 from common.harness.distributed import choose_device
 from common.harness.loading import load_errors, whole_model
-from common.harness.pairs import PairArgs
 from common.policy import CHUNK_ELEMENTS, CHUNK_ELEMENTS_GPU
 
 GIB = 2**30
@@ -253,7 +252,7 @@ class Shape(NamedTuple):
 def update_shape(args, job, sizes):
     """The `Shape` of the largest forward of an update."""
     lengths = [(args.max_prompt_tokens, args.max_new_tokens)] if isinstance(args, RolloutArgs) else []
-    if isinstance(args, PairArgs):
+    if args.step_size == "pairs_per_step":
         lengths.insert(0, (1, args.max_length - 1))  # what was cut to --max_length; dpo.py may sample its own
         group, most, step_rows = 2, args.micro_batch_size // 2 * 2, 2 * args.pairs_per_step
     else:

@@ -246,6 +246,30 @@ PAIR_STEP = {
     "policy_loss": "No ratio and no clip: the loss does not correct for an old policy that sampled the pairs.",
     "token_weights": "The loss is that of a pair, and each pair of a step weighs the same.",
     "update": "`update_pairs` takes its place.",
+    "pair_batch": (
+        "Both completions of a pair are rows of one forward and have the prompt in common, which is computed once. The "
+        "reference's log-probs stay 0 where there is no reference."
+    ),
+    "spread_pairs": (
+        "Pairs of about the same length share a forward, and each process has as many forwards as the others; what "
+        "fills up the last one is marked."
+    ),
+    "last_step": (
+        "How long a run is follows from the pairs and the passes over them, and a schedule of the learning rate has to "
+        "know it."
+    ),
+    "pair_metrics": "There is no rollout to measure: the lengths are those of the given completions.",
+}
+# what ppo.py and reward_model.py do alike with a classifier of one output
+CLASSIFIER = {
+    "load_classifier": (
+        "A model with a scalar head instead of a vocabulary. It reads its score at the last token that is not padding, "
+        "so the token that ends a completion must not be the one that pads."
+    ),
+    "reads_last_token": (
+        "A classifier that looks elsewhere, as BERT does at the first token, is found by gradients, for any "
+        "architecture."
+    ),
 }
 # {script: {key: sentence}}; a key is the place and a digest of the changed lines, as `hunks` makes it
 SENTENCES = {
@@ -419,6 +443,12 @@ SENTENCES = {
             "A separate critic starts as a copy of the policy's backbone or as a trained reward model; a shared one is "
             "a head on the policy."
         ),
+        "load_scorer": "A reward model as the start of a critic has to read the policy's token ids.",
+        "learned_reward": (
+            "A reward model in place of rules. It reads text by its own tokenizer and template, so it may be of "
+            "another family than the policy, and it scores a completion as it was trained to: at the end of the turn."
+        ),
+        **CLASSIFIER,
         "shape_rewards": (
             "The reward of a completion stands on its last token, less `--missing_eos_penalty` if it was cut off. With "
             "`--kl_coef` each token also pays for its log-ratio to the reference: GRPO has the KL in the loss, PPO in "
@@ -469,23 +499,24 @@ SENTENCES = {
             "coefficients are set and logged in each step."
         ),
         "main 195454": "The critic's memory is freed with the rest.",
-        "imports ad7e5d": "For the critic, the learned reward and the whitening.",
+        "imports eafc59": "For the critic, the learned reward and the whitening.",
     },
     "reward_model.py": {
-        "Args 49f577": (
+        "Args e02aaf": (
             "Nothing is sampled, so the base class is `RunArgs`, which has no options of sampling. A step counts "
             "pairs, and the default is three passes over them."
         ),
         "Args 716c63": "No `--micro_batch_tokens`: sorted by length, a fixed number of pairs has little padding.",
         **PAIR_STEP,
+        **CLASSIFIER,
         "Args 453d8c": (
             "Nothing is sampled. The learning rate is a preset for the small model, and its schedule runs over the "
             "passes, which may end before `--max_steps`."
         ),
         "Args 48a045": "The loss has one option, which holds the scores around 0 (arXiv 2312.09244).",
-        "Args 75fa4c": (
+        "Args 0faa34": (
             "No ratio, no KL and no advantage, so none of their options. `RunArgs` has none of an evaluation either, "
-            "since most of those are of sampling."
+            "since most of those are of sampling. A forward has to hold both completions of a pair."
         ),
         "RewardModel": (
             "The score is read at the last token of the completion, its end, where the model has seen everything."
@@ -499,13 +530,13 @@ SENTENCES = {
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
         "main c64d31": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
-        "imports 47efae": "The loading of pairs and of classifiers in place of sampling and rewards.",
+        "imports d867db": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
         "evaluate": "`evaluate_pairs` takes its place.",
     },
     "dpo.py": {
-        "Args dc5a1b": (
+        "Args 6de989": (
             "A step counts pairs. Given pairs that are longer than `--max_length` are cut, from the start of the "
             "prompt first; to evaluate by sampling as well, `--eval_dataset` names prompts."
         ),
@@ -519,9 +550,9 @@ SENTENCES = {
             "The defaults of all scripts with another help: how many pairs a round will give is not known before, so "
             "a schedule over own pairs needs `--max_steps`; and the paper warms up over 150 steps."
         ),
-        "Args 9e5f53": (
+        "Args c27773": (
             "The options of the loss. `beta` is the weight of the KL penalty from which the loss is derived; the loss "
-            "itself has no KL term."
+            "itself has no KL term. A forward has to hold both completions of a pair."
         ),
         "Round": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
         "make_pairs": (
@@ -548,7 +579,7 @@ SENTENCES = {
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports 846c87": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports abd81e": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

@@ -32,7 +32,6 @@ from common.batches import split_rollout
 from common.harness.distributed import clip_grad_norm
 from common.harness.loading import load_tokenizer
 from common.harness.metrics import Metrics
-from common.harness.pairs import pair_batch
 from common.rewards import load_rewards
 
 PAGE = "docs/one_step.md"
@@ -152,7 +151,7 @@ def pair_update(step):
                                   args, Metrics())  # fmt: skip
     pairs = dpo.with_reference(step.accelerator, old, pairs, args)
     new.zero_grad()
-    losses, stats = dpo.pair_losses(new, pair_batch(pairs, "cpu"), args)
+    losses, stats = dpo.pair_losses(new, dpo.pair_batch(pairs, "cpu"), args)
     losses.sum().div(args.pairs_per_step).backward()
     norm = clip_grad_norm(step.accelerator, new.parameters(), 0)
     return {"margin": stats["rewards/margin"], "loss": losses.detach().sum(), "norm": norm}

@@ -60,6 +60,12 @@ def arguments(source):
 
 
 @functools.cache
+def methods(source):
+    """{name: text} of what `Args` computes."""
+    return {n.name: ast.unparse(n) for n in arguments(source)[0].body if isinstance(n, ast.FunctionDef)}
+
+
+@functools.cache
 def numbered(source):
     """[(number, line)] without module docstring and help texts, each field of `Args` on one line."""
     lines, (node, _) = list(enumerate(source.splitlines(), 1)), arguments(source)
@@ -121,7 +127,7 @@ def problems(sources, inherited=()):
             *budget_problems(script, source, sources),
             *option_problems(script, source, sources["grpo.py"], inherited),
         )
-    ] + import_problems(sources)
+    ] + [*import_problems(sources), *method_problems(sources)]
 
 
 def text_problems(script, source, shared):
@@ -168,6 +174,17 @@ def import_problems(sources):
         for (one, a), (two, b) in itertools.combinations(sources.items(), 2)
         for name, where in imports(a).items()
         if where != imports(b).get(name, where)
+    ]
+
+
+def method_problems(sources):
+    """A method of `Args` is no block of its own, which could be copied; it has one text all the same."""
+    own = [(script, methods(source)) for script, source in sources.items() if script in family.FAMILY]
+    return [
+        f"{two}: Args.{name} is not the text of {one}"
+        for (one, a), (two, b) in itertools.combinations(own, 2)
+        for name, text in a.items()
+        if text != b.get(name, text)
     ]
 
 

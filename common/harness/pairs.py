@@ -1,46 +1,15 @@
-"""Preference pairs: their options, read from TRL's preference formats, cut to length, put into batches, measured."""
+"""Preference pairs, read from TRL's preference formats and cut to length."""
 
-import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
-from common.batches import left_pad, raw_lines
-from common.errors import InputError, refuse
+from common.batches import raw_lines
+from common.errors import InputError
 from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, load_rows, read_rows
-from common.harness.metrics import peak_memory_gb
 from common.harness.prompts import encode_completions, end_token, read_prompt, read_text, tokenize
 
 EMBEDDED_PAIRS = EMBEDDED / "pairs"
-
-
-class PairArgs:
-    """A step over preference pairs. `Args` inherits from it first, then from the class that declares the options."""
-
-    step_size, num_minibatches = "pairs_per_step", 1
-
-    def check(self):
-        super().check()
-        if self.micro_batch_size < 2:
-            refuse(self, "micro_batch_size", "a pair is two completions in one forward")
-
-    def describe_step(self, processes):
-        """The batch sizes of a step as one line."""
-        pairs = self.pairs_per_step
-        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
-
-
-def last_step(args, pairs):
-    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
-    if pairs:
-        steps = len(pairs) * args.num_epochs // args.pairs_per_step
-        return steps if args.max_steps < 0 else min(steps, args.max_steps)
-    if args.max_steps < 0 and args.lr_scheduler != "constant":
-        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
-    return args.max_steps
 
 
 class Pair(NamedTuple):
@@ -111,48 +80,6 @@ def read_pairs(source, args, tokenizer):
     return pairs, counts
 
 
-def pair_batch(pairs, device):
-    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
-    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
-    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
-    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
-    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
-    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
-    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
-    return {
-        "prompts": prompt_ids,
-        "prompt_mask": prompt_mask,
-        "completions": ids.to(device, non_blocking=True),
-        "completion_mask": mask.to(device, non_blocking=True),
-        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
-        "lengths": lengths,
-        "groups": [*range(len(pairs))] * 2,
-    }
-
-
 def pair_tokens(pair):
     """The number of tokens of the prompt and the longer completion."""
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
-
-
-def spread_pairs(accelerator, pairs, args):
-    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
-    places = range(rank, -(-len(pairs) // processes) * processes, processes)
-    size = args.micro_batch_size // 2
-    for part in (places[start : start + size] for start in range(0, len(places), size)):
-        indices = [order[place % len(pairs)] for place in part]
-        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
-        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
-
-
-def pair_metrics(metrics, pairs, start, device):
-    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
-    its update, and peak memory."""
-    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
-    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
-    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    metrics.add_speed("update", time.perf_counter() - start, tokens)
-    metrics.add_max("memory/peak_gb", peak_memory_gb(device))

@@ -15,7 +15,6 @@ from transformers import (
 )
 
 from common.errors import InputError
-from common.harness.classifiers import learned_reward
 from common.harness.data import EMBEDDED, Prompt
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.probes import find_shortcuts
@@ -124,7 +123,8 @@ PROMPTS = [Prompt([4, 5], "1+2?", "3", {})]
 
 
 def learned(folder):
-    return learned_reward(script("ppo").Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
+    ppo = script("ppo")
+    return ppo.learned_reward(ppo.Args(reward_model_path=str(folder)), PROMPTS, torch.device("cpu"))
 
 
 def refused(load, folder):
