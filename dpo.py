@@ -46,11 +46,11 @@ from common.errors import InputError, clean_exit, refuse
 from common.generation import decode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, find_sources, load_prompts
+from common.harness.data import PromptSampler, find_sources, load_prompts, read_rows
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics, peak_memory_gb
-from common.harness.pairs import Pair, holds_pairs, load_pairs, pair_tokens
+from common.harness.pairs import Pair, load_pairs, pair_tokens
 from common.harness.prompts import TEMPLATE_COLUMNS
 from common.harness.run import Run
 from common.masked import completion_mask, nearly_equal, pass_at_k
@@ -420,6 +420,11 @@ def load_data(args, tokenizer):
     pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts, train=True)
     _, eval_prompts, note = load_prompts(args, tokenizer, args.needs_answers, train=False)
     return [], pairs, eval_prompts, eval_pairs, f"{summary}\n{note}"
+
+
+def holds_pairs(source):
+    """Whether a source has preference pairs, by the columns of its first row."""
+    return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
 
 
 def check_loss(args):

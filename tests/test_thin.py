@@ -9,7 +9,7 @@ from processes import run_processes
 from testbed import ROOT
 
 LOADED = {"grpo": 3200, "ppo": 3400, "dpo": 3400, "reward_model": 3400}  # the most lines of common/ in a step
-ALL = 3533  # where it stands, and may only fall: 3,500 is wanted
+ALL = 3500
 FILES = [path for path in sorted((ROOT / "common").rglob("*.py")) if path.name != "build.py"]
 
 

@@ -554,6 +554,7 @@ SENTENCES = {
             "The options of the loss. `beta` is the weight of the KL penalty from which the loss is derived; the loss "
             "itself has no KL term. A forward has to hold both completions of a pair."
         ),
+        "holds_pairs": "`--dataset` may be pairs to train on, or prompts to make pairs from.",
         "Round": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
         "make_pairs": (
             "The best against the worst completion of a prompt, by their rewards. Completions that were cut off are "

@@ -51,8 +51,7 @@ def parse_args(cls, argv=None):
 
 
 def load_tool(cls, name, needed_by=None):
-    """The module tools/NAME.py beside the script of `cls`, by its path, because `tools` is a common name. Where it is
-    not there None, or an InputError that names the option `needed_by` which it is for."""
+    """The module tools/NAME.py beside the script of `cls`, by its path, as `tools` is a common name; None without."""
     path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
     if not path.is_file():
         if needed_by:

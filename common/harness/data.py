@@ -95,8 +95,7 @@ def find_sources(args, train=True):
 
 
 def find_splits(name, config, siblings=False):
-    """{split: (name, tables)} of an embedded task, of files (a split `train`) or of what `datasets` loads. With
-    `siblings` a file `train.*` brings `test.*` and `validation.*` beside it."""
+    """{split: (name, tables)} of files or of what `datasets` loads; with `siblings` `train.*` brings its `test.*`."""
     paths = [Path(EMBEDDED_FOLDERS.get(x, x)).expanduser() for x in (name if isinstance(name, list) else [name])]
     first, splits = paths[0], {}
     folder = first.parent if siblings and first.name.removeprefix("train") in EXTENSIONS else first

@@ -113,8 +113,7 @@ class Metrics:
 
 
 def take_logged(accelerator, rewards, beside):
-    """{logged/name: mean over all processes} of the values that these rewards gave to `log_metric` since the last call,
-    the same on all processes. It is eval/logged/name if the metrics `beside` it are those of an evaluation."""
+    """{logged/name: mean over all processes} of what rewards gave to `log_metric`; eval/logged/ in an evaluation."""
     from accelerate.utils import gather_object
 
     values = {}

@@ -29,11 +29,6 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
     return train, evaluation, "\n".join([summary, *raw_lines(tokenizer, *(train or evaluation)[0][:2])])
 
 
-def holds_pairs(source):
-    """Whether a source has preference pairs, by the columns of its first row."""
-    return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
-
-
 def split_pair(row, column, where):
     """(prompt, chosen text, rejected text) of a row in any of the formats."""
     answers = [read_text(row.get(name), name, where) for name in ("chosen", "rejected")]
@@ -53,8 +48,7 @@ def split_pair(row, column, where):
 
 def read_pairs(source, args, tokenizer):
     """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}. Beyond
-    `--max_length` tokens the prompt loses its first ones, the same for both completions; once it has only one, the
-    completions lose their last ones, but not the end token."""
+    `--max_length` tokens the prompt loses its first ones; once it has one, completions those before their end token."""
     rows, texts, end = [], [], end_token(tokenizer)
     spelled = tokenizer.convert_ids_to_tokens(end)  # some data end an answer so, or by EOS, or both
     for where, row in read_rows(source):

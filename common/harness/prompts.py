@@ -88,8 +88,7 @@ def encode_completions(texts, tokenizer):
 
 
 def prompt_text(where, prompt, columns, args, tokenizer):
-    """What the model reads of a row: `--prompt_template` around the last user message, `--system_prompt` in place of
-    the row's, and all of it through the chat template, with the row's tools and kwargs."""
+    """What the model reads of a row: with `--prompt_template`, `--system_prompt`, and the chat template around it."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if args.prompt_template and users:  # not str.format: texts hold braces

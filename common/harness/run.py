@@ -236,11 +236,10 @@ class Run:
             self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def model_card(self):
-        """The README.md of the model: that of tools/, or without that folder the metadata and the command."""
+        """The README.md of the model: that of tools/, or without that folder a tag and the command."""
         if tool := load_tool(type(self.args), "model_card"):
             return tool.model_card(self.args, self.script, self.step, self.first_eval, self.last_eval)
-        command = f"After {self.step} steps of\n\n    {shlex.join(sys.argv)}\n"
-        return f"---\ntags: [{self.script}]\n---\n# {self.script}\n\n{command}"
+        return f"---\ntags: [{self.script}]\n---\nAfter {self.step} steps of\n\n    {shlex.join(sys.argv)}\n"
 
     def save_model(self, model, policy, tokenizer, name):
         """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all. If
