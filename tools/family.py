@@ -580,7 +580,7 @@ SENTENCES = {
             "Rounds in place of rollouts: pairs are made or taken once, with the reference's log-probs, and then "
             "trained on for many steps."
         ),
-        "imports abd81e": "The loading and the batches of pairs in place of groups and masks of the loss.",
+        "imports 0c2c08": "The loading and the batches of pairs in place of groups and masks of the loss.",
     },
 }
 

@@ -63,7 +63,7 @@ class Step:
                 stack.enter_context(mock.patch.object(grpo, name, self.kept(name)))
             stack.enter_context(mock.patch.object(grpo, "evaluate", lambda *arguments: ({}, None)))
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # the progress bar
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             grpo.main([*OPTIONS.split(), "--output_dir", f"{folder}/run"])
             rows = pathlib.Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         self.metrics = json.loads(rows[-1])
