@@ -371,14 +371,16 @@ def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
 
 
 def said_after(folder, steps, capsys, **dead):
-    """What is printed after which of these steps, each given by its metrics: [(step, line)]."""
+    """What is printed after which of these steps, given by metrics, beside their own lines: [(step, line)]."""
     run = Run(Accelerator(cpu=True), grpo.Args(output_dir=str(folder)), "grpo", **dead)
     run.start()
-    run.lines, found = False, []
+    found = []
     capsys.readouterr()
     for run.step, metrics in enumerate(steps, 1):
         run.progress(metrics)
-        found += [(run.step, line) for line in capsys.readouterr().out.splitlines()]
+        own, *others = capsys.readouterr().out.splitlines()
+        assert own.startswith(f"step {run.step}/50: ")
+        found += [(run.step, line) for line in others]
     return found
 
 

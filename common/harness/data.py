@@ -40,7 +40,7 @@ def load_prompts(args, tokenizer, needs_answers, train=None):
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped. `read(source,
     args, tokenizer, *options)` returns [(key of the prompt, row)] and {what to tell: how many}. Without evaluation data
-    5 % of the prompts, at most 512, are held out by `seed`; for this alone it reads training data without `train`."""
+    5 % of the prompts, at most 512, are held out by `seed`; without `train`, training data is read for this alone."""
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
     source, eval_source = find_sources(args, args.max_steps != 0 or args.resume if train is None else train)

@@ -163,7 +163,7 @@ def check_weights(args, option, lm, info, new_head):
 
 
 def check_positions(args, option, lm, tokens=None):
-    """Refuse rows of `tokens` [what options allow] beyond a table of positions, or that change others' frequencies."""
+    """Refuse rows of so many `tokens` [of what the options allow] if positions end before, or depend on the length."""
     sizes = [getattr(args, name, 0) for name in ("max_length", "max_prompt_tokens", "max_new_tokens")]
     tokens = tokens or max(sizes[0], sum(sizes[1:]))
     config = lm.config.get_text_config()
