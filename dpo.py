@@ -327,10 +327,10 @@ def pair_batch(pairs, device):
     """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
     `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
     prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
-    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
+    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)  # (2B, P)
     lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
-    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
-    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
+    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)  # (2B, T)
+    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]  # (2B, T)
     return {
         "prompts": prompt_ids,
         "prompt_mask": prompt_mask,

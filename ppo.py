@@ -568,7 +568,7 @@ def learned_reward(args, prompts, device):
     """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
     Its own tokenizer and chat template encode the texts as `reward_model.py` does, with the end token unless the
     completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError."""
-    from common.batches import micro_batches  # in `update` the name is that of a loop
+    from common.batches import micro_batches  # not at the top: `update` has a loop variable of this name
 
     option = "reward_model_path"
     tokenizer = load_tokenizer(args, option)
@@ -588,11 +588,11 @@ def learned_reward(args, prompts, device):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         own = [{name: columns[name][i] for name in TEMPLATE_COLUMNS if name in columns} for i in range(len(prompts))]
         rows = tokenize([("a prompt", *row) for row in zip(prompts, own, strict=True)], args, tokenizer)
-        for ids, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
-            ids += completion + ([] if cut else [end])
+        for row, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
+            row += completion + ([] if cut else [end])
         check_positions(args, option, model, max(map(len, rows)))
         scores = {}
-        for part in micro_batches(range(len(rows)), [(len(ids), 0) for ids in rows], args):
+        for part in micro_batches(range(len(rows)), [(len(row), 0) for row in rows], args):
             inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt").to(device)
             scores.update(zip(part, model(**inputs).logits[:, 0].float().tolist(), strict=True))
         return [scores[i] for i in range(len(rows))]
@@ -601,8 +601,8 @@ def learned_reward(args, prompts, device):
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of one output, read at the last token that is not padding, that `option` names; with `new_head` a
-    language model gets zeros. A tokenizer that pads with what ends a completion gets another pad token."""
+    """The classifier that `option` names, of one output, read at the last token that is not padding; with `new_head` a
+    language model gets a head of zeros. A tokenizer that pads with what ends a completion gets another pad token."""
     lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
     if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
@@ -619,7 +619,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
 
 def reads_last_token(lm):
     """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
-    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]
+    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]  # of two pads
     return last > 0 and after == end == 0
 
 

@@ -134,8 +134,8 @@ def load_reward_model(args, tokenizer, accelerator=None):
 
 
 def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier of one output, read at the last token that is not padding, that `option` names; with `new_head` a
-    language model gets zeros. A tokenizer that pads with what ends a completion gets another pad token."""
+    """The classifier that `option` names, of one output, read at the last token that is not padding; with `new_head` a
+    language model gets a head of zeros. A tokenizer that pads with what ends a completion gets another pad token."""
     lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
     if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
@@ -152,7 +152,7 @@ def load_classifier(args, option, tokenizer, device, new_head=False):
 
 def reads_last_token(lm):
     """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
-    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]
+    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]  # of two pads
     return last > 0 and after == end == 0
 
 
@@ -200,22 +200,16 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
 
 
 def pair_batch(pairs, device):
-    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
-    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
-    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
-    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)
-    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
-    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)
-    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]
+    """B pairs as 2B rows for `RewardModel.forward`, first the chosen completions, then the rejected ones."""
+    prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)  # (2B, P)
+    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # (2B, T)
+    mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]  # (2B, T)
     return {
-        "prompts": prompt_ids,
+        "prompts": prompts,
         "prompt_mask": prompt_mask,
         "completions": ids.to(device, non_blocking=True),
         "completion_mask": mask.to(device, non_blocking=True),
-        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
-        "lengths": lengths,
-        "groups": [*range(len(pairs))] * 2,
     }
 
 
@@ -243,16 +237,6 @@ def spread_pairs(accelerator, pairs, args):
         yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
 
 
-def last_step(args, pairs):
-    """The number of steps of a run: what `pairs` fill in all epochs, at most max_steps; without pairs max_steps."""
-    if pairs:
-        steps = len(pairs) * args.num_epochs // args.pairs_per_step
-        return steps if args.max_steps < 0 else min(steps, args.max_steps)
-    if args.max_steps < 0 and args.lr_scheduler != "constant":
-        refuse(args, "lr_scheduler", "needs to know the end of the run: give --max_steps")
-    return args.max_steps
-
-
 def pair_metrics(metrics, pairs, start, device):
     """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
     its update, and peak memory."""
@@ -274,7 +258,7 @@ def main(argv=None):
     if steps == 0 and args.max_steps != 0:
         sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
         raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
-    steps = last_step(args, train_pairs)
+    steps = steps if args.max_steps < 0 else min(steps, args.max_steps)
     reward_model = load_reward_model(args, tokenizer, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
     optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)

@@ -41,7 +41,7 @@ def set_handlers(action):
 
 
 def in_worker(process):
-    """Keep Ctrl-C, which the current step still survives, from a worker of a reward's Pool; let it end with the run."""
+    """Take a Pool's worker out of the group that Ctrl-C signals, as the step still needs it; it ends with the run."""
 
     def end_with_parent():
         multiprocessing.parent_process().join()

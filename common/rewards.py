@@ -112,8 +112,8 @@ def _modes() -> tuple:
 
 @contextlib.contextmanager
 def users_code(what: str, completions: list = ()):
-    """Run code of the user. What it sets for the whole process is undone: the working directory and `TORCH`, but not
-    random generators. What it raises becomes an InputError that names `what` and, if a variable held it, the row."""
+    """Run code of the user. What it sets for the whole process is undone: `TORCH`, and the working directory, to which
+    the run's paths are relative; not random generators. What it raises, but Ctrl-C, is an InputError with its row."""
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.chdir(os.curdir))
@@ -176,8 +176,8 @@ def score(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -
 
 
 def trl_keywords(reward: Reward, rows: list, texts: list[str], truncated: list[bool]) -> dict:
-    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/running.md), as copies, and `truncated`. TRL's
-    own functions get messages for plain prompts too, and dollar signs around the gold, without which 2\sqrt{2} is 2."""
+    r"""What TRL's GRPOTrainer passes to the function of `reward` (docs/running.md), and `truncated`: copies, which it
+    may change. TRL's own functions get messages alone, and dollar signs around the gold: without, 2\sqrt{2} is 2."""
     from transformers import TrainerState
 
     from_trl = (getattr(reward.function, "__module__", None) or "").startswith("trl.")  # also what its factories make

@@ -4,6 +4,7 @@ REWARD_MODEL=runs/rm/model python grpo.py --reward examples/model_rewards.py:rew
 JUDGE=Qwen/Qwen2.5-1.5B-Instruct python grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset openai/gsm8k \
     --dataset_config main --reward examples/model_rewards.py:judge
 
+`reward_model` scores by the function of ppo.py, which has to lie beside the script that runs.
 Each process loads the model once, at its first call, onto its own device, where the policy is too: count its memory.
 Both train on what a model likes, which is not what is right: watch `eval/pass@1` where the data has gold answers.
 """

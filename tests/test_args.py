@@ -175,8 +175,8 @@ def test_sizes_divide_over_the_processes(name, option, monkeypatch):
 
 
 def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
-    args = script("reward_model").Args(pairs_per_step=8, num_epochs=2, lr_scheduler="linear", learning_rate=1.0)
-    last_step = script("reward_model").last_step
+    args = script("dpo").Args(pairs_per_step=8, num_epochs=2, lr_scheduler="linear", learning_rate=1.0)
+    last_step = script("dpo").last_step
     pairs = [None] * 23  # six of 46 are left out: a step is full
     assert [last_step(args, pairs), args.max_steps] == [5, -1]
     assert [learning_rate(step, args, 5) for step in range(5)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])

@@ -212,6 +212,7 @@ FAMILY = {
         differs={
             "main": ("rounds of pairs in place of rollouts", 119),
             "pair_losses": ("log-probs against the reference in place of scores", 18),
+            "pair_batch": ("each prompt once, and the log-probs of the reference", 22),
         },
         equations={
             "h": "preference_loss",
@@ -246,17 +247,9 @@ PAIR_STEP = {
     "policy_loss": "No ratio and no clip: the loss does not correct for an old policy that sampled the pairs.",
     "token_weights": "The loss is that of a pair, and each pair of a step weighs the same.",
     "update": "`update_pairs` takes its place.",
-    "pair_batch": (
-        "Both completions of a pair are rows of one forward and have the prompt in common, which is computed once. The "
-        "reference's log-probs stay 0 where there is no reference."
-    ),
     "spread_pairs": (
         "Pairs of about the same length share a forward, and each process has as many forwards as the others; what "
         "fills up the last one is marked."
-    ),
-    "last_step": (
-        "How long a run is follows from the pairs and the passes over them, and a schedule of the learning rate has to "
-        "know it."
     ),
     "pair_metrics": "There is no rollout to measure: the lengths are those of the given completions.",
 }
@@ -518,6 +511,7 @@ SENTENCES = {
             "No ratio, no KL and no advantage, so none of their options. `RunArgs` has none of an evaluation either, "
             "since most of those are of sampling. A forward has to hold both completions of a pair."
         ),
+        "pair_batch": "Both completions of a pair are rows of one forward.",
         "RewardModel": (
             "The score is read at the last token of the completion, its end, where the model has seen everything."
         ),
@@ -529,7 +523,7 @@ SENTENCES = {
             "Bradley-Terry: the difference of two scores is the log-odds that the first completion is preferred."
         ),
         "pair_losses": "The scores of both completions of each pair come from one forward.",
-        "main c64d31": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
+        "main d217f5": "A loop over steps of pairs, with an evaluation on held-out pairs; nothing is sampled.",
         "imports d867db": "The loading of pairs and of classifiers in place of sampling and rewards.",
         "rollout": "Nothing is sampled.",
         "compute_rewards": "Nothing is scored by rules: this model is to become the reward.",
@@ -555,6 +549,14 @@ SENTENCES = {
             "itself has no KL term. A forward has to hold both completions of a pair."
         ),
         "holds_pairs": "`--dataset` may be pairs to train on, or prompts to make pairs from.",
+        "pair_batch": (
+            "Both completions of a pair are rows of one forward and have the prompt in common, which is computed once. "
+            "The reference's log-probs come with them."
+        ),
+        "last_step": (
+            "How long a run is follows from the pairs and the passes over them, and a schedule of the learning rate "
+            "has to know it."
+        ),
         "Round": "A resumed run needs the pairs of its round: the policy that sampled them is gone.",
         "make_pairs": (
             "The best against the worst completion of a prompt, by their rewards. Completions that were cut off are "

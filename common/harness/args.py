@@ -21,7 +21,7 @@ def option(default, help, group="algorithm", *, several=False, **bounds):
 
 @dataclasses.dataclass
 class RunArgs:
-    """The options that all scripts have: model, data, run, optimizer."""
+    """The options of all scripts. A subclass says what a step is: `step_size`, `num_minibatches`, `describe_step`."""
 
     model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; or `embedded-hard`", "model")
     dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of weights; bfloat16 loses small updates", "model")

@@ -66,7 +66,7 @@ def facts(run):
 
 
 def load_checkpoint(run, path):
-    """Load the checkpoint `path`. On one process and with DDP only plain data is unpickled: no file of it runs code."""
+    """Load the checkpoint `path`. On one process and under DDP only tensors and plain data are unpickled, no code."""
     from accelerate.utils import load
 
     options = {"strict": False} if run.args.lora_rank else {}  # the frozen weights are not in it
@@ -157,7 +157,7 @@ def add_digests(digests, args):
 
 
 def digest(path, in_parts=False):
-    """SHA-256 of a file, None where it cannot be read. `in_parts`: of .safetensors header and 3 PIECEs a tensor."""
+    """SHA-256 of a file, None if unreadable. `in_parts`, for speed: size, header, 3 PIECEs a tensor of .safetensors."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError), open(path, "rb") as file:
         if not in_parts or path.suffix != ".safetensors":
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,7 +27,7 @@ class Parser(HfArgumentParser):
 
 
 def parse_args(cls, argv=None):
-    """The options of a script as its `Args`, of the command line and of --config; with --dry_run this is the end."""
+    """The `Args` of the command line and --config, or an InputError. With --dry_run print an estimate and exit."""
     argv = sys.argv[1:] if argv is None else argv
     formatter, text = argparse.RawDescriptionHelpFormatter, sys.modules[cls.__module__].__doc__
     parser = Parser(cls, allow_abbrev=False, description=text, formatter_class=formatter)
@@ -51,13 +51,13 @@ def parse_args(cls, argv=None):
 
 
 def load_tool(cls, name, needed_by=None):
-    """The module tools/NAME.py beside the script of `cls`, by its path, as `tools` is a common name; None without."""
+    """The module tools/NAME.py beside the script of `cls`; without it None, or an InputError that names `needed_by`."""
     path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
     if not path.is_file():
         if needed_by:
             raise InputError(f"{needed_by} needs tools/ (beside the script)")
         return None
-    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)
+    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)  # by path: `tools` is a common name
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -38,9 +38,9 @@ def load_prompts(args, tokenizer, needs_answers, train=None):
 
 
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
-    """Training rows, evaluation rows, and a line on where they come from, what was merged and dropped. `read(source,
+    """Training rows, evaluation rows (at most `most_eval`; 0: all), and a line on where they come from. `read(source,
     args, tokenizer, *options)` returns [(key of the prompt, row)] and {what to tell: how many}. Without evaluation data
-    5 % of the prompts, at most 512, are held out by `seed`; without `train`, training data is read for this alone."""
+    5 % of the prompts, at most 512, are held out by `seed`; `train` False reads training data for this alone."""
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
     source, eval_source = find_sources(args, args.max_steps != 0 or args.resume if train is None else train)
@@ -95,7 +95,7 @@ def find_sources(args, train=True):
 
 
 def find_splits(name, config, siblings=False):
-    """{split: (name, tables)} of files or of what `datasets` loads; with `siblings` `train.*` brings its `test.*`."""
+    """{split: (name, tables)} of files or what `datasets` loads; `siblings`: with `train.*` test and validation too."""
     paths = [Path(EMBEDDED_FOLDERS.get(x, x)).expanduser() for x in (name if isinstance(name, list) else [name])]
     first, splits = paths[0], {}
     folder = first.parent if siblings and first.name.removeprefix("train") in EXTENSIONS else first

@@ -62,9 +62,9 @@ def refuse_any(problems):
 
 
 def set_up_attention():
-    """What sdpa needs on a GPU. No padding mask is looked at, whether it is all true and can be left out: that is to
-    wait for the GPU at each decoded token. And cuDNN's attention, which torch 2.11 to 2.13 prefer on an H100, is off:
-    with a mask its gradient can be NaN (pytorch issue 196678), and it makes a plan for each new length."""
+    """What sdpa needs on a GPU. Each padding mask is built without looking whether it is all true: to look is to wait
+    for the GPU at each decoded token. cuDNN's attention, which torch 2.11 to 2.13 prefer on an H100, is off: with a
+    mask its gradient can be NaN (pytorch issue 196678), and it makes a plan for each new length, so for each token."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def without_look(*args, attention_mask=None, allow_is_causal_skip=True, **options):
@@ -76,7 +76,7 @@ def set_up_attention():
 
 
 def set_threads(weights):
-    """Set the CPU threads for so many weights: the cores of this process, or one for a small model (docs/scale.md)."""
+    """Set the CPU threads: this process's share of the cores, or 1 for few `weights`: threads spin (docs/scale.md)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if weights < SMALL_MODEL else share)  # `accelerate launch` sets OMP_NUM_THREADS=1

@@ -105,7 +105,7 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
-    """The model of an option, without dropout. Its `saved_...` are the checkpoint's settings, for `save_pretrained`."""
+    """The model that `option` names, without dropout. `saved_...`: its checkpoint's settings, for `save_pretrained`."""
     with load_errors(args, option, "no model"):
         path = whole_model(args, option)
         config = transformers.AutoConfig.from_pretrained(path)
@@ -163,7 +163,7 @@ def check_weights(args, option, lm, info, new_head):
 
 
 def check_positions(args, option, lm, tokens=None):
-    """Refuse rows of so many `tokens` [of what the options allow] if positions end before, or depend on the length."""
+    """Refuse rows of so many `tokens` [as options allow] beyond the positions, or that change other rows' log-probs."""
     sizes = [getattr(args, name, 0) for name in ("max_length", "max_prompt_tokens", "max_new_tokens")]
     tokens = tokens or max(sizes[0], sum(sizes[1:]))
     config = lm.config.get_text_config()

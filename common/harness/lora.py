@@ -1,6 +1,6 @@
 """LoRA (arXiv 2106.09685): adapters of low rank on all linear layers but the head, the only weights that are trained.
 
-A weight is W + alpha / rank B A: W is frozen, A random and B zero at first. peft adds them to the model as it is."""
+A weight is W + alpha / rank B A: W is frozen, A random, B zero at first. `lm.add_adapter` puts them into `lm`."""
 
 import os
 

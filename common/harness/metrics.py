@@ -78,7 +78,7 @@ class Metrics:
             self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
-        """Count seconds, tokens per second and peak memory; `drawn_tokens`: of a rollout of which `batch` is a part."""
+        """Count speed of rollout and update, and peak memory; `drawn_tokens`: of a rollout that `batch` is part of."""
         update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
         self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
@@ -113,7 +113,7 @@ class Metrics:
 
 
 def take_logged(accelerator, rewards, beside):
-    """{logged/name: mean over all processes} of what rewards gave to `log_metric`; eval/logged/ in an evaluation."""
+    """{logged/name: mean over processes} of what rewards logged since the last call; eval/ where `beside` has eval/."""
     from accelerate.utils import gather_object
 
     values = {}

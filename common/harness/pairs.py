@@ -48,7 +48,7 @@ def split_pair(row, column, where):
 
 def read_pairs(source, args, tokenizer):
     """[(key of the prompt, pair)] of each row whose completions differ, and {what was cut or dropped: how many}. Beyond
-    `--max_length` tokens the prompt loses its first ones, but one; then completions lose the last before the end."""
+    `--max_length` tokens a prompt loses its first ones, down to one; then completions lose those before their end."""
     rows, texts, end = [], [], end_token(tokenizer)
     spelled = tokenizer.convert_ids_to_tokens(end)  # some data end an answer so, or by EOS, or both
     for where, row in read_rows(source):

@@ -30,7 +30,7 @@ def without_none(value):
 
 
 def read_prompt(row, column, where):
-    """(prompt, None) of the column, or of what `chosen` and `rejected` share; (prompt, answer) of whole `messages`."""
+    """(prompt, None) of the column, or what `chosen` and `rejected` share; (prompt, answer) if `messages` have one."""
     last = None
     if column:
         prompt = read_text(row.get(column) or "", "the prompt", where)
@@ -88,7 +88,7 @@ def encode_completions(texts, tokenizer):
 
 
 def prompt_text(where, prompt, columns, args, tokenizer):
-    """What the model reads of a row: with `--prompt_template`, `--system_prompt`, and the chat template around it."""
+    """What the model reads of a row: `--prompt_template` in its last user turn, `--system_prompt`, chat template."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if args.prompt_template and users:  # not str.format: texts hold braces

@@ -168,7 +168,7 @@ class Run:
         self.print(f"step {self.step}, reward {reward}: {sample}")
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
-        """Print the metrics `result` of an evaluation, and write samples of `shown`; with a `tokenizer` print one."""
+        """Print the metrics `result` of an evaluation; write samples of `shown`, with a `tokenizer` print the first."""
         rows = sample_rows(*shown, number=None) if shown else []
         self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
@@ -200,7 +200,7 @@ class Run:
         self.check_scored(metrics)
 
     def check_scored(self, metrics):
-        """Warn of completions without a reward. Without any in the first step, or in SKIPPED_STEPS in a row, end."""
+        """Warn of unscored completions. If all are, at step 1 or SKIPPED_STEPS times in a row, save and raise."""
         share = metrics.get("reward/unscored", metrics.get("pairs/unscored", 0.0))
         if share and not self.said_unscored:
             self.said_unscored = True
