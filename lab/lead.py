@@ -154,7 +154,7 @@ first table of this section. It decides nothing of the claims on this page, and 
 **{made} of {wanted} deciding runs are made**, and {tuned} of {to_tune} of the tuning. {status}
 
 {results}<details>
-<summary>What is run, what decides, and how it goes on</summary>
+<summary>What is run, and what decides</summary>
 
 | arm | prompts x completions | baseline | advantages | a token's weight in the loss |
 |---|---|---|---|---|
@@ -183,8 +183,13 @@ first table of this section. It decides nothing of the claims on this page, and 
 - All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
   begin with the same weights. SHA-256: `{digest}`.
 
-The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and started again. It
-runs in a checkout of the commit that began, because another version of the code decides nothing:
+{runner}
+
+</details>
+"""
+
+GOES_ON = """The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and
+started again. It runs in a checkout of the commit that began, because another version of the code decides nothing:
 
 ```bash
 git worktree add --detach ../lead-runs {commit}
@@ -195,10 +200,11 @@ python lab/run.py --registered lab/registered_lead.json --list   # what is left;
 
 Another kind of processor may build a base model with other weights: then the runner stops and asks for the old ones.
 Where they are lost, the results on it go to `lab/results/lead/set_aside`, and its eight runs are begun again.
-Afterwards `lab/results/lead` is copied back and committed, and `python lab/lead.py` writes this part of the page.
+Afterwards `lab/results/lead` is copied back and committed, and `python lab/lead.py` writes this part of the page."""
 
-</details>
-"""
+MADE = """The runner (`python lab/run.py --registered lab/registered_lead.json`) made them, in a checkout of the commit
+that began (`git worktree add --detach ../lead-runs {commit}`), because another version of
+the code decides nothing; `python lab/lead.py` decides, and writes this part of the page."""
 
 
 def signed(number):
@@ -290,8 +296,9 @@ def build():
             closing=registered["closing"],
             least=registered["statistics"]["least_bases"],
             digest=registry.digest(),
-            hours=plan["core_seconds"] / 3600,
-            commit=starts[0]["commit"] if starts else "COMMIT",
+            runner=(GOES_ON if word == OPEN else MADE).format(
+                hours=plan["core_seconds"] / 3600, commit=starts[0]["commit"] if starts else "COMMIT"
+            ),
         )
 
 

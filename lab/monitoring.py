@@ -45,11 +45,13 @@ CURVES = [
     Curve("policy/approx_kl", "healthy", "claims/clip-0.2_0.2", "16 updates a rollout, clip 0.2", True),
     Curve("policy/approx_kl", "healthy", "real_model/sums", "4 updates a rollout, 135 million weights"),
     Curve("policy/approx_kl", "unhealthy", "claims/clip-1_1000", "the same without a clip", True),
+    Curve("policy/approx_kl", "unhealthy", "bugs/with-old_logprobs", "0, with 4 updates: a bug"),
     Curve("policy/kl_old_ref", "healthy", "claims/learned-kl_0.05", "a learned reward, KL 0.05"),
     Curve("policy/kl_old_ref", "unhealthy", "claims/learned-kl_0.01", "KL 0.01: too little to hold it"),
     Curve("policy/clip_fraction_low", "healthy", "registered/tune-ppo-lr_2e-4", "4 updates a rollout", True),
     Curve("policy/clip_fraction_low", "unhealthy", "registered/tune-ppo-lr_1e-3", "five times the rate", True),
-    Curve("policy/clip_fraction_low", "unhealthy", "bugs/with-old_logprobs", "0, with 4 updates: a bug"),
+    Curve("policy/clip_fraction_high", "healthy", "registered/tune-ppo-lr_2e-4", "4 updates a rollout", True),
+    Curve("policy/clip_fraction_high", "unhealthy", "registered/tune-ppo-lr_1e-3", "five times the rate", True),
     Curve("optim/grad_norm", "healthy", "bugs/default", "falls as the task is solved", True),
     Curve("optim/grad_norm", "healthy", "real_model/sums", "rises: at first nearly all groups are wrong"),
     Curve("optim/grad_norm", "unhealthy", "bugs/with-zero_grad", "does not: gradients are never cleared", True),
@@ -66,6 +68,7 @@ DRAWN = {  # the titles of the panels
     "policy/entropy": "entropy (nats per token)",
     "policy/approx_kl": "KL to the old policy, per token",
     "policy/clip_fraction_low": "share of tokens clipped below",
+    "policy/clip_fraction_high": "share of tokens clipped above",
     "optim/grad_norm": "gradient norm before clipping",
     "rollout/logprob_gap": "gap of log-probs",
     "advantage/zero_groups": "share of groups that agree",
@@ -140,7 +143,7 @@ def draw():
     sys.path.append(str(ROOT / "tools"))
     import plot  # matplotlib is an extra
 
-    figure, places = plot.plt.subplots(3, 3, figsize=(12, 8), layout="constrained")
+    figure, places = plot.plt.subplots(2, 5, figsize=(19, 6), layout="constrained")
     figure.supxlabel("step; a thin line is a seed, thick lines are means", fontsize=8, color="#666666")
     for axis, (metric, title) in zip(places.flat, DRAWN.items(), strict=True):
         of = "reward/mean" if metric == "eval/pass@1" else metric

@@ -209,6 +209,8 @@ def beside(claim):
     if "{punished" in note:
         late = {"metric": "overlong/fraction", "run": claim["primary"]["run"], "over": "late"}
         said["punished"] = np.mean(values(late, late["run"], claim["seeds"]))
+        *seeds, last = (str(seed) for _, seed, *_ in changed(claim))
+        said["seeds"] = f"{', '.join(seeds)} or {last}"
     return note.format(**said)
 
 
@@ -468,7 +470,7 @@ def best_section():
     done = [row for row in tuning if row[1]]
     if ends:
         header = ["", "learning rate", "held-out accuracy, ± deviation across seeds", "seconds of one core"]
-        header += ["accuracy in training at equal seconds" + (f", {shortest:.0f}" if after else "")]
+        header += ["accuracy in training at equal seconds" + (f", {shortest:.3g}" if after else "")]
         header += [f"less GRPO's on {base}, 3 seeds (95 %)" for base in bases]
         lines += [*table(header, ends), "", "![all algorithms, best of six](figures/claims/best.png)", ""]
     lines += [f"**What these five claims do not show.** {texts.BEST}", ""]
@@ -514,7 +516,7 @@ def lead_section():
     by_clock = []
     for seconds in seconds_shown():
         grpo, ppo, less, low, high = afterwards.at_equal_seconds(seconds)
-        by_clock.append([f"{seconds:.0f}", f"{grpo:.3f}", f"{ppo:.3f}", f"{less:+.3f} ({low:+.3f} to {high:+.3f})"])
+        by_clock.append([f"{seconds:.3g}", f"{grpo:.3f}", f"{ppo:.3f}", f"{less:+.3f} ({low:+.3f} to {high:+.3f})"])
     leads, (mean, half) = afterwards.leads(), afterwards.lead_over_bases()
     bases = ", ".join(f"{lead:.3f}" for lead in leads)
     header = ["seconds of training", "GRPO, in training", "PPO, in training", "GRPO less PPO (95 %)"]

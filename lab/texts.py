@@ -185,7 +185,8 @@ NOTES = {
     "sequence_ratio": "at one rate, 1e-4, tuned for neither; [at the best of six](#each-algorithm-best-of-six): {best}",
     "gspo_entropy": "at one rate, 1e-4, tuned for neither",
     "dynamic_sampling-completions": "the paper's Fig. 6 is over steps; it prints nothing at equal completions",
-    "overlong": "{punished:.1%} of the answers were punished in the second half of the steps: hardly a treatment",
+    "overlong": "{punished:.1%} of the answers were punished in the second half of the steps: hardly a treatment; "
+    "inconclusive without its unpunished run of seed {seeds}",
     "critic": "at one rate, 1e-4, tuned for neither",
     "batch_shape": "at one rate; smaller than the 0.03 that counts as no difference elsewhere on this page",
     "length": "at one rate; Dr. GRPO differs in more than its weights",
@@ -384,18 +385,20 @@ its runs** with its margin, its seeds and its statistics ([registered.json](../l
 or **does not hold** if its effect can be told from a margin, which is 0 mostly; it is **equivalent** if the difference
 is smaller than a registered one, 0.03 of accuracy mostly; and else it is **inconclusive**, which does not mean that
 there is no difference. What does not hold here may hold for large models, and of the three claims that do not hold no
-paper prints the comparison. Two findings first:""".split("\n")
+paper prints the comparison. Three findings first:""".split("\n")
 
-FINDINGS = """- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO ends above GRPO in held-out accuracy, by
+FINDINGS = """- **A good reward curve does not mean that the code is right.** Seven of ten bugs that people write change
+  pass@1 by less than 0.02 on the first task ([which curve has the bug?](exercises.md#which-curve-has-the-bug)).
+- **A gain at one learning rate is no ranking.** At 1e-4 Dr. GRPO ends above GRPO in held-out accuracy, by
   {one_rate}, p = {p}, uncorrected. At 2e-4, the best of six rates for both, the difference is {tuned}: inconclusive. On
   two other base models, at that rate, it is {bases}, with three seeds each.
 - **GRPO ends {lead} behind PPO ({low} to {high}), and it is not the algorithm alone.** That is at the best of six rates
   and after as many completions; in a step `ppo.py` samples 256 prompts once, `grpo.py` 32 prompts eight times. PPO with
-  32 x 8 cannot be told from Dr. GRPO at 1e-4; at equal seconds of training GRPO is ahead; and counted by base models,
-  of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %):
+  32 x 8 cannot be told from Dr. GRPO at 1e-4; at equal seconds of training, from 40 on, GRPO is ahead; and counted by
+  base models, of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %):
   [what it is made of](#what-ppos-lead-is-made-of).
 
-What these two say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
+What these three say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
 
 COUNTED = {
     True: "Registered as **a paper's** are {all} claims, {replications} of them as replications of a known effect "
@@ -504,11 +507,11 @@ RULES_OF_THUMB = """## Rules of thumb
 
 Of two more than those that are registered something is known without a test:
 
-**GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one.** A measurement, not a
-verdict: the share depends on how much of the peak is models and how much is activations. Measured is a run of two
-steps on CPU, computed is the peak on one GPU with gradient checkpointing; in all of them the models are most of it
-(`python lab/memory_of_ppo.py`). `grpo.py` has no reward model of its own: its last row adds what one took of PPO's
-memory.""".split("\n")
+**GRPO needs 25 % less memory than PPO with a reward model, and 50 % less without one**, says the rule; here
+it is what the last two rows say. A measurement, not a verdict: the share depends on how much of the peak is models and
+how much is activations. Measured is a run of two steps on CPU, computed is the peak on one GPU with gradient
+checkpointing; in all of them the models are most of it (`python lab/memory_of_ppo.py`). `grpo.py` has no reward model
+of its own: its last row adds what one took of PPO's memory.""".split("\n")
 
 REWARD_SCALE = """**PPO is sensitive to the scale of the reward, GRPO is not.** For GRPO this is true by construction
 (`test_advantages_do_not_depend_on_the_scale_of_the_reward_but_for_the_epsilon`). For `ppo.py` it is not measured; its

@@ -234,6 +234,7 @@ def test_nothing_is_decided_or_shown_before_all_runs_are_there(rows):
     text = page()
     assert "**94 of 96 deciding runs are made**, and 48 of 48 of the tuning. Nothing is decided yet." in text
     assert "| Dr. GRPO | 1e-4: 0.501 | **1.5e-4: 0.600** |" in text and "| verdict |" not in text
+    assert "git worktree add --detach ../lead-runs" in text and "Afterwards `lab/results/lead` is copied" in text
 
 
 def test_effects_are_paired_over_base_models_and_corrected_for_both(rows):
@@ -255,6 +256,7 @@ def test_effects_are_paired_over_base_models_and_corrected_for_both(rows):
     assert f"| **equivalent: smaller than 0.02** | {lead.interval(found['same_shape'].measured)} |" in text
     assert f"| **holds** | {lead.interval(found['more_prompts'].measured)} |" in text
     assert "a critic that learns nothing, less Dr. GRPO | | +0.0" in text
+    assert "git worktree add --detach ../lead-runs" in text and "Afterwards" not in text
 
 
 def test_a_difference_that_is_there_and_small_is_said_to_be_both(rows):

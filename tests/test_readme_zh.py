@@ -1,4 +1,7 @@
-"""README.zh.md is README.md in Chinese: commands, links, figures and tables are the same, place by place."""
+"""README.zh.md is README.md in Chinese: commands, links, figures and tables are the same, place by place.
+
+Its last section, which README.md has not, is docs/corrections.md in a table.
+"""
 
 import collections
 import itertools
@@ -7,12 +10,15 @@ import re
 
 import pytest
 
+import report
+
 ROOT = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"^```.*?^```$|\S.*?(?=\n\n|\n\||\n\d+\. |\n```|\s*\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]+)\)")
 CODE = re.compile(r"`[^`]+`")
 NUMBER = re.compile(r"\d+(?:\.\d+)*")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
+OWN = "\n\n## 文章里的说法\n"
 
 SMALL = """[中文](README.zh.md)
 
@@ -105,8 +111,19 @@ def differences(english, chinese):
 def test_the_chinese_readme_has_the_commands_links_and_figures_of_the_english_one():
     english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
     assert english.startswith("[中文](README.zh.md)\n") and chinese.startswith("[English](README.md)")
-    found = differences(english, chinese)
+    found = differences(english, chinese.partition(OWN)[0])
     assert not found, "\n" + "\n".join(found)
+
+
+def test_the_chinese_readme_has_each_correction_once_and_in_order():
+    text = (ROOT / "docs" / "corrections.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (\d+\. .*)", text, re.MULTILINE)
+    section = (ROOT / "README.zh.md").read_text(encoding="utf-8").partition(OWN)[2]
+    rows = re.findall(r"^\| \[(\d+)\]\(docs/corrections\.md#(\S+)\) \| (.+) \| (.+) \|$", section, re.MULTILINE)
+    assert [(int(number), link) for number, link, *_ in rows] == [
+        (i, report.anchor(title)) for i, title in enumerate(titles, 1)
+    ]
+    assert len(titles) == 24 and all(CHINESE.search(says + told) for *_, says, told in rows) and "\n## " not in section
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,16 @@ NAMES = [
     Names(
         "",
         "",
-        "algorithm.adv_estimator=reinforce_plus_plus*",
-        "advantage_estimator=reinforce advantage_estimator=reinforce_baseline",
-        f"REINFORCE++, {RECIPE} reinforce_pp",
+        "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+        "advantage_estimator=reinforce_baseline",
+        f"REINFORCE++ with a baseline, {RECIPE} reinforce_pp",
+    ),
+    Names(
+        "",
+        "",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "advantage_estimator=reinforce",
+        f"not here without the mean of the group; with it {RECIPE} reinforce_pp",
     ),
     Names("", "", "", "advantage_estimator=dr_grpo", "dr_grpo.py"),
     Names("", "", "algorithm.adv_estimator", "advantage_estimator", "the choice of the script, as ppo.py or grpo.py"),
@@ -163,10 +170,11 @@ NAMES = [
     Names(
         "max_sampling_rounds",
         "",
-        "algorithm.filter_groups.max_num_gen_batches algorithm.filter_groups.enable",
-        "dynamic_filtering",
-        "dapo.py, which always filters",
+        "algorithm.filter_groups.max_num_gen_batches",
+        "",
+        "dapo.py: the most rounds of a step",
     ),
+    Names("", "", "algorithm.filter_groups.enable", "dynamic_filtering", "dapo.py, which always filters"),
     Names(
         "filter_by", "", "algorithm.filter_groups.metric", "dynamic_filtering_reward_range", "dapo.py: accuracy, reward"
     ),
@@ -242,7 +250,8 @@ NAMES = [
     Names("", "multi_objective_aggregation", "", "", "parts are summed by --reward_weights, then normalized"),
     Names("", "reward_clip_range", "", "reward_clip_range normalize_reward", "no: what --reward returns is the reward"),
     Names("reward_model_path", "reward_model_name_or_path",
-          "reward.reward_model.model_path reward_model.model.path", "reward_pretrain", "ppo.py"),
+          "reward.reward_model.model_path reward_model.model.path", "reward_pretrain",
+          "ppo.py; elsewhere REWARD_MODEL=... --reward examples/model_rewards.py:reward_model"),
     Names("center_coef", "center_rewards_coefficient", "", "", "reward_model.py"),
     # pairs
     Names("nll_coef", "loss_weights rpo_alpha", "", "", "dpo.py: --loss is one, and this adds the NLL"),

@@ -41,13 +41,17 @@ PANELS = {  # in this order
     "policy/clip_fraction_low": "share of tokens clipped below",
     "policy/clip_fraction_high": "share of tokens clipped above",
     "policy/token_clip_ratio": "share of clipped tokens",
+    "policy/ratio_max": "largest ratio",
     "optim/grad_norm": "gradient norm before clipping",
     "optim/critic_grad_norm": "gradient norm of the critic",
+    "rollout/logprob_gap": "gap of log-probs",
+    "advantage/zero_groups": "share of groups that agree",
+    "completion/unique": "distinct completions of a group",
+    "completion/truncated": "share of truncated completions",
 }
 RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
 TITLES = PANELS | {
     "completion/length_incorrect": "tokens of a wrong completion",
-    "completion/truncated": "share of truncated completions",
     "value/explained_variance": "explained variance of the critic",
     "reward_part/easy": "accuracy on easy problems",
     "reward_part/medium": "accuracy on medium problems",
