@@ -396,7 +396,7 @@ FINDINGS = """- **A good reward curve does not mean that the code is right.** Se
   and after as many completions; in a step `ppo.py` samples 256 prompts once, `grpo.py` 32 prompts eight times. PPO with
   32 x 8 cannot be told from Dr. GRPO at 1e-4; at equal seconds of training, from 40 on, GRPO is ahead; and counted by
   base models, of which there are three, and not by seeds, the lead is {mean} ± {half} (95 %):
-  [what it is made of](#what-ppos-lead-is-made-of).
+  [what it is made of](#what-ppos-lead-is-made-of) was registered for itself, and both of its effects hold.
 
 What these three say beyond the verdicts below was looked at afterwards or reported beside them, and decides nothing."""
 
@@ -418,7 +418,7 @@ LEAD = """Looked at afterwards, which decides nothing: these are runs of other c
 [256 prompts once](#256-prompts-once-are-better-than-32-prompts-eight-times) each hold as claims of their own. With a
 critic that learns nothing PPO is still ahead of GRPO, from which it then differs in the shape of the batch, in the
 weights of its tokens and in its baseline and scaling. With GRPO's shape and a critic it cannot be told from Dr. GRPO.
-So no single part explains the lead; [an experiment of its own](#an-experiment-of-its-own) is registered. The second
+So no single part explains the lead, and [an experiment of its own](#an-experiment-of-its-own) finds two. The second
 table is at the best rates and in training, on prompts that were trained on before, with ten seeds; its clock is the
 wall's, on two cores that two runs shared, and it stands still in evaluations.""".split("\n")
 

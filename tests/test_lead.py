@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import shutil
 from collections import Counter
@@ -257,12 +258,15 @@ def test_effects_are_paired_over_base_models_and_corrected_for_both(rows):
     assert f"| **holds** | {lead.interval(found['more_prompts'].measured)} |" in text
     assert "a critic that learns nothing, less Dr. GRPO | | +0.0" in text
     assert "git worktree add --detach ../lead-runs" in text and "Afterwards" not in text
+    assert "has two parts" not in text  # one of the effects does not hold
 
 
 def test_a_difference_that_is_there_and_small_is_said_to_be_both(rows):
     rows.tune()
     rows.decide(levels=LEVELS | {"dr_grpo": 0.589})
     assert verdicts()[0] == registry.HOLDS and "| **holds, and smaller than 0.02** | +0.0" in page()
+    second = decisions()["more_prompts"].measured.effect
+    assert f"has two parts**: {second:.3f} for 256 distinct prompts in a step, and\n" in page()
     rows.decide(levels=LEVELS | {"ppo-256x1": 0.5})
     assert verdicts() == [registry.SAME, registry.FAILS]
 
@@ -361,6 +365,38 @@ def test_runs_were_begun_by_commits_that_have_the_registration():
 def test_the_page_has_what_the_rows_give():
     [part] = lead.PART.findall((ROOT / lead.PAGE).read_text(encoding="utf-8"))
     assert part == lead.build()
+
+
+def ends(arm, base):
+    """The mean accuracy after step 80 of an arm's two runs on a base model, read without registry.py."""
+    files = [ROOT / f"lab/results/lead/{arm}-{base}-seed{seed}.jsonl" for seed in REGISTERED["seeds"][base]]
+    rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
+    assert all(row["completions"] == 20480 for row in rows)
+    return np.mean([row["accuracy"] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("arm", "against", "effect"),
+    [
+        ("ppo-256x1", "ppo-32x8", "0.034 (0.028 {to} 0.040)"),
+        ("ppo-32x8", "dr_grpo", "0.035 (0.027 {to} 0.043)"),
+        ("ppo-256x1", "dr_grpo", "0.069"),
+    ],
+)
+def test_what_the_pages_say_of_the_experiment_is_in_the_rows(arm, against, effect):
+    """By hand: twelve differences, their mean, and t times their standard error. Both registered effects hold."""
+    differences = np.array([ends(arm, base) - ends(against, base) for base in BASES])
+    half = lead.decide.stats.t.isf(0.025, 11) * differences.std(ddof=1) / np.sqrt(12)
+    numbers = differences.mean(), differences.mean() - half, differences.mean() + half
+    assert re.findall(r"\d\.\d+", effect) == [f"{number:.3f}" for number in numbers][: 1 + 2 * ("to" in effect)]
+    words = {"README.md": effect.format(to="to"), "README.zh.md": effect.format(to="至").replace(" (", "（")}
+    words[lead.PAGE] = "+{:.3f} (+{:.3f} to +{:.3f})".format(*numbers)
+    for page, said in words.items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert said.removesuffix("）").removesuffix(")") in text, page
+    with registry.using(lead.LEAD):
+        assert verdicts() == [registry.HOLDS] * 2
+    assert "and both of its effects hold" in (ROOT / lead.PAGE).read_text(encoding="utf-8")
 
 
 def test_the_page_of_the_claims_is_not_made_from_these_rows(tmp_path, monkeypatch):

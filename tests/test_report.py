@@ -500,7 +500,7 @@ def test_the_readmes_say_what_was_found(page):
     gained, lost, dpo = f"{steps.effect:.2f}", f"{-completions.effect:.2f}", at_best("grpo") - at_best("dpo")
     one_rate, seeds = afterwards.at_1e_4("dr_grpo", "grpo")
     first, *equal = (afterwards.at_equal_seconds(seconds)[2] for seconds in report.seconds_shown())
-    assert seeds == (10, 10) and f"{afterwards.shortest():.0f}" == "31" and 5e-8 < one_rate.p < 1.5e-7
+    assert seeds == (10, 10) and f"{afterwards.shortest():.3g}" == "30.5" and 5e-8 < one_rate.p < 1.5e-7
     _, *bases = afterwards.leads("dr_grpo")
     mean, half = afterwards.lead_over_bases()
     numbers = {"one": one_rate.effect, "from_": one_rate.low, "to": one_rate.high}
@@ -508,6 +508,8 @@ def test_the_readmes_say_what_was_found(page):
     said = {name: f"{number:.3f}" for name, number in numbers.items()}
     said |= {"hard_1": f"{bases[0]:+.3f}", "hard_2": f"{bases[1]:+.3f}", "tuned_high": f"{tuned.high:+.3f}"}
     said |= {"behind": behind, "low": low, "high": high, "gained": gained, "lost": lost, "dpo": f"{dpo:.2f}"}
+    ends = (f"{end:.3f}" for end in afterwards.at_equal_seconds(afterwards.shortest())[3:])
+    said |= dict(zip(("first_low", "first_high"), ends, strict=True))
     said |= {"first": f"{first:.3f}", "least": f"{min(equal):.2f}", "most": f"{max(equal):.2f}"}
     text = (report.ROOT / page).read_text(encoding="utf-8")
     missing = [words.format(**said) for words in SAID[page] if words.format(**said) not in text]
@@ -523,7 +525,7 @@ SAID = {
         "ends {one} above GRPO",
         "({tuned}; {tuned_low} to {tuned_high}): inconclusive",
         "On two other base models, at 2e-4, it is {hard_1} and {hard_2}",
-        "at equal times (by {first} after 31 seconds, by {least} to {most} after 40 to 60)",
+        "at equal times (by {first} after 30.5 seconds, {first_low} to {first_high}, and by {least} to {most} after 40",
         "the lead is {mean} ± {half}",
         "`dpo.py` ends {dpo} below",
     ),
@@ -534,7 +536,7 @@ SAID = {
         "比 GRPO 高 {one}（{from_} 至 {to}；p = 1e-7，未校正）",
         "（{tuned}；{tuned_low} 至 {tuned_high}），没有定论",
         "在另外两个基座模型上，学习率 2e-4 时的差是 {hard_1} 和 {hard_2}",
-        "（31 秒时 {first}，40 至 60 秒时 {least} 至 {most}）",
+        "（30.5 秒时 {first}，区间 {first_low} 至 {first_high}；40 至 60 秒时 {least} 至 {most}）",
         "PPO 的领先是 {mean} ± {half}",
         "`dpo.py` 比它低 {dpo}",
     ),
