@@ -149,8 +149,8 @@ PART = re.compile(r"(?<=<!-- lead -->\n).*?(?=<!-- end of lead -->\n)", re.DOTAL
 TEXT = """### An experiment of its own
 
 Twelve base models, built for it with new seeds, two runs of each arm on each. It has a registration of its own,
-[registered_lead.json](../lab/registered_lead.json), committed before its first run, with what was known by then, as the
-first table of this section. It decides nothing of the claims on this page, and they decide nothing of it.
+[registered_lead.json](../lab/registered_lead.json), committed before its first run, with what was known by then, such
+as the first table of the runs of other claims below. It decides nothing of the claims on this page, nor they of it.
 **{made} of {wanted} deciding runs are made**, and {tuned} of {to_tune} of the tuning. {status}
 
 {results}<details>
@@ -177,9 +177,6 @@ first table of this section. It decides nothing of the claims on this page, and 
 - **Power**, if accuracies vary by {across_seeds} across seeds, and a true difference by {across_bases:.3f} across base
   models, which is a guess: where there is no difference the test of equivalence says so in {equivalent} of 100
   experiments at Holm's first step ({last} at its last); 0.026 is seen in {seen} of 100, 0.02 in {less}.
-- **Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after {closing} do not
-  count. If some are missing then, the base models with all of their eight runs decide if they are at least {least};
-  with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is made again.
 - All deciding runs are made by one version of the code, of torch and of transformers, and the eight on a base model
   begin with the same weights. SHA-256: `{digest}`.
 
@@ -188,7 +185,12 @@ first table of this section. It decides nothing of the claims on this page, and 
 </details>
 """
 
-GOES_ON = """The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and
+GOES_ON = """**Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after
+{closing} do not count. If some are missing then, the base models with all of their eight runs decide if they are at least
+{least}; with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is made
+again.
+
+The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and
 started again. It runs in a checkout of the commit that began, because another version of the code decides nothing:
 
 ```bash
@@ -211,8 +213,9 @@ the code decides nothing; `python lab/lead.py` decides, and writes this part of 
 READ = """**PPO's lead over Dr. GRPO, {lead}, has two parts**: {more_prompts} for 256 distinct prompts in a step, and
 {same_shape} for what is left with batches of the same shape, where PPO has a critic, other weights and whitening.
 Counted the other way, the critic gives {critic}, and all without it {without}. Looked at afterwards: in the tuning PPO
-32 x 8 and Dr. GRPO are close at 1e-4 ({at_1e_4}), as in the first table of this section, and apart at
-1.5e-4 ({at_15e_5}): PPO bears a higher rate. The best rate of Dr. GRPO is the lowest of the four; a better one may lie below."""
+32 x 8 and Dr. GRPO are close at 1e-4 ({at_1e_4}), as in the runs of other claims below, and apart at 1.5e-4
+({at_15e_5}): PPO bears a higher rate. The best rate of Dr. GRPO is the lowest of the four; a better one may
+lie below."""
 
 
 def signed(number):
@@ -299,12 +302,13 @@ def build():
         bases = deciding(registered, headers)
         found = decisions(registered, bases)
         word = found[registered["effects"][0]["name"]].verdict
+        wanted = sum(len(jobs_of(registered, base)) for base in registered["seeds"])
         plan, power = registered["plan"], registered["power"]
         rates = [name.rpartition("_")[2] for name in registered["runs"] if name.startswith("tune-dr_grpo-lr_")]
         shown = [*(results(registered, bases, found) if word not in STATUS else ()), *tuning_table(registered)]
         return TEXT.format(
             made=sum(map(len, headers.values())),
-            wanted=sum(len(jobs_of(registered, base)) for base in registered["seeds"]),
+            wanted=wanted,
             tuned=sum(registry.counts(*job) for job in tuning),
             to_tune=len(tuning),
             status=STATUS.get(word, "The verdicts stand below."),
@@ -318,11 +322,13 @@ def build():
             last=round(100 * power["equivalent_at_0_last_step"]),
             seen=round(100 * power["seen"]["0.026"]),
             less=round(100 * power["seen"]["0.02"]),
-            closing=registered["closing"],
-            least=registered["statistics"]["least_bases"],
             digest=registry.digest(),
             runner=(GOES_ON if word == OPEN else MADE).format(
-                hours=plan["core_seconds"] / 3600, commit=starts[0]["commit"] if starts else "COMMIT"
+                wanted=wanted,
+                closing=registered["closing"],
+                least=registered["statistics"]["least_bases"],
+                hours=plan["core_seconds"] / 3600,
+                commit=starts[0]["commit"] if starts else "COMMIT",
             ),
         )
 

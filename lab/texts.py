@@ -185,8 +185,8 @@ NOTES = {
     "sequence_ratio": "at one rate, 1e-4, tuned for neither; [at the best of six](#each-algorithm-best-of-six): {best}",
     "gspo_entropy": "at one rate, 1e-4, tuned for neither",
     "dynamic_sampling-completions": "the paper's Fig. 6 is over steps; it prints nothing at equal completions",
-    "overlong": "{punished:.1%} of the answers were punished in the second half of the steps: hardly a treatment; "
-    "inconclusive without its unpunished run of seed {seeds}",
+    "overlong": "{punished:.1%} of the answers were punished in the second half of the steps: hardly a treatment"
+    "{without}",
     "critic": "at one rate, 1e-4, tuned for neither",
     "batch_shape": "at one rate; smaller than the 0.03 that counts as no difference elsewhere on this page",
     "length": "at one rate; Dr. GRPO differs in more than its weights",
@@ -413,14 +413,14 @@ KNOWN = (
     "out alone, a claim would have another verdict; it was looked at afterwards."
 )
 
-LEAD = """Looked at afterwards, which decides nothing: these are runs of other claims, at one learning rate. A
+LEAD = """Looked at before that experiment, which decides nothing: runs of other claims, at one learning rate. A
 [critic that learns](#a-critic-that-learns-makes-ppo-learn-better) and
 [256 prompts once](#256-prompts-once-are-better-than-32-prompts-eight-times) each hold as claims of their own. With a
 critic that learns nothing PPO is still ahead of GRPO, from which it then differs in the shape of the batch, in the
 weights of its tokens and in its baseline and scaling. With GRPO's shape and a critic it cannot be told from Dr. GRPO.
-So no single part explains the lead, and [an experiment of its own](#an-experiment-of-its-own) finds two. The second
-table is at the best rates and in training, on prompts that were trained on before, with ten seeds; its clock is the
-wall's, on two cores that two runs shared, and it stands still in evaluations.""".split("\n")
+So no single part explains the lead. The second table is at the best rates and in training, on prompts that were
+trained on before, with ten seeds; its clock is the wall's, on two cores that two runs shared, and it stands still in
+evaluations.""".split("\n")
 
 LEAD_ON_BASES = (
     "On the three base models the lead, at rates that were tuned on the first, is {bases}. With the base model as the "

@@ -372,7 +372,8 @@ def ends(arm, base):
     files = [ROOT / f"lab/results/lead/{arm}-{base}-seed{seed}.jsonl" for seed in REGISTERED["seeds"][base]]
     rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
     assert all(row["completions"] == 20480 for row in rows)
-    return np.mean([row["accuracy"] for row in rows])
+    shares = {"easy": 0.125, "medium": 0.375, "hard": 0.5}
+    return np.mean([sum(share * row[f"eval/logged/{name}"] for name, share in shares.items()) for row in rows])
 
 
 @pytest.mark.parametrize(
