@@ -186,9 +186,9 @@ as the first table of the runs of other claims below. It decides nothing of the 
 """
 
 GOES_ON = """**Missing runs.** No value of a deciding run is shown before all {wanted} are there. Runs begun after
-{closing} do not count. If some are missing then, the base models with all of their eight runs decide if they are at least
-{least}; with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is made
-again.
+{closing} do not count. If some are missing then, the base models with all of their eight runs decide if they are at
+least {least}; with fewer, both effects are abandoned. A run whose loss is not finite counts with 0; one that stops is
+made again.
 
 The runner makes what has no results, in {hours:.1f} hours of one core in all, and can be stopped and
 started again. It runs in a checkout of the commit that began, because another version of the code decides nothing:

@@ -640,7 +640,7 @@ def is_papers(claim):
 
 def first_tables():
     """All claims, the papers' and the others apart, each below its counts."""
-    header = ["claim", "source", "verdict", "effect (95 %)", "p after Holm", "runs without which it differs"]
+    header = ["claim", "source", "verdict", "effect (95 %)", "p after Holm", "runs that would flip it"]
     header += ["beside it"]
     lines = []
     for of_paper, claims in kinds().items():

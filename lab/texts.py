@@ -409,8 +409,8 @@ COUNTED = {
 
 KNOWN = (
     "The pilot, with other seeds, had seen the sign of {same} of the {firm} effects that hold or do not hold: these "
-    "runs confirm and measure what was expected. The last column but one says without how many of its runs, each left "
-    "out alone, a claim would have another verdict; it was looked at afterwards."
+    "runs confirm and measure what was expected. The last column but one says how many of its runs, each left out "
+    "alone, would flip a verdict; it was looked at afterwards."
 )
 
 LEAD = """Looked at before that experiment, which decides nothing: runs of other claims, at one learning rate. A

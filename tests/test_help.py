@@ -179,7 +179,7 @@ def own(request, tmp_path):
     diff = blocks("your_own", "diff")[request.param]
     name, source, changes = recipes.changed(diff)
     title = PAGES["your_own"].split(diff)[0].rpartition("\n## ")[2].splitlines()[0]
-    assert title.lower().endswith(f"{name.removesuffix('.py').replace('_pp', '++')} in {changes} lines")
+    assert title.lower().endswith(f"{name.removesuffix('.py').replace('_pp', '++ with a baseline')} in {changes} lines")
     (tmp_path / name).write_text(source, encoding="utf-8")
     return load(tmp_path / name), source
 

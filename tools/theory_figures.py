@@ -63,7 +63,7 @@ FLOW = {
         {
             "prompts": (0, 0.5, size(grpo.Args()), "data"),
             "actor": (1, 0.5, "actor\nrollout", "trained"),
-            "reward": (2, 1, "rule\ncompute_rewards", "frozen"),
+            "reward": (2, 1, "rule, or reward model\ncompute_rewards", "frozen"),
             "reference": (2, 0, "log-probs of the reference\nload_reference", "frozen"),
             "advantages": (3, 1, "(R - mean) / std\ncompute_advantages", "data"),
             "policy_loss": (4, 0.5, "actor's update\npolicy_loss", "trained"),
