@@ -209,9 +209,8 @@ def beside(claim):
     if "{punished" in note:
         late = {"metric": "overlong/fraction", "run": claim["primary"]["run"], "over": "late"}
         said["punished"] = np.mean(values(late, late["run"], claim["seeds"]))
-        *seeds, last = (str(seed) for _, seed, *_ in changed(claim)) if changed(claim) else ("", "")
-        without = f"; inconclusive without its unpunished run of seed {', '.join(seeds)} or {last}"
-        said["without"] = without if last else ""
+        seeds = ", ".join(str(seed) for _, seed, *_ in changed(claim))
+        said["without"] = f"; inconclusive without the unpunished run of any one of the seeds {seeds}" if seeds else ""
     return note.format(**said)
 
 

@@ -625,6 +625,14 @@ def test_the_page_leads_with_what_decides():
     assert page.count("<details>") == page.count("</details>") and "**inconclusive**" in visible
 
 
+def test_the_note_on_the_punishment_names_the_runs_that_would_flip_it():
+    claim = registry.claims(registry.load())["overlong"]
+    found = report.changed(claim)
+    assert {(run, verdict) for run, _, verdict, *_ in found} == {(claim["primary"]["against"], registry.UNSEEN)}
+    assert "the unpunished run of any one of the seeds 43, 45, 50 |" in (ROOT / report.PAGE).read_text(encoding="utf-8")
+    assert [seed for _, seed, *_ in found] == [43, 45, 50]
+
+
 def test_where_a_claim_is_equivalent_its_interval_at_holms_step_lies_within_the_margin():
     found = [(report.decisions()[claim["name"]][0], claim) for claim in registry.load()["claims"]]
     same = sorted((it.measured.p_same, claim["name"]) for it, claim in found if it.verdict == registry.SAME)
