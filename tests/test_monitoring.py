@@ -73,14 +73,16 @@ def test_what_is_said_of_the_rows():
         assert monitoring.held_out(healthy)[1] > monitoring.held_out(other)[1] + 0.1
 
 
+def every(runs, metric):
+    return [value for seed in monitoring.values(runs, f"policy/{metric}") for value in seed]
+
+
 def test_a_clip_fraction_of_0_is_no_bug_and_a_ratio_of_1_is():
     """With several updates per rollout: healthy runs clip nothing in most steps, and their ratio is never 1."""
-    clipped, ratios = (
-        sum(monitoring.values("pages/dr_grpo", f"policy/{x}"), []) for x in ("clip_fraction_high", "ratio_max")
-    )
+    clipped, ratios = (every("pages/dr_grpo", metric) for metric in ("clip_fraction_high", "ratio_max"))
     assert clipped.count(0) > 0.9 * len(clipped) and min(ratios) > 1
     for metric, value in (("ratio_max", 1), ("approx_kl", 0)):
-        found = sum(monitoring.values("bugs/with-old_logprobs", f"policy/{metric}"), [])
+        found = every("bugs/with-old_logprobs", metric)
         assert len(found) == 60 and set(found) == {value}
     firsts = [rows[0] for run in ("dr_grpo", "dapo", "dcpo", "ppo") for side in ("low", "high")
               for rows in monitoring.values(f"pages/{run}", f"policy/clip_fraction_{side}")]  # fmt: skip
