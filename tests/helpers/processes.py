@@ -104,6 +104,8 @@ def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300, pati
     if late:
         raise subprocess.TimeoutExpired(arguments, timeout, *texts)
     code = next((code for code in codes if code), 0)
+    if code and not texts[1]:  # killed, or ended below Python: the codes are all that is known
+        texts[1] = f"no process wrote why; their exit codes, negative for signals: {codes}"
     result = subprocess.CompletedProcess(arguments, 1 if code and processes > 1 else code, *texts)
     result.codes = codes
     return result
