@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import lead
 import registry
 import report
 from testbed import ROOT
@@ -33,7 +34,20 @@ def test_the_other_numbers_are_those_of_the_page_of_claims():
     dpo, grpo = (f"{np.mean(report.results_of(f'best-{name}', seeds)):.3f}" for name in ("dpo", "grpo"))
     seconds, after = report.at_equal_seconds(seeds)
     clock = [f"{after[name]:.3f}" for name in ("grpo", "ppo")]
-    assert "after {:.0f} seconds, in training, GRPO has {} and PPO {} ".format(seconds, *clock) in TEXT
+    assert "after {:.3g} seconds, in training, GRPO has {} and PPO {} ".format(seconds, *clock) in TEXT
     assert f"both at 1e-4: {effect}," in TEXT and f"{dpo} in ten rounds of own pairs, GRPO {grpo} " in TEXT
-    rest = LINK.sub("", TEXT).replace(effect, "")
-    assert set(re.findall(r"\d+\.\d+", rest)) == {dpo, grpo, *clock, "0.1", "0.03", "0.05"}
+    same_shape, more_prompts = of_the_lead()
+    assert (
+        f"[{more_prompts}](claims.md#an-experiment-of-its-own), and PPO with 32 x 8 less Dr. GRPO {same_shape} |"
+        in TEXT
+    )
+    rest = LINK.sub("", TEXT).replace(effect, "").replace(same_shape, "")
+    assert set(re.findall(r"\d+\.\d+", rest)) == {dpo, grpo, *clock, "0.1", "0.03", "0.05", f"{seconds:.3g}"}
+
+
+def of_the_lead():
+    """The two registered effects of what PPO's lead is made of, with their intervals."""
+    with registry.using(lead.LEAD):
+        registered = registry.load()
+        found = lead.decisions(registered, lead.deciding(registered, lead.counting(registered)))
+    return [lead.interval(it.measured) for it in found.values()]
