@@ -31,29 +31,37 @@ Left out: SimPO, KTO, hinge and other relatives; a reference other than the star
 docs/dpo.md has usage, results, and the details of the implementation one by one.
 """
 
-import dataclasses
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from accelerate.utils import gather_object
 from torch.nn.functional import logsigmoid
-from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import completion_texts, left_pad
+from common.batches import completion_texts, left_pad, rollout_batch
 from common.errors import InputError, clean_exit, refuse
-from common.generation import decode, sampling_config, seeded
+from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, find_sources, load_prompts, read_rows
-from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
+from common.harness.data import PromptSampler
+from common.harness.distributed import clip_grad_norm, gradient_sync, launch, own_places, unsharded
+from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics, peak_memory_gb
-from common.harness.pairs import Pair, load_pairs, pair_tokens
-from common.harness.prompts import TEMPLATE_COLUMNS
+from common.harness.metrics import Metrics
+from common.harness.pairs import (
+    Pair,
+    add_pair_metrics,
+    evaluate_pairs,
+    load_prompts_or_pairs,
+    pair_batch,
+    pair_tokens,
+    preference_row,
+    spread_pairs,
+)
 from common.harness.run import Run
-from common.masked import completion_mask, nearly_equal, pass_at_k
+from common.masked import nearly_equal
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
@@ -140,28 +148,19 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = policy.training
-    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, policy.lm.device):
+    with eval_mode(policy), seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
-                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
+                tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = policy.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
-                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
-                completions += tokens
-                logprobs += token_logprobs
-    policy.train(training)
-    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
-    batch |= policy.prompt_columns(len(prompts), n)
-    if not stock_generate:
-        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
-    return batch
+                tokens, token_logprobs = policy.lm.generate(
+                    **inputs, custom_generate=decode, **policy.decoding(n, args)
+                )
+                logprobs.extend(token_logprobs.unbind())
+            completions.extend(tokens.unbind())
+    return rollout_batch(policy, ids, mask, completions, logprobs, n)
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
@@ -209,41 +208,47 @@ def make_pairs(accelerator, policy, tokenizer, reward_functions, prompts, number
     Returns [Pair] and the same as rows of a preference dataset, both in the order of the prompts and the same on all
     processes. Completions without a stop token are in no pair: the file could not say that they are truncated.
     """
-    rank, processes, n = accelerator.process_index, accelerator.num_processes, args.pair_samples
-    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
-    mine = [prompts[i % len(prompts)] for i in indices]  # fillers keep the processes in step
+    n = args.pair_samples
+    places = own_places(len(prompts), accelerator)
+    own_prompts = [prompts[place % len(prompts)] for place in places]
     with accelerator.autocast():
-        seed = (args.seed, rank, number, 1)
-        batch = rollout(policy, mine, n, args.temperature, 1.0, seed, args)
+        seed = (args.seed, accelerator.process_index, number, 1)
+        batch = rollout(policy, own_prompts, n, args.temperature, 1.0, seed, args)
     texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
-    rewards, correct, _ = compute_rewards(reward_functions, mine, texts, batch["truncated"])
-    found = []
-    for i, prompt, start in zip(indices, mine, range(0, len(texts), n), strict=True):
-        if i >= len(prompts):
+    rewards, correct, _ = compute_rewards(reward_functions, own_prompts, texts, batch["truncated"])
+    if correct is None:
+        correct = torch.full_like(rewards, torch.nan)
+    made = []
+    for i, (place, prompt) in enumerate(zip(places, own_prompts, strict=True)):
+        if place >= len(prompts):  # a filler, which keeps the processes in step
             continue
-        ended = [row for row in range(start, start + n) if not truncated[row] and not rewards[row].isnan()]
-        best = max(ended, key=lambda row: float(rewards[row]), default=None)  # of equal ones the first, as below
-        worst = min(ended, key=lambda row: float(rewards[row]), default=None)
-        differ = best is not None and not nearly_equal(rewards[worst], rewards[best])
-        metrics.add("pairs/yield", float(differ))
-        metrics.add("pairs/truncated", truncated[start : start + n])
-        metrics.add("pairs/unscored", rewards[start : start + n].isnan())
-        right = torch.full((n,), torch.nan) if correct is None else correct[start : start + n]
+        start, end = i * n, (i + 1) * n
+        best, worst = best_and_worst(range(start, end), rewards, truncated)
+        right = correct[start:end]
+        metrics.add("pairs/yield", float(best is not None))
+        metrics.add("pairs/truncated", truncated[start:end])
+        metrics.add("pairs/unscored", rewards[start:end].isnan())
         metrics.add("pairs/accuracy", right, ~right.isnan())
-        if differ:
+        if best is not None:
             pair = Pair(prompt.ids, texts[best].ids, texts[worst].ids)
-            found.append((i, pair, preference_row(prompt, str(texts[best]), str(texts[worst]))))
-    found = sorted(gather_object(found), key=lambda item: item[0])
-    return [pair for _, pair, _ in found], [row for _, _, row in found]
+            made.append((place, pair, preference_row(prompt, str(texts[best]), str(texts[worst]))))
+    made = sorted(gather_object(made), key=lambda item: item[0])
+    return [pair for _, pair, _ in made], [row for _, _, row in made]
 
 
-def preference_row(prompt, chosen, rejected):
-    """A row of a preference dataset in TRL's format: plain text, or messages where the prompt is; with the columns that
-    a chat template reads."""
-    if isinstance(prompt.prompt, list):
-        chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
-    columns = {name: prompt.columns[name] for name in TEMPLATE_COLUMNS if name in prompt.columns}
-    return {"prompt": prompt.prompt, "chosen": chosen, "rejected": rejected} | columns
+def best_and_worst(rows, rewards, truncated):
+    """The rows of a prompt with the highest and the lowest reward, of equal ones the first; None, None if all agree.
+
+    Only completions with a stop token and a reward are looked at.
+    """
+    ended = [row for row in rows if not truncated[row] and not rewards[row].isnan()]
+    if not ended:
+        return None, None
+    best = max(ended, key=lambda row: float(rewards[row]))
+    worst = min(ended, key=lambda row: float(rewards[row]))
+    if nearly_equal(rewards[worst], rewards[best]):
+        return None, None
+    return best, worst
 
 
 @torch.no_grad()
@@ -323,108 +328,20 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     metrics.add("optim/grad_norm", norm)
 
 
-def pair_batch(pairs, device):
-    """B pairs as a batch of 2B rows for one forward, first the chosen completions, then the rejected ones: what
-    `Policy.forward` reads, and `ref_logprobs` (2B,), the reference's log-probs of whole completions."""
-    prompts, chosen, rejected, ref_chosen, ref_rejected = zip(*pairs, strict=True)
-    prompt_ids, prompt_mask = left_pad(prompts * 2, 0, device)  # (2B, P)
-    lengths = [(len(prompt), len(row)) for prompt, row in zip(prompts * 2, chosen + rejected, strict=True)]
-    ids = pad_sequence([torch.tensor(row) for row in chosen + rejected], batch_first=True)  # (2B, T)
-    mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, 1:]  # (2B, T)
-    return {
-        "prompts": prompt_ids,
-        "prompt_mask": prompt_mask,
-        "completions": ids.to(device, non_blocking=True),
-        "completion_mask": mask.to(device, non_blocking=True),
-        "prompt_index": torch.arange(len(pairs), device=device).repeat(2)[:, None],
-        "ref_logprobs": torch.tensor(ref_chosen + ref_rejected).to(device, non_blocking=True),
-        "lengths": lengths,
-        "groups": [*range(len(pairs))] * 2,
-    }
+def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, current, args):
+    """Evaluate on the held-out pairs of the round and by sampling on prompts, each where there are any.
 
-
-@torch.no_grad()
-def evaluate_pairs(accelerator, model, pairs, args):
-    """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
-    metrics = Metrics()
-    for _, real, batch in spread_pairs(accelerator, pairs, args):
-        losses, stats = pair_losses(model, batch, args)
-        metrics.add("eval/loss", losses, real)
-        metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
-        metrics.add("eval/margin", stats["rewards/margin"], real)
-    return metrics.reduce(accelerator)
-
-
-def spread_pairs(accelerator, pairs, args):
-    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
-    places = range(rank, -(-len(pairs) // processes) * processes, processes)
-    size = args.micro_batch_size // 2
-    for part in (places[start : start + size] for start in range(0, len(places), size)):
-        indices = [order[place % len(pairs)] for place in part]
-        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
-        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
-
-
-def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
-
-    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
+    Returns what `evaluate` does.
     """
-    n = args.eval_samples if args.eval_temperature > 0 else 1
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
-    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
-    mine = [prompts[i % len(prompts)] for i in indices]
-    with accelerator.autocast():
-        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
-    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
-    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
-    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
-    if n > 1:
-        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
-    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
-
-
-def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, prompts, pairs, args):
-    """Evaluate on held-out pairs and by sampling on prompts, each where there are any; returns what `evaluate` does."""
-    result, sampled = evaluate_pairs(accelerator, model, pairs, args) if pairs else {}, None
+    result, shown = {}, None
+    if current.eval_pairs:
+        result, _ = evaluate_pairs(accelerator, model, current.eval_pairs, args, pair_losses)
     if prompts:
-        with unsharded(accelerator, model):
-            metrics, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args)
-        result |= metrics
-    return result, sampled
-
-
-def load_data(args, tokenizer):
-    """(prompts, pairs, eval_prompts, eval_pairs, summary): training on prompts, or on pairs where --dataset has them.
-
-    Given pairs are evaluated on held-out pairs, and by sampling too where --eval_dataset has prompts.
-    """
-    source, eval_source = find_sources(args)
-    if not holds_pairs(source):
-        prompts, eval_prompts, summary = load_prompts(args, tokenizer, args.needs_answers, train=True)
-        return prompts, [], eval_prompts, [], summary
-    if args.rounds > 1:
-        raise InputError(f"--rounds {args.rounds}: {args.dataset} holds pairs, and rounds make their own from prompts")
-    if not args.eval_dataset or holds_pairs(eval_source):
-        pairs, eval_pairs, summary = load_pairs(args, tokenizer, args.eval_prompts, train=True)
-        return [], pairs, [], eval_pairs, summary
-    own = dataclasses.replace(args, eval_dataset=None, eval_split=None)
-    pairs, eval_pairs, summary = load_pairs(own, tokenizer, args.eval_prompts, train=True)
-    _, eval_prompts, note = load_prompts(args, tokenizer, args.needs_answers, train=False)
-    return [], pairs, eval_prompts, eval_pairs, f"{summary}\n{note}"
-
-
-def holds_pairs(source):
-    """Whether a source has preference pairs, by the columns of its first row."""
-    return {"chosen", "rejected"} <= next(read_rows(source), ("", {}))[1].keys()
+        sampled, shown = evaluate(
+            accelerator, model, policy, tokenizer, reward_functions, prompts, args, rollout, compute_rewards
+        )
+        result = result | sampled
+    return result, shown
 
 
 def check_loss(args):
@@ -447,16 +364,6 @@ def last_step(args, pairs):
     return args.max_steps
 
 
-def pair_metrics(metrics, pairs, start, device):
-    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
-    its update, and peak memory."""
-    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
-    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
-    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    metrics.add_speed("update", time.perf_counter() - start, tokens)
-    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
-
-
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
     args = parse_args(Args, argv)
@@ -465,7 +372,7 @@ def main(argv=None):
     accelerator = launch(args)
     run = Run(accelerator, args, "dpo", reward_functions)
     tokenizer = load_tokenizer(args)
-    train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_data(args, tokenizer)
+    train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_prompts_or_pairs(args, tokenizer)
     end = last_step(args, given_pairs)
     # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
     policy = load_policy(args, tokenizer, accelerator, temperature=1.0)
@@ -473,16 +380,20 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
-    current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)
+    current = Round(args)
+    sampler = PromptSampler(train_prompts or given_pairs, args.seed)
     run.keep(round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
+    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes
 
+    evaluation = partial(
+        evaluate_both, accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current, args
+    )
     for number in range(max(1, current.number), args.rounds + 1):
         round_metrics = {}
-        # Make pairs with the current policy, or take the given ones, and compute the reference's log-probs.
         if number > current.number:  # a resumed run has the pairs of its round
+            # Make pairs with the current policy, or take the given ones.
             metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
             if train_prompts:
                 prompts = [train_prompts[i] for i in sampler.draw(min(args.pair_prompts, len(train_prompts)))]
@@ -492,6 +403,7 @@ def main(argv=None):
                     )
                 run.write_rows(f"pairs-round-{number}.jsonl", rows, "w")
                 metrics.add("pairs/made", len(pairs))
+            # The policy as it is now is the reference of the round.
             eval_pairs = with_reference(accelerator, model, eval_pairs, args)
             pairs = with_reference(accelerator, model, pairs, args)
             metrics.add("time/pairs_s", time.perf_counter() - start)
@@ -514,11 +426,7 @@ def main(argv=None):
                 run.print(f"round {number}: {sizes}: the run ends")
                 break
         if run.first_eval is None:
-            result, sampled = evaluate_both(
-                accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
-            )
-            run.log_evaluation(result, sampled, tokenizer)
-            run.log(round_metrics | result)
+            run.first_evaluation(evaluation, tokenizer, beside=round_metrics)
             round_metrics = {}
         # Update the model, and log the metrics.
         while current.steps_left() > 0 and not run.interrupted and not 0 <= args.max_steps <= run.step:
@@ -529,26 +437,17 @@ def main(argv=None):
                 group["lr"] = lr
             update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
             run.step = step
-            pair_metrics(metrics, pairs, start, accelerator.device)
+            add_pair_metrics(metrics, pairs, start, accelerator.device)
             result = round_metrics | metrics.reduce(accelerator) | {"optim/lr": lr}
             round_metrics = {}
-            run.progress(result)
-            last = current.steps_left() == 0 or run.step == args.max_steps  # of the round
-            if last or run.due(args.eval_every, at_end=False):
-                evaluation, sampled = evaluate_both(
-                    accelerator, model, policy, tokenizer, reward_functions, eval_prompts, current.eval_pairs, args
-                )
-                run.log_evaluation(evaluation, sampled)
-                result |= evaluation
-            run.log(result)
-            if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
-                run.save()
+            run.end_step(result, evaluation, last=current.steps_left() == 0 or step == args.max_steps)
             run.save_step_model(model, policy, tokenizer)
         if run.interrupted or 0 <= args.max_steps <= run.step:
             break
 
     run.finish(model, policy, tokenizer)
-    del policy, model, optimizer
+    # gloo can hang if the prepared model outlives Accelerate's end.
+    del policy, model, optimizer, evaluation
     run.close()
 
 

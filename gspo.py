@@ -29,22 +29,23 @@ docs/gspo.md has usage, results, and the details of the implementation one by on
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import completion_texts, left_pad, split_rollout
+from common.batches import completion_texts, left_pad, rollout_batch, split_rollout
 from common.errors import InputError, clean_exit
-from common.generation import decode, sampling_config, seeded
+from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
+from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import completion_mask, group_statistics, kl_estimate, log_ratio, pass_at_k
+from common.masked import group_statistics, kl_estimate, log_ratio
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
@@ -96,28 +97,19 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = policy.training
-    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, policy.lm.device):
+    with eval_mode(policy), seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
-                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
+                tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = policy.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
-                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
-                completions += tokens
-                logprobs += token_logprobs
-    policy.train(training)
-    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
-    batch |= policy.prompt_columns(len(prompts), n)
-    if not stock_generate:
-        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
-    return batch
+                tokens, token_logprobs = policy.lm.generate(
+                    **inputs, custom_generate=decode, **policy.decoding(n, args)
+                )
+                logprobs.extend(token_logprobs.unbind())
+            completions.extend(tokens.unbind())
+    return rollout_batch(policy, ids, mask, completions, logprobs, n)
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
@@ -193,31 +185,44 @@ def token_weights(loss_mask, totals, args):
     return loss_mask.double() / lengths / totals["rows"]
 
 
+@torch.no_grad()
+def add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates):
+    """Put the log-probs (R, T) that stay fixed during the updates into each micro-batch.
+
+    Those of the old policy come from the same forward on the same rows as those of the first update: the first ratio is
+    exactly 1. With one update per rollout they are those of the update itself, and cost nothing.
+    """
+    for micro in micro_batches:
+        if several_updates:
+            micro["old_logprobs"], _ = model(micro, with_entropy=False)
+        if reference is not None:
+            with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
+                micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+
+
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
-    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    # 4. Cut the rows into optimizer steps and micro-batches: none if no completion of any process has a reward.
+    minibatches = split_rollout(accelerator, batch, args)
     metrics.add("reward/skipped", float(not minibatches))
-    needs_old_logprobs = args.num_epochs * args.num_minibatches > 1
-    for micro_batches in minibatches:
-        for micro in micro_batches:
-            with torch.no_grad():
-                if needs_old_logprobs:  # before the first update, by the same forward: the first ratio is exactly 1
-                    micro["old_logprobs"], _ = model(micro, with_entropy=False)
-                if reference is not None:
-                    with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
-                        micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+    # 5. Log-probs of the old policy and the reference; those of the new weights follow in each micro-batch.
+    for micro_batches, _ in minibatches:
+        add_fixed_logprobs(accelerator, model, reference, micro_batches, args.num_epochs * args.num_minibatches > 1)
     for epoch in range(args.num_epochs):
-        for micro_batches in minibatches:
+        for micro_batches, totals in minibatches:
             step_loss = 0.0
-            for i, micro in enumerate(micro_batches):
-                with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
-                    mask = micro["loss_mask"]
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update they are equal
+            for micro in micro_batches:
+                mask = micro["loss_mask"]
+                with gradient_sync(accelerator, model, last=micro is micro_batches[-1]):
+                    # A gradient through the entropy keeps every chunk of logits.
+                    logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())
+                    # 6. The loss of each token.
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    weights = token_weights(mask, micro["totals"], args)
+                    # 7. How much each token counts.
+                    weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
@@ -225,6 +230,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 metrics.add_stats("policy", stats | {"entropy": entropy, "mean_prob": old_logprobs.exp()}, mask)
                 if epoch == 0 and "rollout_logprobs" in micro:
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            # 8. The optimizer's step.
             norm = clip_grad_norm(accelerator, model.parameters(), args.max_grad_norm)
             if not torch.isfinite(norm + step_loss):
                 raise InputError(f"step {step}: loss {float(step_loss)}, gradient norm {float(norm)}: not finite")
@@ -232,32 +238,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             optimizer.zero_grad()
             metrics.add("optim/loss", step_loss * accelerator.num_processes)
             metrics.add("optim/grad_norm", norm)
-            metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
-
-
-def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
-
-    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
-    """
-    n = args.eval_samples if args.eval_temperature > 0 else 1
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
-    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
-    mine = [prompts[i % len(prompts)] for i in indices]
-    with accelerator.autocast():
-        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
-    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
-    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
-    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
-    if n > 1:
-        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
-    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
 
 
 def main(argv=None):
@@ -279,51 +260,45 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
+    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes
 
-    if run.first_eval is None:
-        with unsharded(accelerator, model):
-            result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-        run.log_evaluation(result, sampled, tokenizer)
-        run.log(result)
+    evaluation = partial(
+        evaluate, accelerator, model, policy, tokenizer, reward_functions, eval_prompts, args, rollout, compute_rewards
+    )
+    run.first_evaluation(evaluation, tokenizer)
     while run.step < args.max_steps and not run.interrupted:
-        # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        # 1. Draw prompts, and sample a group of completions of each; this process takes its share.
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
         with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        # 2. Score the completions.
         texts = completion_texts(tokenizer, batch)
         rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
         batch["rewards"] = rewards.to(accelerator.device)
+        # 3. Compare each completion with its group.
         batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
-
-        # Update the model, and log the metrics.
+        # 4 to 8. Update the policy.
         lr = learning_rate(run.step, args)
         for group in optimizer.param_groups:
             group["lr"] = lr
         update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+        # Log the step, and evaluate and save where that is due.
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
         metrics.add_rewards(rewards, args.group_size)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
         result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": lr}
-        run.progress(result)
-        if run.due(args.eval_every, at_end=True):
-            with unsharded(accelerator, model):
-                evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-            run.log_evaluation(evaluation, sampled)
-            result |= evaluation
-        run.log(result, shown=(prompts, texts, rewards, parts))
-        if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
-            run.save()
+        run.end_step(result, evaluation, (prompts, texts, rewards, parts), last=step == args.max_steps)
         run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
-    del policy, model, reference, optimizer
+    # gloo can hang if the prepared model outlives Accelerate's end.
+    del policy, model, reference, optimizer, evaluation
     run.close()
 
 

@@ -34,36 +34,28 @@ docs/ppo.md has usage, results, and the details of the implementation one by one
 import copy
 import time
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import completion_texts, left_pad, split_rollout
-from common.errors import InputError, clean_exit, refuse
-from common.generation import decode, sampling_config, seeded
+from common.batches import completion_texts, left_pad, rollout_batch, split_rollout
+from common.errors import InputError, clean_exit
+from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
-from common.harness.loading import (
-    check_positions,
-    choose_trained,
-    enable_checkpointing,
-    load_model,
-    load_policy,
-    load_reference,
-    load_tokenizer,
-    shorten,
-)
-from common.harness.metrics import Metrics
-from common.harness.probes import influence
-from common.harness.prompts import TEMPLATE_COLUMNS, encode_completions, end_token, tokenize
+from common.harness.evaluation import evaluate
+from common.harness.loading import load_policy, load_reference, load_tokenizer
+from common.harness.metrics import Metrics, add_explained_variance
 from common.harness.run import Run
-from common.masked import completion_mask, kl_estimate, log_ratio, moments, pass_at_k
+from common.harness.scorers import learned_reward, load_scorer
+from common.masked import kl_estimate, log_ratio, moments
 from common.policy import Backbone
-from common.rewards import Reward, load_rewards, score_rewards, weighted_sum
+from common.rewards import load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -115,10 +107,6 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     )
     gamma: float = option(1.0, "discount per token", ge=0, le=1)
     gae_lambda: float = option(1.0, "lambda of the advantages (RLHF: 0.95; 1: the return minus the value)", ge=0, le=1)
-    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", ge=0, le=1)
-    length_adaptive_alpha: float = option(
-        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)", ge=0
-    )
     kl_in: Literal["reward", "loss"] = option(
         "reward", "reward: k1 of the old policy, fixed during the updates (RLHF); loss: --kl_estimator of the new one"
     )
@@ -221,28 +209,19 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
     size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
     completions, logprobs = [], []
-    training = policy.training
-    policy.eval()  # generate() does not do this; in training mode gradient checkpointing silently drops the cache
-    with seeded(seed, policy.lm.device):
+    with eval_mode(policy), seeded(seed, policy.lm.device):
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
-                completions += policy.lm.generate(**inputs)[:, ids.shape[1] :]
+                tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
             else:
-                graphs = policy.graphs and args.rollout == "shared"
-                own = dict(custom_generate=decode, n=n, head_is_last=policy.head_is_last, graphs=graphs)
-                tokens, token_logprobs = policy.lm.generate(**inputs, **own)
-                completions += tokens
-                logprobs += token_logprobs
-    policy.train(training)
-    batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
-    batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=policy.pad_token)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], policy.stop_tokens)
-    batch |= policy.prompt_columns(len(prompts), n)
-    if not stock_generate:
-        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
-    return batch
+                tokens, token_logprobs = policy.lm.generate(
+                    **inputs, custom_generate=decode, **policy.decoding(n, args)
+                )
+                logprobs.extend(token_logprobs.unbind())
+            completions.extend(tokens.unbind())
+    return rollout_batch(policy, ids, mask, completions, logprobs, n)
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
@@ -264,24 +243,8 @@ def shape_rewards(rewards, truncated, kl, completion_mask, args, kl_coef):
     return token_rewards.scatter_add(1, last, rewards[:, None].to(kl.dtype))
 
 
-def compute_advantages(token_rewards, values, completion_mask, args):
-    """Advantages and returns (R, T) by GAE (arXiv 1506.02438, Eq. 16), before whitening; 0 where the mask is false.
-
-    The critic may have a lambda of its own, and the actor one that grows with the length l, 1 - 1 / (alpha l), clamped
-    to [0, 1] (VAPO, arXiv 2504.05118).
-    """
-    actor_lambda = args.gae_lambda
-    if args.length_adaptive_alpha:
-        lengths = completion_mask.sum(dim=1).clamp(min=1).to(values.dtype)  # (R,)
-        actor_lambda = (1 - 1 / (args.length_adaptive_alpha * lengths)).clamp(0, 1)
-    critic_lambda = args.gae_lambda if args.gae_lambda_critic is None else args.gae_lambda_critic
-    advantages = gae(token_rewards, values, completion_mask, args.gamma, actor_lambda)
-    returns = gae(token_rewards, values, completion_mask, args.gamma, critic_lambda) + values
-    return advantages, torch.where(completion_mask, returns, 0)
-
-
 def gae(token_rewards, values, mask, gamma, gae_lambda):
-    """sum_k (gamma lambda)^k delta_{t+k} (R, T); tokens outside the mask are skipped."""
+    """sum_k (gamma lambda)^k delta_{t+k} (R, T) (arXiv 1506.02438, Eq. 16); tokens outside the mask are skipped."""
     advantages = torch.zeros_like(values)
     advantage = next_value = torch.zeros_like(values[:, 0])  # (R,) of the token after t; nothing follows the last one
     for t in reversed(range(values.shape[1])):
@@ -290,6 +253,26 @@ def gae(token_rewards, values, mask, gamma, gae_lambda):
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = torch.where(mask[:, t], advantage, 0)
     return advantages
+
+
+def compute_advantages(token_rewards, values, completion_mask, args):
+    """Advantages and returns (R, T) by GAE, before whitening; 0 where the mask is false."""
+    advantages = gae(token_rewards, values, completion_mask, args.gamma, args.gae_lambda)
+    returns = torch.where(completion_mask, advantages + values, 0)
+    return advantages, returns
+
+
+def whiten(accelerator, micro_batches, args):
+    """Centre the advantages over the completion tokens of the rollout, on all processes, and scale their variance to 1.
+
+    The returns stay as they are: they were made of the advantages before.
+    """
+    advantages = torch.cat([micro["advantages"][micro["loss_mask"]] for micro in micro_batches])
+    mean, variance = moments(advantages, args.std_ddof, accelerator.reduce)
+    deviation = (variance + args.std_eps).sqrt() if args.normalize_std else 1.0
+    for micro in micro_batches:
+        whitened = (micro["advantages"] - mean) / deviation
+        micro["advantages"] = torch.where(micro["loss_mask"], whitened, 0).to(torch.float32)
 
 
 def policy_loss(
@@ -402,9 +385,9 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
         mask = micro["loss_mask"]
         micro["old_logprobs"], _, micro["old_values"] = model(micro, with_entropy=False)
         if reference is not None:
-            with accelerator.autocast():
+            with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
                 micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
-        # Old against reference; without a reference it is 0.
+        # The KL of the old policy to the reference; without a reference it is 0.
         kl = kl_estimate(micro["old_logprobs"], micro.get("ref_logprobs", micro["old_logprobs"]), mask, "k1")
         token_rewards = shape_rewards(
             micro["rewards"], micro["truncated"], kl, micro["completion_mask"], args, coefficients.kl
@@ -412,53 +395,53 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
         micro["advantages"], micro["returns"] = compute_advantages(
             token_rewards, micro["old_values"], micro["completion_mask"], args
         )
-        rows, lengths = mask.any(dim=1), mask.sum(dim=1).clamp(min=1)
+        rows = mask.any(dim=1)
         metrics.add("reward/shaped", token_rewards.sum(dim=1), rows)
         if reference is not None:
-            metrics.add("policy/kl_old_ref", kl.sum(dim=1) / lengths, rows)
-
-    def of_all_tokens(name):  # (N,) of this process
-        return torch.cat([micro[name][micro["loss_mask"]] for micro in micro_batches])
-
-    mean, variance = moments(of_all_tokens("advantages"), args.std_ddof, accelerator.reduce)
-    deviation = (variance + args.std_eps).sqrt() if args.normalize_std else 1.0
-    for micro in micro_batches:
-        whitened = (micro["advantages"] - mean) / deviation
-        micro["advantages"] = torch.where(micro["loss_mask"], whitened, 0).to(torch.float32)
-    returns = of_all_tokens("returns")
-    (_, variance), (_, unexplained) = (
-        moments(values, 0, accelerator.reduce) for values in (returns, returns - of_all_tokens("old_values"))
-    )
-    if variance > 1e-8:  # equal returns still differ by rounding
-        metrics.add("value/explained_variance", 1 - unexplained / variance)
+            metrics.add("policy/kl_old_ref", kl.sum(dim=1) / mask.sum(dim=1).clamp(min=1), rows)
+    whiten(accelerator, micro_batches, args)
+    add_explained_variance(accelerator, micro_batches, metrics)
 
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
-    minibatches = split_rollout(accelerator, batch, args)  # none if no completion of any process has a reward
+    # 4. Cut the rows into optimizer steps and micro-batches: none if no completion of any process has a reward.
+    minibatches = split_rollout(accelerator, batch, args)
     metrics.add("reward/skipped", float(not minibatches))
     if not minibatches:
         return
-    everything = [micro for micro_batches in minibatches for micro in micro_batches]
+    # 3 and 5. Log-probs and values before the first update, and the advantages that follow from them.
+    everything = list(chain.from_iterable(micro_batches for micro_batches, _ in minibatches))
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
     policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
-    in_loss, too_far, kl_and_penalty = args.kl_in == "loss", False, (coefficients.kl, coefficients.penalty)
+    too_far = False
     for epoch in range(args.num_epochs):
-        for micro_batches in minibatches:
+        for micro_batches, totals in minibatches:
             if too_far:
                 metrics.add("optim/skipped_steps", 1.0)
                 continue
             step_loss = step_kl = 0.0
-            for i, micro in enumerate(micro_batches):
-                with gradient_sync(accelerator, model, last=i == len(micro_batches) - 1):
-                    logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)  # it costs memory
-                    mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
-                    ref_logprobs = micro.get("ref_logprobs") if in_loss else None
+            for micro in micro_batches:
+                mask, old_logprobs = micro["loss_mask"], micro["old_logprobs"]
+                with gradient_sync(accelerator, model, last=micro is micro_batches[-1]):
+                    # A gradient through the entropy keeps every chunk of logits.
+                    logprobs, entropy, values = model(micro, entropy_grad=args.entropy_coef > 0)
+                    # 6. The loss of each token, of the policy and of the critic.
+                    ref_logprobs = micro.get("ref_logprobs") if args.kl_in == "loss" else None
                     losses, stats = policy_loss(
-                        logprobs, old_logprobs, micro["advantages"], mask, args, ref_logprobs, entropy, *kl_and_penalty
+                        logprobs,
+                        old_logprobs,
+                        micro["advantages"],
+                        mask,
+                        args,
+                        ref_logprobs,
+                        entropy,
+                        coefficients.kl,
+                        coefficients.penalty,
                     )
                     value_losses, value_stats = value_loss(values, micro["old_values"], micro["returns"], mask, args)
-                    weights = token_weights(mask, micro["totals"], args)
+                    # 7. How much each token counts.
+                    weights = token_weights(mask, totals, args)
                     loss = ((policy_coef * losses + args.value_coef * value_losses) * weights).sum()
                     # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
                     accelerator.backward(loss * accelerator.num_processes)
@@ -468,8 +451,9 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
                 metrics.add_stats("value", value_stats, mask)
                 if epoch == 0 and "rollout_logprobs" in micro:
                     metrics.add("rollout/logprob_gap", (micro["rollout_logprobs"] - old_logprobs).abs(), mask)
+            # 8. The optimizer's step, unless the policy has moved too far.
             if args.target_kl:
-                too_far = bool(accelerator.reduce(step_kl, "sum") > args.target_kl * micro["totals"]["tokens"])
+                too_far = bool(accelerator.reduce(step_kl, "sum") > args.target_kl * totals["tokens"])
             metrics.add("optim/skipped_steps", float(too_far))
             if too_far:
                 optimizer.zero_grad()
@@ -488,7 +472,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
             metrics.add("optim/grad_norm", norms[0])
             if args.critic == "separate":
                 metrics.add("optim/critic_grad_norm", norms[1])
-            metrics.add("optim/empty_steps", float(micro["totals"]["tokens"] == 0))
+            metrics.add("optim/empty_steps", float(totals["tokens"] == 0))
     if args.objective == "penalty":
         add_policy_change(accelerator, model, everything, metrics)
 
@@ -509,31 +493,6 @@ def add_policy_change(accelerator, model, micro_batches, metrics):
         metrics.add("policy/kl_old_new", log_ratios.exp() - 1 - log_ratios, micro["loss_mask"])
 
 
-def evaluate(accelerator, policy, tokenizer, reward_functions, prompts, args):
-    """pass@1, the unbiased pass@k, mean reward and length over all evaluation prompts, spread over the processes.
-
-    Returns the metrics {name: value}; and four prompts to show, with their completions, rewards and parts of rewards.
-    """
-    n = args.eval_samples if args.eval_temperature > 0 else 1
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    indices = range(rank, -(-len(prompts) // processes) * processes, processes)
-    real = torch.tensor([i < len(prompts) for i in indices])  # fillers keep the processes in step and are not counted
-    mine = [prompts[i % len(prompts)] for i in indices]
-    with accelerator.autocast():
-        seed = (args.seed, rank, 0, 0)  # training uses (seed, rank, step, round), and steps count from 1
-        batch = rollout(policy, mine, n, args.eval_temperature, args.eval_top_p, seed, args)
-    texts = completion_texts(tokenizer, batch)
-    rewards, correct, parts = compute_rewards(reward_functions, mine, texts, batch["truncated"])
-    correct = (torch.full_like(rewards, torch.nan) if correct is None else correct).view(-1, n)
-    answered, metrics = real & ~correct.isnan().any(dim=1), Metrics()
-    metrics.add("eval/pass@1", correct.mean(dim=1), answered)
-    if n > 1:
-        metrics.add(f"eval/pass@{args.eval_k}", pass_at_k(correct, args.eval_k), answered)
-    metrics.add("eval/reward", rewards.view(-1, n), real[:, None] & ~rewards.view(-1, n).isnan())
-    metrics.add("eval/length", batch["completion_mask"].sum(dim=1).cpu().double().view(-1, n).mean(dim=1), real)
-    return metrics.reduce(accelerator, reward_functions), (mine[:4], texts[: 4 * n], rewards, parts)
-
-
 def check_own_args(args):
     """Refuse options that exclude each other."""
     if args.normalize_std and args.std_eps == 0:
@@ -548,79 +507,6 @@ def check_own_args(args):
         raise InputError(f"--dual_clip {args.dual_clip}: --objective penalty has no clip")
     if args.reward_model_path and (args.reward != ["accuracy"] or args.reward_weights):
         raise InputError("--reward_model_path replaces --reward: give one of them")
-
-
-def load_scorer(args, option, device):
-    """The reward model that `option` names as a start for a critic: it must know the token ids of the policy."""
-    tokenizer = load_tokenizer(args, option)
-    if other := dict(load_tokenizer(args).get_vocab().items() - tokenizer.get_vocab().items()):
-        refuse(args, option, f"its tokenizer has other ids than the policy's for {shorten(sorted(map(repr, other)))}")
-    lm = load_classifier(args, option, tokenizer, device)
-    if not isinstance(getattr(lm, "score", None), nn.Linear):
-        refuse(args, option, f"a {type(lm).__name__} has no linear head `score`")
-    check_positions(args, option, lm)
-    if args.gradient_checkpointing:
-        enable_checkpointing(lm)
-    return lm
-
-
-def learned_reward(args, prompts, device):
-    """The model of `--reward_model_path` as a `Reward`: one scalar for a completion (arXiv 1909.08593, 2203.02155).
-    Its own tokenizer and chat template encode the texts as `reward_model.py` does, with the end token unless the
-    completion was cut. A checkpoint or a tokenizer that cannot do this is an InputError."""
-    from common.batches import micro_batches  # not at the top: `update` has a loop variable of this name
-
-    option = "reward_model_path"
-    tokenizer = load_tokenizer(args, option)
-    end = end_token(tokenizer)
-    if tokenizer.pad_token_id == end:  # the score would be read before the end token
-        refuse(args, option, f"its tokenizer needs a pad token other than {tokenizer.convert_ids_to_tokens(end)}")
-    ids = tokenize([("a prompt", prompt.prompt, prompt.columns) for prompt in prompts], args, tokenizer)
-    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    if any(unknown & set(row) for row in ids):
-        refuse(args, option, "its tokenizer does not know characters of the prompts")
-    model = load_classifier(args, option, tokenizer, device).requires_grad_(False)
-    tokenizer.padding_side = "right"
-    check_positions(args, option, model, max(map(len, ids)) + args.max_new_tokens)
-
-    @torch.no_grad()
-    def reward_model(prompts, completions, truncated, **columns):
-        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-        own = [{name: columns[name][i] for name in TEMPLATE_COLUMNS if name in columns} for i in range(len(prompts))]
-        rows = tokenize([("a prompt", *row) for row in zip(prompts, own, strict=True)], args, tokenizer)
-        for row, completion, cut in zip(rows, encode_completions(texts, tokenizer), truncated, strict=True):
-            row += completion + ([] if cut else [end])
-        check_positions(args, option, model, max(map(len, rows)))
-        scores = {}
-        for part in micro_batches(range(len(rows)), [(len(row), 0) for row in rows], args):
-            inputs = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt").to(device)
-            scores.update(zip(part, model(**inputs).logits[:, 0].float().tolist(), strict=True))
-        return [scores[i] for i in range(len(rows))]
-
-    return Reward("reward_model", 1.0, reward_model)
-
-
-def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier that `option` names, of one output, read at the last token that is not padding; with `new_head` a
-    language model gets a head of zeros. A tokenizer that pads with what ends a completion gets another pad token."""
-    lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
-    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
-        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
-            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if lm.config.is_encoder_decoder or not reads_last_token(lm):
-        refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
-    for name in lm.new_head:
-        nn.init.zeros_(lm.get_parameter(name))
-    choose_trained(args, option, lm)
-    return lm
-
-
-def reads_last_token(lm):
-    """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
-    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]  # of two pads
-    return last > 0 and after == end == 0
 
 
 def main(argv=None):
@@ -645,60 +531,53 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
-    sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)
+    sampler = PromptSampler(train_prompts, args.seed)
+    coefficients = Coefficients(args)
     run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # of the resumed step, where a crash came before it
+    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes
 
-    if run.first_eval is None:
-        with unsharded(accelerator, model):
-            result, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-        run.log_evaluation(result, sampled, tokenizer)
-        run.log(result)
+    evaluation = partial(
+        evaluate, accelerator, model, policy, tokenizer, reward_functions, eval_prompts, args, rollout, compute_rewards
+    )
+    run.first_evaluation(evaluation, tokenizer)
     while run.step < args.max_steps and not run.interrupted:
-        # Roll out: completions of this process's prompts, their rewards and advantages.
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        # 1. Draw prompts, and sample completions of each; this process takes its share.
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
         with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
             seed = (args.seed, rank, step, 0)
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+        # 2. Score the completions.
         texts = completion_texts(tokenizer, batch)
         rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
         batch["rewards"] = rewards.to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         rollout_end = time.perf_counter()
-
-        # Update the model, and log the metrics.
+        # 3 to 8. Compute advantages, and update policy and critic.
         lr = learning_rate(run.step, args)
-        rates = {
-            "optim/lr": 0.0 if run.step < args.critic_warmup_steps else lr,
-            "optim/critic_lr": lr / args.learning_rate * args.critic_learning_rate,
-        }
-        for group, group_rate in zip(optimizer.param_groups, rates.values(), strict=True):
-            group["lr"] = group_rate
+        policy_lr = 0.0 if run.step < args.critic_warmup_steps else lr
+        critic_lr = lr / args.learning_rate * args.critic_learning_rate
+        policy_group, critic_group = optimizer.param_groups
+        policy_group["lr"] = policy_lr
+        critic_group["lr"] = critic_lr
         update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
+        # Log the step, and evaluate and save where that is due.
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)
         metrics.add_rewards(rewards, args.group_size)
         metrics.add_rollout(batch, rewards, correct, parts, args.group_size)
-        result = metrics.reduce(accelerator, reward_functions) | rates
+        result = metrics.reduce(accelerator, reward_functions) | {"optim/lr": policy_lr, "optim/critic_lr": critic_lr}
         result |= {"policy/kl_coef": coefficients.kl, "policy/penalty_coef": coefficients.penalty}
-        if run.step > args.critic_warmup_steps and not result.get("reward/skipped"):  # else the policy has not moved
+        if step > args.critic_warmup_steps and not result.get("reward/skipped"):  # else the policy has not moved
             coefficients.steer(result, args)
-        run.progress(result)
-        if run.due(args.eval_every, at_end=True):
-            with unsharded(accelerator, model):
-                evaluation, sampled = evaluate(accelerator, policy, tokenizer, reward_functions, eval_prompts, args)
-            run.log_evaluation(evaluation, sampled)
-            result |= evaluation
-        run.log(result, shown=(prompts, texts, rewards, parts))
-        if run.stop_asked() or run.due(args.save_every, at_end=args.save_every > 0):
-            run.save()
+        run.end_step(result, evaluation, (prompts, texts, rewards, parts), last=step == args.max_steps)
         run.save_step_model(model, policy, tokenizer)
 
     run.finish(model, policy, tokenizer)
-    del policy, critic, model, reference, optimizer, groups
+    # gloo can hang if the prepared model outlives Accelerate's end.
+    del policy, critic, model, reference, optimizer, groups, policy_group, critic_group, evaluation
     run.close()
 
 

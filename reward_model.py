@@ -23,25 +23,23 @@ docs/reward_model.md has usage, results, and the details of the implementation o
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
-from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import left_pad
 from common.errors import InputError, clean_exit, refuse
 from common.harness.args import RunArgs, learning_rate, option
 from common.harness.command_line import parse_args
 from common.harness.data import PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
-from common.harness.loading import check_positions, choose_trained, enable_checkpointing, load_model, load_tokenizer
-from common.harness.metrics import Metrics, peak_memory_gb
-from common.harness.pairs import load_pairs, pair_tokens
-from common.harness.probes import influence
-from common.harness.prompts import end_token
+from common.harness.loading import check_positions, enable_checkpointing, load_tokenizer
+from common.harness.metrics import Metrics
+from common.harness.pairs import add_pair_metrics, evaluate_pairs, load_pairs, pair_batch, pair_tokens
 from common.harness.run import Run
+from common.harness.scorers import load_classifier
 from common.masked import positions
 
 
@@ -133,29 +131,6 @@ def load_reward_model(args, tokenizer, accelerator=None):
     return RewardModel(lm, tokenizer).train()
 
 
-def load_classifier(args, option, tokenizer, device, new_head=False):
-    """The classifier that `option` names, of one output, read at the last token that is not padding; with `new_head` a
-    language model gets a head of zeros. A tokenizer that pads with what ends a completion gets another pad token."""
-    lm = load_model(args, option, tokenizer, device, "SequenceClassification", new_head)
-    if tokenizer.pad_token_id in (tokenizer.eos_token_id, end_token(tokenizer)):
-        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-        if len(tokenizer) > lm.get_input_embeddings().weight.shape[0]:
-            lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if lm.config.is_encoder_decoder or not reads_last_token(lm):
-        refuse(args, option, f"a {type(lm).__name__} does not read its score at the last token: take a causal model")
-    for name in lm.new_head:
-        nn.init.zeros_(lm.get_parameter(name))
-    choose_trained(args, option, lm)
-    return lm
-
-
-def reads_last_token(lm):
-    """Whether a classifier's score depends on the last token of a row, and not on the padding after it."""
-    last, after, end = influence(lm, [lm.config.get_text_config().pad_token_id] * 2)[3:]  # of two pads
-    return last > 0 and after == end == 0
-
-
 def reward_loss(chosen_scores, rejected_scores, args):
     """The loss of each pair (B,) from the scores (B,) of its completions."""
     losses = -logsigmoid(chosen_scores - rejected_scores)  # Bradley-Terry
@@ -199,54 +174,6 @@ def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     metrics.add("optim/grad_norm", norm)
 
 
-def pair_batch(pairs, device):
-    """B pairs as 2B rows for `RewardModel.forward`, first the chosen completions, then the rejected ones."""
-    prompts, prompt_mask = left_pad([pair.prompt for pair in pairs] * 2, 0, device)  # (2B, P)
-    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # (2B, T)
-    mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]  # (2B, T)
-    return {
-        "prompts": prompts,
-        "prompt_mask": prompt_mask,
-        "completions": ids.to(device, non_blocking=True),
-        "completion_mask": mask.to(device, non_blocking=True),
-    }
-
-
-@torch.no_grad()
-def evaluate_pairs(accelerator, model, pairs, args):
-    """Loss, accuracy and margin on all evaluation pairs, spread over the processes."""
-    metrics = Metrics()
-    for _, real, batch in spread_pairs(accelerator, pairs, args):
-        losses, stats = pair_losses(model, batch, args)
-        metrics.add("eval/loss", losses, real)
-        metrics.add("eval/accuracy", stats["rewards/accuracy"], real)
-        metrics.add("eval/margin", stats["rewards/margin"], real)
-    return metrics.reduce(accelerator)
-
-
-def spread_pairs(accelerator, pairs, args):
-    """This process's pairs by length, a forward at a time: (indices, real, batch); `real` (B,) is false for fillers."""
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    order = sorted(range(len(pairs)), key=lambda i: pair_tokens(pairs[i]))
-    places = range(rank, -(-len(pairs) // processes) * processes, processes)
-    size = args.micro_batch_size // 2
-    for part in (places[start : start + size] for start in range(0, len(places), size)):
-        indices = [order[place % len(pairs)] for place in part]
-        real = torch.tensor([place < len(pairs) for place in part], device=accelerator.device)
-        yield indices, real, pair_batch([pairs[i] for i in indices], accelerator.device)
-
-
-def pair_metrics(metrics, pairs, start, device):
-    """Lengths of this process's pairs of a step, seconds and tokens (of the prompt with each completion) per second of
-    its update, and peak memory."""
-    metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
-    metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
-    tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    metrics.add_speed("update", time.perf_counter() - start, tokens)
-    metrics.add_max("memory/peak_gb", peak_memory_gb(device))
-
-
 def main(argv=None):
     # Set up: what can be checked without the model is checked before it is loaded.
     args = parse_args(Args, argv)
@@ -266,13 +193,11 @@ def main(argv=None):
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, f"steps: {steps}")
-    run.save_step_model(model, reward_model, tokenizer)  # of the resumed step, where a crash came before it
+    run.save_step_model(model, reward_model, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes
 
-    if run.first_eval is None:
-        result = evaluate_pairs(accelerator, model, eval_pairs, args)
-        run.log_evaluation(result)
-        run.log(result)
+    evaluation = partial(evaluate_pairs, accelerator, model, eval_pairs, args, pair_losses)
+    run.first_evaluation(evaluation)
     while run.step < steps and not run.interrupted:
         step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
@@ -281,21 +206,13 @@ def main(argv=None):
             group["lr"] = lr
         update_pairs(accelerator, model, optimizer, pairs, step, args, metrics)
         run.step = step
-        pair_metrics(metrics, pairs, start, accelerator.device)
-        result = metrics.reduce(accelerator) | {"optim/lr": lr}
-        run.progress(result)
-        last = run.step == steps
-        if last or run.due(args.eval_every, at_end=False):
-            evaluation = evaluate_pairs(accelerator, model, eval_pairs, args)
-            run.log_evaluation(evaluation)
-            result |= evaluation
-        run.log(result)
-        if run.stop_asked() or (args.save_every and (last or run.due(args.save_every, at_end=False))):
-            run.save()
+        add_pair_metrics(metrics, pairs, start, accelerator.device)
+        run.end_step(metrics.reduce(accelerator) | {"optim/lr": lr}, evaluation, last=step == steps)
         run.save_step_model(model, reward_model, tokenizer)
 
     run.finish(model, reward_model, tokenizer)
-    del reward_model, model, optimizer
+    # gloo can hang if the prepared model outlives Accelerate's end.
+    del reward_model, model, optimizer, evaluation
     run.close()
 
 

@@ -172,6 +172,18 @@ def unsharded(accelerator, model):
         part.set_reshard_after_forward(inner and accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
+def own_places(count, accelerator):
+    """The places in a list of `count` items that this process takes: its rank, its rank + processes, and so on.
+
+    All processes get equally many, so that they make equally many forwards. A place of `count` or more is a filler:
+    the item at `place % count` is computed once more, and does not count. Of 3 items, processes 0 and 1 of two take
+    the places 0, 2 and 1, 3.
+    """
+    processes = accelerator.num_processes
+    each = math.ceil(count / processes)
+    return range(accelerator.process_index, each * processes, processes)
+
+
 def on_first(accelerator, function):
     """What `function()` returns on the first process, which alone calls it; an InputError is raised on all of them."""
     from accelerate.utils import broadcast_object_list

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from common.errors import world_size
-from common.masked import group_statistics
+from common.masked import group_statistics, moments
 
 
 @dataclass
@@ -124,6 +124,16 @@ def take_logged(accelerator, rewards, beside):
         reward.logged.clear()
     group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
     return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
+
+
+def add_explained_variance(accelerator, micro_batches, metrics):
+    """Count how much of the variance of the returns (N,) of all completion tokens the old values explain."""
+    returns = torch.cat([micro["returns"][micro["loss_mask"]] for micro in micro_batches])
+    values = torch.cat([micro["old_values"][micro["loss_mask"]] for micro in micro_batches])
+    _, variance = moments(returns, 0, accelerator.reduce)
+    _, unexplained = moments(returns - values, 0, accelerator.reduce)
+    if variance > 1e-8:  # equal returns still differ by rounding
+        metrics.add("value/explained_variance", 1 - unexplained / variance)
 
 
 def sample_rows(prompts, texts, rewards, parts, number):

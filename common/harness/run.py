@@ -154,6 +154,26 @@ class Run:
             with writing(path), open(path, mode, encoding="utf-8", newline="\n") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
+    def first_evaluation(self, evaluation, tokenizer=None, beside=None):
+        """Evaluate before the first step, unless a checkpoint has that result. `evaluation()` returns metrics, and
+        samples to show or None; the metrics `beside` are logged with its own."""
+        if self.first_eval is None:
+            result, shown = evaluation()
+            self.log_evaluation(result, shown, tokenizer)
+            self.log((beside or {}) | result)
+
+    def end_step(self, metrics, evaluation, shown=None, last=False):
+        """Show and log a finished step; evaluate and save what is due. `last`: after this step both are."""
+        args = self.args
+        self.progress(metrics)
+        if last or self.is_one_of_every(args.eval_every):
+            result, sampled = evaluation()
+            self.log_evaluation(result, sampled)
+            metrics = metrics | result
+        self.log(metrics, shown)
+        if self.stop_asked() or self.is_one_of_every(args.save_every) or (last and args.save_every):
+            self.save()
+
     def log(self, metrics, shown=None):
         """Write the metrics of a step, and samples of the first prompt of `shown`: prompts, texts, rewards, parts."""
         samples = sample_rows(*shown, number=1) if shown else []
@@ -213,9 +233,9 @@ class Run:
             before = f", as {SKIPPED_STEPS - 1} times before" if self.step > 1 else ""
             raise InputError(f"every reward function returned None for every completion{before}: nothing to learn from")
 
-    def due(self, every, at_end):
-        """Whether this step is one of every `every` steps (0: of none), or with `at_end` the last one."""
-        return (at_end and self.step >= self.args.max_steps) or (every > 0 and self.step % every == 0)
+    def is_one_of_every(self, steps):
+        """Whether this step is one of every so many `steps` (0: of none)."""
+        return steps > 0 and self.step % steps == 0
 
     def stop_asked(self):
         """Whether any process has had a signal to stop, after which all of them save and stop at the same step."""
@@ -232,7 +252,7 @@ class Run:
 
     def save_step_model(self, model, policy, tokenizer):
         """Write model-step-N/ if it is due after this step N; at a resume from N again."""
-        if self.step and self.due(self.args.save_model_every, at_end=False):
+        if self.step and self.is_one_of_every(self.args.save_model_every):
             self.save_model(model, policy, tokenizer, f"model-step-{self.step}")
 
     def model_card(self):
