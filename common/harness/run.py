@@ -1,91 +1,73 @@
-"""A run: its folder with rows and samples, its start, what it says, its evaluations, its models, and its end."""
+"""A run: its start, what it logs and warns of, its evaluations, its models, and its end."""
 
 import collections
-import contextlib
-import dataclasses
-import datetime
-import json
 import os
-import pathlib
 import shlex
 import shutil
 import signal
 import sys
 import time
 
-import filelock
 import torch
 
 from common.batches import raw_lines
-from common.errors import InputError, Process, one_line, refuse
-from common.harness import checkpoints
-from common.harness.checkpoints import put_in_place, writing
+from common.errors import InputError, Process, one_line
+from common.harness.checkpoints import Checkpoints, writing
 from common.harness.command_line import load_tool
+from common.harness.display import Display
 from common.harness.distributed import on_first, strategy
+from common.harness.folder import RunFolder
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 
-FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
-SHOWN = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
-SHOWN |= {"margin": "rewards/margin", "accuracy": "rewards/accuracy"}
-DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # five such steps in a row say that a run does not learn
+DEAD_STEPS = 5  # so many with a dead metric, one after the other, are said
+DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # {metric: value} of a step from which nothing is learned
 
 
 class Run:
-    """A run and its folder, which it locks until it ends; docs/running.md has the files. `dead`: metrics with the
-    values by which all advantages of a step are 0; `DEAD` has the others."""
+    """A run in its folder. `dead` {metric: value} says by what all advantages of a step are 0; `DEAD` has the rest."""
 
     def __init__(self, accelerator, args, script, reward_functions=(), dead=(("advantage/zero_groups", 1),)):
-        self.accelerator, self.args, self.script = accelerator, args, script
-        self.step, self.first_eval, self.last_eval = 0, None, None  # the number of finished steps
+        self.accelerator = accelerator
+        self.args = args
+        self.script = script
+        self.step = 0  # the number of finished steps
+        self.first_eval = None
+        self.last_eval = None
         self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
-        self.exit_code, self.interrupted, self.said_unscored = 0, False, False
-        self.dead, self.dead_steps = DEAD | dict(dead), collections.Counter()
+        self.said_unscored = False
+        self.dead = DEAD | dict(dead)
+        self.dead_steps = collections.Counter()
+        self.exit_code = 0
+        self.interrupted = False
         self.started = time.perf_counter()
-        self.step_start = self.lock = self.made_folder = self.saved_step = None
-        handler = signal.getsignal(signal.SIGTERM)  # that of `clean_exit`, unless this is a notebook
-        self.process = handler if isinstance(handler, Process) else Process()
-        self.process.run, self.process.signal = self, 0
+        self.step_start = None
+        self.saved_step = None
+        self.files = None
+        self.display = Display(accelerator)
+        self.listen_for_signals()
         for reward in reward_functions:
             reward.run = self  # it is told the step
-        self.folder = on_first(accelerator, self.claim_folder)
-        self.kept, self.digests = {"run": self}, {}
+        self.files = RunFolder(accelerator, args, script)
+        self.folder = self.files.path
+        self.checkpoints = Checkpoints(accelerator, args, script, self.folder)
+        self.kept = {"run": self}
         if args.lora_rank:
             from common.harness.lora import keep_trained
 
             accelerator.register_save_state_pre_hook(keep_trained)
-        on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=False))
+        on_first(accelerator, lambda: self.checkpoints.check_resume(loaded=False))
         if args.report_to:
             on_first(accelerator, self.start_trackers)
 
-    @writing("the folder of the run")
-    def claim_folder(self):
-        """The path of the run's folder, made if it is new, and locked. An InputError if another run uses it."""
-        name = self.args.output_dir or f"runs/{self.script}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-        folder = pathlib.Path(name).expanduser()
-        self.check_folder(folder)
-        self.made_folder = None if folder.exists() else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        # One object a file: a run of this process that ended with an exception does not keep the next one out.
-        self.lock = filelock.FileLock(folder / "lock", blocking=False, is_singleton=True)
-        try:
-            self.lock.acquire()
-        except filelock.Timeout:
-            refuse(self.args, "output_dir", "another run is using it")
-        self.check_folder(folder)  # again: that run may have ended between the first look and the lock
-        return folder
-
-    def check_folder(self, folder):
-        """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
-        found = [path.name for pattern in FILES for path in sorted(folder.glob(pattern))]
-        if found and "args.json" not in found:
-            refuse(self.args, "output_dir", f"is not the folder of a run and holds {', '.join(found)}")
-        if found and not self.args.resume:
-            refuse(self.args, "output_dir", "already holds a run: add --resume, or take another folder")
-        if "model" in found and not checkpoints.find_checkpoints(folder):
-            refuse(self.args, "output_dir", "holds a finished run without checkpoints: nothing to resume from")
+    def listen_for_signals(self):
+        """Let the handler of `clean_exit` know this run; in a notebook there is none."""
+        handler = signal.getsignal(signal.SIGTERM)
+        self.process = handler if isinstance(handler, Process) else Process()
+        self.process.run = self
+        self.process.signal = 0
 
     def start_trackers(self):
         """Start the trackers of --report_to: the project is named after the script, the run after its folder."""
@@ -104,7 +86,7 @@ class Run:
         self.kept |= parts
 
     def state_dict(self):
-        self.sizes = {name: (self.folder / name).stat().st_size for name in self.sizes}
+        self.sizes = self.files.sizes(self.sizes)
         return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval", "sizes")}
 
     def load_state_dict(self, state):
@@ -112,15 +94,13 @@ class Run:
 
     def print(self, text):
         """Print a line on the first process."""
-        if self.accelerator.is_main_process:
-            print(text, flush=True)
+        self.display.print(text)
 
     def start(self, *lines):
         """With --resume load the last checkpoint; print `lines` and sizes. Call it after `prepare` and `keep`."""
-        accelerator = self.accelerator
-        path, same_evaluations = on_first(accelerator, lambda: checkpoints.check_resume(self, loaded=True))
+        path, same_evaluations = on_first(self.accelerator, lambda: self.checkpoints.check_resume(loaded=True))
         if path:
-            checkpoints.load_checkpoint(self, path)
+            self.checkpoints.load(path, self.kept)
             self.saved_step = self.step
             self.print(f"resumed {path}")
         elif self.args.resume:
@@ -128,31 +108,32 @@ class Run:
         if not same_evaluations:
             self.first_eval = {}
             self.print("other --eval options than before: the closing line leaves out the first evaluation")
-        on_first(accelerator, self.clean_folder)
+        on_first(self.accelerator, self.clean_folder)
         self.step_start = time.perf_counter()
-        processes, device = accelerator.num_processes, accelerator.device.type
-        device += f" (threads of each: {torch.get_num_threads()})" if device == "cpu" else ""
-        launched = f"processes: {processes} on {device}, {strategy(accelerator)}"
-        if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
-            launched += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
-        self.print("\n".join([*lines, launched, f"a step: {self.args.describe_step(processes)}"]))
+        sizes = f"a step: {self.args.describe_step(self.accelerator.num_processes)}"
+        self.print("\n".join([*lines, self.describe_launch(), sizes]))
+        self.display.start_bar(self.step, self.args.max_steps)
 
-    @writing("the folder of the run")
+    def describe_launch(self):
+        """The processes of this run as one line."""
+        device = self.accelerator.device.type
+        if device == "cpu":
+            device += f" (threads of each: {torch.get_num_threads()})"
+        line = f"processes: {self.accelerator.num_processes} on {device}, {strategy(self.accelerator)}"
+        if {"MASTER_PORT", "ACCELERATE_DYNAMO_MODE"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+            line += "; accelerate launch was asked for several: on CPU with ACCELERATE_USE_CPU=true and --multi_gpu"
+        return line
+
     def clean_folder(self):
         """Write args.json, and remove what a crash has left after the last checkpoint."""
-        checkpoints.prune(self)
-        args = json.dumps(dataclasses.asdict(self.args), indent=2)
-        (self.folder / "args.json").write_text(args + "\n", encoding="utf-8")
-        for name, size in self.sizes.items():
-            with open(self.folder / name, "ab") as file:
-                file.truncate(min(size, file.tell()))
+        with writing("the folder of the run"):
+            self.checkpoints.prune()
+        self.files.write_args()
+        self.files.cut_back(self.sizes)
 
     def write_rows(self, name, rows, mode="a"):
-        """Add rows to a JSONL file of the folder, "w": replace it. What JSON cannot hold, such as a date, is text."""
-        path = self.folder / name
-        if self.accelerator.is_main_process:
-            with writing(path), open(path, mode, encoding="utf-8", newline="\n") as file:
-                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+        """Add rows to a JSONL file of the folder, "w": replace it."""
+        self.files.write_rows(name, rows, mode)
 
     def first_evaluation(self, evaluation, tokenizer=None, beside=None):
         """Evaluate before the first step, unless a checkpoint has that result. `evaluation()` returns metrics, and
@@ -181,21 +162,22 @@ class Run:
         self.write_rows("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
         self.accelerator.log(metrics, step=self.step)
         self.step_start = time.perf_counter()
-        if not samples or self.step & (self.step - 1):  # but for steps 1, 2, 4, 8, ...
-            return
-        reward = "none" if samples[0]["reward"] is None else f"{samples[0]['reward']:g}"
-        sample = "{prompt!r} -> {completion!r}".format_map(samples[0])
-        self.print(f"step {self.step}, reward {reward}: {sample}")
+        is_power_of_two = self.step & (self.step - 1) == 0
+        if samples and is_power_of_two:
+            first = samples[0]
+            reward = "none" if first["reward"] is None else f"{first['reward']:g}"
+            self.print(f"step {self.step}, reward {reward}: {first['prompt']!r} -> {first['completion']!r}")
 
     def log_evaluation(self, result, shown=None, tokenizer=None):
         """Print the metrics `result` of an evaluation; write samples of `shown`, with a `tokenizer` print the first."""
         rows = sample_rows(*shown, number=None) if shown else []
         self.write_rows("samples.jsonl", [{"step": self.step, "evaluation": True, **row} for row in rows])
         if shown and tokenizer:
-            (prompt, *_), (text, *_), *_ = shown
-            lines = "\n".join(raw_lines(tokenizer, prompt.ids, text.ids))
-            self.print(f"{lines} (it is truncated and has none)" if text.truncated else lines)
-        self.first_eval = result if self.first_eval is None else self.first_eval
+            prompts, texts, *_ = shown
+            lines = "\n".join(raw_lines(tokenizer, prompts[0].ids, texts[0].ids))
+            self.print(f"{lines} (it is truncated and has none)" if texts[0].truncated else lines)
+        if self.first_eval is None:
+            self.first_eval = result
         self.last_eval = result
         self.print(f"step {self.step}: " + ", ".join(f"{name} {x:.3f}" for name, x in self.scores(result).items()))
 
@@ -205,19 +187,22 @@ class Run:
         return {name: value for name, value in (result or {}).items() if counted or "/pass@" not in name}
 
     def progress(self, metrics):
-        """Print a line for a finished step, and warn, each time once, of what keeps the run from learning."""
-        values = [f"{short} {metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics]
-        values.append(f"{time.perf_counter() - self.step_start:.1f} s")
-        self.print(f"step {self.step}{f'/{most}' if (most := self.args.max_steps) > 0 else ''}: {', '.join(values)}")
+        """Show a finished step, and warn, each time once, of what keeps the run from learning."""
+        self.display.step(self.step, self.args.max_steps, metrics, time.perf_counter() - self.step_start)
+        self.check_dead(metrics)
+        self.check_scored(metrics)
+
+    def check_dead(self, metrics):
+        """Warn, once each, of a metric that has said in DEAD_STEPS steps in a row that nothing is learned."""
         for name, value in list(self.dead.items()):
             paused = name == "optim/grad_norm" and metrics.get("optim/lr") == 0
-            self.dead_steps[name] += 1
             if metrics.get(name) != value or paused:
                 self.dead_steps[name] = 0
-            elif self.dead_steps[name] == 5:
+                continue
+            self.dead_steps[name] += 1
+            if self.dead_steps[name] == DEAD_STEPS:
                 del self.dead[name]
                 self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/monitoring.md")
-        self.check_scored(metrics)
 
     def check_scored(self, metrics):
         """Warn of unscored completions. If all are, at step 1 or SKIPPED_STEPS times in a row, save and raise."""
@@ -247,7 +232,7 @@ class Run:
     def save(self):
         """Write a checkpoint of this step, unless this run has."""
         if self.saved_step != self.step:
-            checkpoints.save_checkpoint(self)
+            self.checkpoints.save(self.step, self.kept)
             self.saved_step = self.step
 
     def save_step_model(self, model, policy, tokenizer):
@@ -264,58 +249,73 @@ class Run:
     def save_model(self, model, policy, tokenizer, name):
         """Write the model as `from_pretrained` loads it into the folder `name` of the run, completely or not at all. If
         that fails, save a checkpoint and raise an InputError: a resume writes the model then."""
-        temporary, final, main = self.folder / "model.tmp", self.folder / name, self.accelerator.is_main_process
+        temporary = self.folder / "model.tmp"
         problem = None
         try:
-            with writing(final):
-                if main:
-                    shutil.rmtree(temporary, ignore_errors=True)
-                save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
-                if main:
-                    (temporary / "README.md").write_text(self.model_card(), encoding="utf-8")
-                    shutil.rmtree(final, ignore_errors=True)  # that of the run before this resume
-                    put_in_place(temporary, final)
+            with writing(self.folder / name):
+                self.write_model(model, policy, tokenizer, temporary, name)
         except InputError as error:
             problem = str(error)
-        if problem := on_first(self.accelerator, lambda: problem):
+        problem = on_first(self.accelerator, lambda: problem)
+        if problem:
             shutil.rmtree(temporary, ignore_errors=True)  # room for a checkpoint
             self.save()
             raise InputError(f"{problem}; the training is kept in checkpoints/: make room and --resume")
 
+    def write_model(self, model, policy, tokenizer, temporary, name):
+        """Write the model and its card into the folder `temporary`, and put that in the place of `name`."""
+        first = self.accelerator.is_main_process
+        if first:
+            shutil.rmtree(temporary, ignore_errors=True)
+        save_pretrained(self.accelerator, model, policy, tokenizer, temporary)
+        if first:
+            (temporary / "README.md").write_text(self.model_card(), encoding="utf-8")
+            self.files.put_model(temporary, name)
+
     def finish(self, model, policy, tokenizer):
         """Write model/ if there were steps, and print the scores before and after, or how to resume a stopped run."""
+        self.display.close()
         if self.interrupted:
             self.print(f"stopped at step {self.step}: --resume --output_dir {self.folder} continues")
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
-        first, last, said = self.scores(self.first_eval), self.scores(self.last_eval), {}
+        drawn = ""
+        if tool := load_tool(type(self.args), "plot"):
+            drawn = f" ({tool.command(self.folder)} draws it)"
+        seconds = time.perf_counter() - self.started
+        self.print(f"{self.closing_scores()}{self.step} steps, {seconds:.1f} s, in {self.folder}{drawn}")
+
+    def closing_scores(self):
+        """The scores of the last evaluation beside those of the first one, as text."""
+        first, last = self.scores(self.first_eval), self.scores(self.last_eval)
+        texts = {}
         for name in ("eval/pass@1", "eval/reward", "eval/accuracy"):
-            if name in last:
-                before = f"before {first[name]:.3f}, after " if name in first else "after "
-                said[name] = f"{before if self.step else ''}{last[name]:.3f}; "
-        if said.get("eval/reward") == said.get("eval/pass@1"):
-            said.pop("eval/reward", None)
-        scores = "".join(f"{name} {score}" for name, score in said.items())
-        drawn = f" ({tool.command(self.folder)} draws it)" if (tool := load_tool(type(self.args), "plot")) else ""
-        self.print(f"{scores}{self.step} steps, {time.perf_counter() - self.started:.1f} s, in {self.folder}{drawn}")
+            if name not in last:
+                continue
+            text = f"{last[name]:.3f}; "
+            if self.step and name in first:
+                text = f"before {first[name]:.3f}, after {text}"
+            elif self.step:
+                text = f"after {text}"
+            texts[name] = text
+        if texts.get("eval/reward") == texts.get("eval/pass@1"):
+            texts.pop("eval/reward", None)
+        return "".join(f"{name} {text}" for name, text in texts.items())
 
     def close(self):
-        """Shut Accelerate down; exit with the code of a signal. Else gloo can hang: `del` the prepared model before."""
+        """Shut Accelerate down; exit with the code of a signal. `del` the prepared model before: else gloo can hang."""
+        self.display.close()
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()
         self.accelerator.end_training()
-        if self.lock:
-            self.lock.release(force=True)
+        self.files.release()
         if self.exit_code:
             raise SystemExit(self.exit_code)
 
     def abandon(self):
         """End a failed run, and remove its folder if it is empty; returns " (after step N)", "" before the start."""
-        if self.lock:
-            self.lock.release(force=True)
-        with contextlib.suppress(OSError):
-            if self.made_folder and set(os.listdir(self.made_folder)) <= {"lock"}:
-                (self.made_folder / "lock").unlink(missing_ok=True)
-                self.made_folder.rmdir()
+        self.display.close()
+        if self.files:
+            self.files.abandon()
         return "" if self.step_start is None else f" (after step {self.step})"
