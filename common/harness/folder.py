@@ -47,7 +47,9 @@ class RunFolder:
 
     def check(self, path):
         """Refuse a folder with other files of a run's names, with a run but no --resume, or with a finished run."""
-        names = [path.name for pattern in FILES for path in sorted(path.glob(pattern))]
+        names = []
+        for pattern in FILES:
+            names += sorted(file.name for file in path.glob(pattern))
         if names and "args.json" not in names:
             refuse(self.args, "output_dir", f"is not the folder of a run and holds {', '.join(names)}")
         if names and not self.args.resume:
