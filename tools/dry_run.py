@@ -16,7 +16,7 @@ from common.errors import refuse, world_size
 from common.generation import RoomyLayer
 from common.harness.args import RolloutArgs
 from common.harness.distributed import choose_device
-from common.harness.loading import load_errors, whole_model
+from common.harness.loading import find_base, load_errors
 from common.policy import CHUNK_ELEMENTS, CHUNK_ELEMENTS_GPU
 
 GIB = 2**30
@@ -231,7 +231,7 @@ def read_sizes(args, option="model_name_or_path", head=True):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with load_errors(args, option, "no model"):
-        config = AutoConfig.from_pretrained(whole_model(args, option))
+        config = AutoConfig.from_pretrained(find_base(args, option)[0])
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
     if getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None):

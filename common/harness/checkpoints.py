@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 
 from common.errors import InputError, in_short, one_line
 from common.harness.distributed import strategy
-from common.harness.loading import model_path, shorten
+from common.harness.loading import find_base, shorten
 
 # The options that may differ on a resume, as may --eval_*; --max_steps too if the schedule does not depend on it.
 MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"
@@ -208,16 +208,21 @@ def reward_files(args):
 
 
 def model_files(args, option):
-    """{name: path} of the files of the model that an option names; of a hub id those of the snapshot that is loaded.
+    """{name: path} of the files of the model that an option names, of a PEFT adapter also those of its base.
 
-    A name has no path in it: `embedded` is the same model wherever this project lies.
+    Of a hub id these are the files of the snapshot that is loaded. A name has no path in it where the option has none:
+    `embedded` is the same model wherever this project lies.
     """
     files = {}
     with contextlib.suppress(Exception):  # of nearly every type: loading will say what is not there
-        config = cached_file(model_path(args, option), "config.json")
-        for path in pathlib.Path(config).parent.iterdir():
-            if path.suffix in MODEL_FILES:
-                files[f"--{option} {getattr(args, option)}/{path.name}"] = path
+        base, adapter = find_base(args, option)
+        for place, config_name in ((base, "config.json"), (adapter, "adapter_config.json")):
+            if place is None:
+                continue
+            shown = place if place == base and adapter else getattr(args, option)
+            for path in pathlib.Path(cached_file(place, config_name)).parent.iterdir():
+                if path.suffix in MODEL_FILES:
+                    files[f"--{option} {shown}/{path.name}"] = path
     return files
 
 

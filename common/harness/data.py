@@ -14,10 +14,9 @@ import numpy as np
 
 from common.answers import extract_answer
 from common.errors import InputError, one_line, refuse
+from common.harness.embedded import EMBEDDED_FOLDERS
 from common.harness.prompts import TEMPLATE_COLUMNS, read_prompt, tokenize
 
-EMBEDDED = Path(__file__).parents[1] / "tiny"
-EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")  # TRL and verl, GSM8K, MATH, SFT
 ANSWER_COLUMNS = ("answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution")

@@ -2,16 +2,19 @@
 
 import contextlib
 import copy
+import dataclasses
+import json
 import os
 import re
 
 import torch
 import transformers
+from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from common.errors import InputError, in_short, refuse, say
-from common.harness.data import EMBEDDED_FOLDERS
 from common.harness.distributed import first_device, is_sharded, set_threads
+from common.harness.embedded import EMBEDDED_FOLDERS
 from common.harness.probes import causal_problem, find_shortcuts, sampling_problem, unused_weights
 from common.harness.prompts import end_token
 from common.policy import Policy
@@ -38,18 +41,23 @@ def load_errors(args, option, problem):
         refuse(args, option, f"{folder}{problem}: {in_short(error)}")
 
 
-def whole_model(args, option):
-    """The folder or hub id that an option names; an InputError if that is a PEFT adapter."""
+def find_base(args, option):
+    """(folder or hub id of the weights, that of a PEFT adapter on them or None) of the model that an option names."""
     path = model_path(args, option)
-    if find_adapter_config_file(path):  # transformers would load it together with its base
-        refuse(args, option, 'holds a PEFT adapter: merge it into its base first (docs/running.md, "Merge an adapter")')
-    return path
+    config_file = find_adapter_config_file(path)
+    if config_file is None:
+        return path, None
+    with open(config_file, encoding="utf-8") as file:
+        base = json.load(file)["base_model_name_or_path"]
+    return base, path
 
 
 def load_tokenizer(args, option="model_name_or_path"):
     """The tokenizer of the model that an option names; without a pad token it pads with EOS."""
     with load_errors(args, option, "no tokenizer could be loaded"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(whole_model(args, option))
+        base, adapter = find_base(args, option)
+        has_own = adapter and cached_file(adapter, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(adapter if has_own else base)
     if tokenizer.eos_token_id is None:
         refuse(args, option, "its tokenizer has no EOS token, so no completion could end")
     if tokenizer.pad_token_id is None:
@@ -80,11 +88,17 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     choose_trained(args, option, lm)
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
-    units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
-    has_units = lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16"))
-    if has_units and accelerator and (accelerator.device.type, accelerator.mixed_precision) == ("cpu", "no"):
+    if accelerator and bfloat16_is_faster(accelerator, lm):
         say(args, option, "faster on this CPU: `accelerate launch --cpu --mixed_precision bf16` (docs/scale.md)")
     return policy.train()
+
+
+def bfloat16_is_faster(accelerator, lm):
+    """Whether a run in float32 on this CPU would be faster in bfloat16, for which the CPU has units."""
+    if accelerator.device.type != "cpu" or accelerator.mixed_precision != "no":
+        return False
+    units = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.13
+    return lm.num_parameters() > 1e7 and (units.get("avx512_bf16") or units.get("amx_bf16"))
 
 
 def load_reference(policy, args, accelerator=None):
@@ -105,39 +119,41 @@ def load_reference(policy, args, accelerator=None):
 
 
 def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False):
-    """The model that `option` names, without dropout. `saved_...`: its checkpoint's settings, for `save_pretrained`."""
+    """The model that `option` names, without dropout, on `device`; a PEFT adapter is merged into its base.
+
+    `lm.origin` tells what its checkpoint was like. With `new_head` a language model gets the head that `kind` needs.
+    """
     with load_errors(args, option, "no model"):
-        path = whole_model(args, option)
+        path, adapter = find_base(args, option)
         config = transformers.AutoConfig.from_pretrained(path)
         text = config.get_text_config()  # of a model of several inputs; else all of it
         if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
             refuse(args, option, "its weights are quantised: a copy in bfloat16 or float32 is needed")
-        saved_dtype = next(dtype for dtype in (config.dtype, text.dtype, torch.float32) if dtype is not None)
-        if saved_dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            refuse(args, option, f"model/ would lose precision in its dtype {saved_dtype}")
-        noise = {name: x for name, x in text.to_dict().items() if re.search("drop|jitter", name) and type(x) is float}
-        text.update(dict.fromkeys(noise, 0.0))  # with it the first ratio would differ from 1
-        auto_class, architecture = getattr(transformers, f"AutoModelFor{kind}"), (config.architectures or [""])[0]
+        origin = Origin(dtype=find_dtype(args, option, config), noise=switch_off_noise(text), adapter=adapter)
+        architecture = (config.architectures or [""])[0]
         if kind == "SequenceClassification":
-            config.num_labels, new_head = 1, new_head and not architecture.endswith(kind)
-        elif architecture.endswith("ForConditionalGeneration"):  # AutoModelForCausalLM may be its text model alone
-            auto_class = transformers.AutoModelForImageTextToText
+            config.num_labels = 1
+            new_head = new_head and not architecture.endswith(kind)
         if os.path.isfile(os.path.join(path, "generation_config.json")):  # from_pretrained leaves a damaged one out
             transformers.GenerationConfig.from_pretrained(path)
         transformers.logging.set_verbosity_error()  # it reports on the weights in many lines
         transformers.logging.disable_progress_bar()
-        attention = args.attn_implementation
-        if attention == "sdpa":  # None: sdpa, else eager. The sdpa of transformers 5.17 leaves out a soft cap
-            attention = "eager" if getattr(text, "attn_logit_softcapping", None) else None
-        options = dict(config=config, dtype=getattr(torch, args.dtype), attn_implementation=attention)
-        lm, info = auto_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-        check_weights(args, option, lm, info, new_head)
-    rows = lm.get_input_embeddings().weight.shape[0]
-    beyond = sorted(repr(token) for token, i in tokenizer.get_vocab().items() if i >= rows)
-    if any(not re.search("image|audio|video", token) for token in beyond):  # Gemma 3 1B has no row for an image
-        refuse(args, option, f"its embedding has {rows} rows, none for {shorten(beyond)}")
-    lm.saved_dtype, lm.saved_noise = saved_dtype, noise
-    lm.saved_generation_config = getattr(lm, "generation_config", None)  # a classifier has none
+        lm, info = choose_class(kind, architecture).from_pretrained(
+            path,
+            config=config,
+            dtype=getattr(torch, args.dtype),
+            attn_implementation=choose_attention(args, text),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+        origin.new_weights = check_weights(args, option, lm, info, new_head)
+        if adapter:
+            from common.harness.lora import merge_adapter
+
+            lm = merge_adapter(lm, adapter)
+    check_vocabulary(args, option, lm, tokenizer)
+    origin.generation_config = getattr(lm, "generation_config", None)  # a classifier has none
+    lm.origin = origin
     lm.generation_config = transformers.GenerationConfig()  # else `generate` would inherit top_k, ...
     set_threads(lm.num_parameters())
     kinds = {type(module).__name__ for module in lm.modules()}
@@ -145,33 +161,94 @@ def load_model(args, option, tokenizer, device, kind="CausalLM", new_head=False)
     return lm.eval().to(device)
 
 
-def check_weights(args, option, lm, info, new_head):
-    """Refuse a checkpoint whose weights are not those of `lm`, by transformers' loading `info`; find its new head."""
+@dataclasses.dataclass
+class Origin:
+    """What a model was in the checkpoint that it was loaded from; model/ is written like it."""
 
-    def in_head(name):
+    dtype: torch.dtype  # of the weights; they may train in another one
+    noise: dict  # {setting: value} of dropout and jitter, which are off in training
+    adapter: str | None = None  # the PEFT adapter that was merged into the weights
+    new_weights: set = dataclasses.field(default_factory=set)  # the names of those of a new head
+    generation_config: transformers.GenerationConfig | None = None
+    merge_adapters: bool = False  # --lora_merge: the adapters of this run are merged when model/ is written
+
+
+def find_dtype(args, option, config):
+    """The dtype of a checkpoint's weights, in which model/ is written."""
+    dtypes = (config.dtype, config.get_text_config().dtype, torch.float32)
+    dtype = next(dtype for dtype in dtypes if dtype is not None)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        refuse(args, option, f"model/ would lose precision in its dtype {dtype}")
+    return dtype
+
+
+def switch_off_noise(config):
+    """Switch off dropout and jitter, with which the first ratio would differ from 1; returns {setting: old value}."""
+    settings = config.to_dict().items()
+    noise = {name: value for name, value in settings if re.search("drop|jitter", name) and type(value) is float}
+    config.update(dict.fromkeys(noise, 0.0))
+    return noise
+
+
+def choose_class(kind, architecture):
+    """The class of transformers that loads a checkpoint of this architecture as a model of this kind."""
+    if kind == "CausalLM" and architecture.endswith("ForConditionalGeneration"):
+        return transformers.AutoModelForImageTextToText  # AutoModelForCausalLM may be its text model alone
+    return getattr(transformers, f"AutoModelFor{kind}")
+
+
+def choose_attention(args, text_config):
+    """`attn_implementation` for transformers; None is sdpa, or eager where a model does not have that."""
+    if args.attn_implementation != "sdpa":
+        return args.attn_implementation
+    # The sdpa of transformers 5.17 leaves out a soft cap.
+    return "eager" if getattr(text_config, "attn_logit_softcapping", None) else None
+
+
+def check_vocabulary(args, option, lm, tokenizer):
+    """Refuse a tokenizer with ids for which the embedding has no row; Gemma 3 1B has none for an image."""
+    rows = lm.get_input_embeddings().weight.shape[0]
+    beyond = sorted(repr(token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    if any(not re.search("image|audio|video", token) for token in beyond):
+        refuse(args, option, f"its embedding has {rows} rows, none for {shorten(beyond)}")
+
+
+def check_weights(args, option, lm, info, new_head):
+    """The names of the weights of a new head; a checkpoint that lacks others, by transformers' `info`, is refused."""
+
+    def in_new_head(name):
         part = name.partition(".")[0]  # a checkpoint of a bare backbone has no prefix
         return new_head and part != lm.base_model_prefix and not hasattr(lm.base_model, part)
 
-    kind, missing, unexpected = type(lm).__name__, set(info["missing_keys"]), set(info["unexpected_keys"])
-    beside_text = {name for name in unexpected if re.search(BESIDE_TEXT, name)}
+    kind = type(lm).__name__
+    missing = set(info["missing_keys"])
+    unexpected = set(info["unexpected_keys"])
     other_shapes = {name for name, *_ in info["mismatched_keys"]}
-    if wrong := sorted(name for name in missing | other_shapes | (unexpected - beside_text) if not in_head(name)):
+    beside_text = {name for name in unexpected if re.search(BESIDE_TEXT, name)}
+    suspect = missing | other_shapes | (unexpected - beside_text)
+    wrong = sorted(name for name in suspect if not in_new_head(name))
+    if wrong:
         refuse(args, option, f"its weights are not those of a {kind}: {shorten(wrong)}")
     if beside_text:
         say(args, option, f"a {kind} leaves weights unused, and model/ will lack them: {shorten(sorted(beside_text))}")
-    lm.new_head = missing
+    return missing
 
 
 def check_positions(args, option, lm, tokens=None):
     """Refuse rows of so many `tokens` [as options allow] beyond the positions, or that change other rows' log-probs."""
-    sizes = [getattr(args, name, 0) for name in ("max_length", "max_prompt_tokens", "max_new_tokens")]
-    tokens = tokens or max(sizes[0], sum(sizes[1:]))
+    if tokens is None:
+        of_rollout = getattr(args, "max_prompt_tokens", 0) + getattr(args, "max_new_tokens", 0)
+        tokens = max(getattr(args, "max_length", 0), of_rollout)
     config = lm.config.get_text_config()
-    rope, limit = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None)
+    limit = getattr(config, "max_position_embeddings", None)
     if not rope and limit and tokens > limit:
         refuse(args, option, f"the model has positions for {limit} tokens, rows may have {tokens}")
-    for part in filter(lambda part: isinstance(part, dict), (rope, *(rope or {}).values())):  # also by kind of layer
-        kind, most = part.get("rope_type", ""), part.get("original_max_position_embeddings") or limit
+    for part in (rope, *(rope or {}).values()):  # one for all layers, or one for each kind of layer
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("rope_type", "")
+        most = part.get("original_max_position_embeddings") or limit
         if (kind == "longrope" or "dynamic" in kind) and tokens > most:
             refuse(args, option, f"a row of more than {most} tokens changes the log-probs of others ({kind})")
 
@@ -179,8 +256,15 @@ def check_positions(args, option, lm, tokens=None):
 def choose_trained(args, option, lm):
     """Add the adapters of --lora_rank. Freeze the weights that no text uses: DDP would wait for their gradients."""
     if args.lora_rank and option != "reward_model_path":  # that one is not trained
-        if option == "model_name_or_path" and not (lm.can_generate() or args.lora_merge):
-            refuse(args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge")
+        if option == "model_name_or_path" and not args.lora_merge:
+            if not lm.can_generate():
+                refuse(
+                    args, "lora_rank", "the head of a reward model does not fit in an adapter folder: add --lora_merge"
+                )
+            if lm.origin.adapter:
+                refuse(
+                    args, "lora_rank", f"an adapter folder names its base, not {lm.origin.adapter}: add --lora_merge"
+                )
         with load_errors(args, option, "no adapters can be added"):
             from common.harness.lora import add_adapters
 
@@ -194,38 +278,56 @@ def enable_checkpointing(lm):
     """Let a model recompute its activations in the backward pass; an InputError if its class cannot."""
     if not lm.supports_gradient_checkpointing:
         raise InputError(f"--gradient_checkpointing: a {type(lm).__name__} cannot recompute its activations")
-    name = "activation_checkpointing_enable"  # not yet in transformers 5.17
-    getattr(lm, name if hasattr(lm, name) else "gradient_checkpointing_enable")({"use_reentrant": False})
+    enable = getattr(lm, "activation_checkpointing_enable", None)  # not yet in transformers 5.17
+    if enable is None:
+        enable = lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def shorten(names):
     """The first three of a list of names as text, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def save_pretrained(accelerator, model, policy, tokenizer, folder):
     """Write the model of `policy`, a part of the prepared `model`, in its checkpoint's dtype. All processes call it."""
-    modules = accelerator.unwrap_model(model).named_modules()
-    prefix = next(f"{name}.lm." for name, module in modules if module is policy).removeprefix(".")
     weights = accelerator.get_state_dict(model)  # whole, on the first process at least
     if not accelerator.is_main_process:
         return
-    tokenizer.save_pretrained(folder)
+    modules = accelerator.unwrap_model(model).named_modules()
+    place = next(name for name, module in modules if module is policy)
+    prefix = f"{place}.lm." if place else "lm."
     weights = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+    tokenizer.save_pretrained(folder)
     lm = copy.copy(policy.lm)  # what is trained stays as it is: a checkpoint may still follow
-    lm.config, lm.generation_config = copy.deepcopy(lm.config), lm.saved_generation_config
-    lm.config.get_text_config().update(lm.saved_noise)
-    if hasattr(lm, "saves_merged"):  # it has adapters
-        if not lm.saves_merged:
-            return lm.save_pretrained(folder, state_dict=weights)  # peft's form: nothing but the adapter
+    origin = lm.origin
+    lm.config = copy.deepcopy(lm.config)
+    lm.config.get_text_config().update(origin.noise)
+    lm.generation_config = origin.generation_config
+    if getattr(lm, "_hf_peft_config_loaded", False):
+        if not origin.merge_adapters:
+            lm.save_pretrained(folder, state_dict=weights)  # in peft's form: nothing but the adapter
+            return
         from common.harness.lora import merge_into
 
         weights = merge_into(lm, weights)
-    cast = {}  # tied weights are one tensor, and stay one: else each name would get a copy in the file
-    for name, x in weights.items():
-        dtype = lm.saved_dtype if x.is_floating_point() else x.dtype
-        weights[name] = cast.setdefault((x.data_ptr(), x.shape), x.to(dtype))
-    lm.save_pretrained(folder, state_dict=weights)
-    for part in filter(None, (lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs))):
-        part.dtype = lm.saved_dtype  # save_pretrained() said the dtype of the weights in training
+    lm.save_pretrained(folder, state_dict=in_dtype(weights, origin.dtype))
+    configs = [lm.config, *(getattr(lm.config, name) for name in lm.config.sub_configs)]
+    for config in configs:
+        if config is not None:
+            config.dtype = origin.dtype  # save_pretrained() said the dtype of the weights in training
     lm.config.save_pretrained(folder)
+
+
+def in_dtype(weights, dtype):
+    """Weights {name: tensor} with floating-point numbers in `dtype`. Tied weights are one tensor, and stay one: else
+    each of their names would get a copy in the file."""
+    copies = {}
+    cast = {}
+    for name, x in weights.items():
+        key = (x.data_ptr(), x.shape)
+        if key not in copies:
+            copies[key] = x.to(dtype) if x.is_floating_point() else x
+        cast[name] = copies[key]
+    return cast

@@ -9,11 +9,19 @@ import torch
 from common.generation import seeded
 
 
+def merge_adapter(lm, path):
+    """The model `lm` with the PEFT adapter of the folder or hub id `path` merged into its weights."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(lm, path).merge_and_unload().requires_grad_(True)
+
+
 def add_adapters(lm, args):
     """Freeze `lm` but a classifier's head; add adapters in float32 to its linear layers, equal on all processes."""
     from peft import LoraConfig
 
-    classifier, base = not lm.can_generate(), lm.name_or_path
+    classifier = not lm.can_generate()
+    base = lm.name_or_path
     config = LoraConfig(r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules="all-linear")
     config.task_type = "SEQ_CLS" if classifier else "CAUSAL_LM"
     with seeded((args.seed, 0), lm.device):
@@ -24,7 +32,7 @@ def add_adapters(lm, args):
         if ".lora_" in name:
             weight.data = weight.data.float()
     lm.peft_config["default"].base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
-    lm.saves_merged = args.lora_merge
+    lm.origin.merge_adapters = args.lora_merge
 
 
 class Reference:

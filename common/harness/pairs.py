@@ -11,12 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, find_sources, load_prompts, load_rows, read_rows
+from common.harness.data import PROMPT_COLUMNS, find_column, find_sources, load_prompts, load_rows, read_rows
 from common.harness.distributed import own_places
+from common.harness.embedded import EMBEDDED_PAIRS
 from common.harness.metrics import Metrics, peak_memory_gb
 from common.harness.prompts import TEMPLATE_COLUMNS, encode_completions, end_token, read_prompt, read_text, tokenize
-
-EMBEDDED_PAIRS = EMBEDDED / "pairs"
 
 
 class Pair(NamedTuple):
