@@ -176,11 +176,14 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
         tokens += int(batch["completion_mask"].sum())
         groups = []
         for i in informative.nonzero()[:, 0].tolist():
-            groups.append((rank + i * processes, pack_group(batch, slice(i * G, (i + 1) * G))))
-        groups = dict(sorted(gather_object(groups), key=lambda pair: pair[0]))  # in the order of the draw
-        kept += [(sampler.rows[drawn[place]], group) for place, group in groups.items()]
+            place = rank + i * processes  # in the draw
+            groups.append((place, pack_group(batch, slice(i * G, (i + 1) * G))))
+        groups = sorted(gather_object(groups), key=lambda group: group[0])  # of all processes, in the order of the draw
+        for place, group in groups:
+            kept.append((sampler.rows[drawn[place]], group))
         if args.on_reject == "resample":
-            rejected = [prompt for place, prompt in enumerate(drawn) if place not in groups]
+            places = {place for place, _ in groups}
+            rejected = [prompt for place, prompt in enumerate(drawn) if place not in places]
         if len(kept) >= args.prompts_per_step:
             break
 
@@ -191,6 +194,13 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     metrics.add("sampling/short", 0 < used < args.prompts_per_step)
     metrics.add("sampling/skipped", used == 0)
     return kept[:used][rank::processes], tokens, shown
+
+
+def correct_in_group(correct, rewards, args):
+    """How many completions of each group are right (R / G,); NaN without gold answers."""
+    if correct is None:
+        correct = torch.full_like(rewards, torch.nan)
+    return correct.view(-1, args.group_size).sum(dim=1)
 
 
 def sample_round(accelerator, policy, tokenizer, reward_functions, prompts, seed, args, metrics):
@@ -205,8 +215,7 @@ def sample_round(accelerator, policy, tokenizer, reward_functions, prompts, seed
         batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
     texts = completion_texts(tokenizer, batch)
     rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
-    right = torch.full_like(rewards, torch.nan) if correct is None else correct
-    right = right.view(-1, args.group_size).sum(dim=1)  # (prompts,)
+    right = correct_in_group(correct, rewards, args)
     informative = (0 < right) & (right < args.group_size)  # Eq. 11
     if args.filter_by == "reward":
         informative = compute_advantages(rewards, args).view(-1, args.group_size).any(dim=1)
