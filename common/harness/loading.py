@@ -77,7 +77,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     option = "model_name_or_path"
     lm = load_model(args, option, tokenizer, first_device(accelerator))
     with load_errors(args, option, "its generation_config.json"):
-        stop_tokens = find_stop_tokens(tokenizer, lm.saved_generation_config)
+        stop_tokens = find_stop_tokens(tokenizer, lm.origin.generation_config)
     # Checkpointing switches the cache off; of a sharded model all processes must take the same number of passes.
     may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, 1.0, **find_shortcuts(lm, may_share, accelerator))
