@@ -172,3 +172,31 @@ def test_the_line_of_an_evaluation_has_pass_at_k_where_it_is_rewarded(reward, co
     passed = "eval/pass@1 0.000, eval/pass@4 0.000, " if counted else ""
     assert last_line(capsys) == f"step 0: {passed}eval/reward 0.500, eval/length 3.000"
     assert run.first_eval["eval/pass@1"] == 0  # what is kept has it
+
+
+@drawing
+def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
+    """In PowerShell the documented command found no file `runs/*/metrics.jsonl`."""
+    for name in ("b", "a-seed0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    assert list(plot.read([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
+    assert list(plot.read([tmp_path / "b" / "metrics.jsonl"])) == ["b"]
+    with pytest.raises(FileNotFoundError, match="none.jsonl"):
+        plot.read(["none.jsonl"])
+
+
+@drawing
+def test_names_at_the_ends_of_curves_lie_apart_and_inside():
+    axis = plot.plt.subplots()[1]
+    axis.set(xlim=(0, 1), ylim=(0, 14))
+    plot.label_ends(axis, [[y, 1, name, "black"] for name, y in (("a", 14), ("b", 13.9), ("c", 13.8), ("d", 2))])
+    heights = {text.get_text(): text.get_position()[1] for text in axis.texts}
+    assert heights == pytest.approx({"d": 2, "c": 12, "b": 13, "a": 14})
+
+
+@drawing
+def test_a_run_that_ends_before_another_begins_is_drawn_too():
+    axis, whole = plot.plt.subplots()[1], [{"step": step, "m": 1.0} for step in (5, 10)]
+    plot.draw(axis, {"a": [whole, [{"step": 2, "m": 1.0}]]}, "m")
+    assert len(axis.lines) == 3 and not axis.texts  # two seeds, a mean without points, no name

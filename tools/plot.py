@@ -50,17 +50,6 @@ PANELS = {  # in this order
     "completion/truncated": "share of truncated completions",
 }
 RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
-TITLES = PANELS | {
-    "completion/length_incorrect": "tokens of a wrong completion",
-    "value/explained_variance": "explained variance of the critic",
-    "reward_part/easy": "accuracy on easy problems",
-    "reward_part/medium": "accuracy on medium problems",
-    "reward_part/hard": "accuracy on hard problems",
-    "policy/clipped": "clipped share, of tokens (gspo: of rows)",
-    "sampling/rounds": "sampling rounds of a step",
-    "dcpo/response_utilization": "share of completions that train",
-    "reward/mean": "learned reward",
-}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
     "dr_grpo": "#2ca02c",
