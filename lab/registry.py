@@ -17,6 +17,8 @@ import subprocess
 
 import numpy as np
 
+import unpack
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "registered"
 SHARES = {"easy": 0.125, "medium": 0.375, "hard": 0.5}  # of the classes in the lists of the hard task
@@ -116,23 +118,21 @@ def result(name, seed):
 
 
 def made(name, seed):
-    """Whether a run has results."""
-    return result(name, seed).exists()
+    """Whether a run has results, in the pack or in a file of its own."""
+    return result(name, seed).name in packed() or result(name, seed).exists()
 
 
-@functools.cache
-def parsed_results(path, stamp):
-    """The header of a file of results, and its rows; `stamp` tells one state of the file from another."""
-    header, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return header, lines
+def packed():
+    """{name of a file of results: rows} of the runs that are packed."""
+    return unpack.runs(RESULTS.with_suffix(".jsonl"))
 
 
 def read(name, seed):
-    """The header of a run's file of results, and its rows, as copies."""
+    """The header of a run's results, and its rows, as copies."""
     path = result(name, seed)
-    stat = path.stat()
-    header, lines = parsed_results(path, (stat.st_mtime_ns, stat.st_size))
-    return dict(header), [dict(line) for line in lines]
+    lines = packed().get(path.name) or map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    header, *found = map(dict, lines)
+    return header, found
 
 
 def rows(name, seed):

@@ -15,6 +15,7 @@ import by_class
 import registry
 import run
 import tasks
+import unpack
 from common.harness.command_line import parse_args
 from common.tiny_hard import build
 from testbed import ROOT, script
@@ -91,6 +92,13 @@ def test_problems_are_the_registered_ones(monkeypatch, tmp_path, task, path):
     files[f"runs/lab/held_out-{task}.jsonl"] = tmp_path / f"held_out-{task}.jsonl"
     registered = json.loads(path.read_text(encoding="utf-8"))["files"]
     assert {name: run.sha256(file) for name, file in files.items()} == {name: registered[name] for name in files}
+
+
+def test_every_old_file_of_results_comes_back_byte_for_byte(tmp_path):
+    unpack.main(tmp_path)
+    manifest = (tmp_path / "manifest.txt").read_text(encoding="utf-8")
+    old = dict(line.split()[::-1] for line in manifest.splitlines())
+    assert len(old) == 1102 and {name: run.sha256(tmp_path / name) for name in old} == old
 
 
 # --- the page ---

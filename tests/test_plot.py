@@ -10,6 +10,7 @@ import pytest
 
 import plot
 import reward_model
+import unpack
 from small_run import start
 from testbed import ROOT
 
@@ -81,8 +82,17 @@ def test_a_run_may_be_given_by_its_file_and_several_by_a_pattern(run, tmp_path, 
     assert list(plot.read([f"{tmp_path}/a-*"])) == ["a"] and len(plot.read([f"{tmp_path}/a-*"])["a"]) == 2
 
 
-def test_a_kept_file_has_all_that_it_holds_and_todays_names():
-    (rows,) = plot.read([ROOT / "lab/results/pages/grpo-seed0.jsonl"])["grpo"]
+@pytest.fixture
+def kept(tmp_path):
+    """A file of rows that has no folder of a run."""
+    (tmp_path / "kept").mkdir()
+    path = tmp_path / "kept" / "grpo-seed0.jsonl"
+    path.write_text(unpack.files()["pages/grpo-seed0.jsonl"], encoding="utf-8")
+    return path
+
+
+def test_a_kept_file_has_all_that_it_holds_and_todays_names(kept):
+    (rows,) = plot.read([kept])["grpo"]
     assert {"reward/accuracy", "policy/clip_fraction_low"} <= rows[1].keys() and "eval/pass@1" in rows[0]
 
 
@@ -97,7 +107,7 @@ def test_a_grid_has_four_columns_and_titles_with_the_names(count, shape):
     plot.plt.close(figure)
 
 
-def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
+def test_what_cannot_be_drawn_is_one_line(run, kept, tmp_path, capsys):
     one, other = run("one", GROUPS), run("other", GROUPS)
     (tmp_path / "text.md").write_text("# Title\n", encoding="utf-8")
     (tmp_path / "list.jsonl").write_text("[1]\n3\n", encoding="utf-8")
@@ -110,7 +120,7 @@ def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
         ([tmp_path / "list.jsonl"], "list.jsonl is not the metrics.jsonl of a run"),
         ([empty], "no row has a metric that is drawn"),
         ([one, other], several),
-        ([ROOT / "lab/results/pages/grpo-seed0.jsonl"], several),  # its folder is no place for pictures
+        ([kept], several),  # its folder is no place for pictures
     ):
         code, line = said(capsys, *words)
         assert code == 2 and line.startswith("plot.py: ") and what in line

@@ -1,16 +1,19 @@
 """The tables of results in docs/*.md, from the rows of the runs behind them: python tools/results.py grpo
 
-The rows are those of lab/results/pages; each page says which command made them.
+The rows are those of lab/results/pages.jsonl; each page says which command made them.
 """
 
 import argparse
-import json
 import math
 import statistics
+import sys
 
 from tree import ROOT
 
-RESULTS = ROOT / "lab" / "results" / "pages"
+sys.path.append(str(ROOT / "lab"))
+
+import unpack
+
 # Options beside the pairs of docs/dpo.md, seed 0 alone: {name of the files: options}
 LOSSES = {
     "dpo-pairs": "",
@@ -24,12 +27,10 @@ LOSSES = {
 
 
 def load(name):
-    """{seed: rows} of the files of this name."""
-    files = sorted(RESULTS.glob(f"{name}-seed*.jsonl"))
-    return {
-        int(file.stem.split("-seed")[1]): [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for file in files
-    }
+    """{seed: rows} of the runs of this name."""
+    runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
+    files = {file.removesuffix(".jsonl").rpartition("-seed"): rows for file, rows in runs.items()}
+    return {int(seed): rows for (run, _, seed), rows in files.items() if run == name}
 
 
 def evaluations(rows, name="eval/pass@1"):
