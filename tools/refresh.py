@@ -1,8 +1,7 @@
 """One command after a change: writes everything that can be generated, and says what a person still has to write.
 
 python tools/refresh.py            write: copies of identical functions, links to code, docs/diffs.md, the page side by
-                                   side (with pygments, latex2mathml), one step, tables of results, verdicts,
-                                   rows of tables
+                                   side (with pygments, latex2mathml), one step, rows of tables
 python tools/refresh.py --check    change nothing, and say the same: exit code 1 if anything is due
 """
 
@@ -113,20 +112,13 @@ def steps():
     yield from (copies, members, metrics, rows)
     import bugs
     import diffs
-    import kl_estimators
-    import lead
     import lines
     import memory
-    import monitoring
     import names
     import one_step
-    import real_model
-    import report
-    import results
     import side_by_side
 
-    programs = [names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
-    programs += [monitoring, lines, diffs]
+    programs = [names, one_step, memory, bugs, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 
 
