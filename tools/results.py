@@ -21,25 +21,29 @@ import statistics
 import subprocess
 import sys
 
-import family
-from tree import ROOT, Tree
+from tree import ROOT
 
 RESULTS = ROOT / "lab" / "results" / "pages"
 RUNS = pathlib.Path("runs") / "results"
 MODEL = f"{RUNS}/reward_model-seed{{seed}}/model"
-MODELS = {"{reward_model}": f"--reward_model_path {MODEL}", "{critic}": f"--critic_path {MODEL}"}
-
-
-def commands_of(script):
-    """{name of the files: command}"""
-    commands = family.entry(f"{script}.py").results or {script: f"{script}.py"}
-    for name, options in MODELS.items():
-        commands = {file: command.replace(name, options) for file, command in commands.items()}
-    return commands
 
 
 # {page: {name of the files: command}}
-COMMANDS = {script: commands_of(script) for script in family.names(Tree())}
+COMMANDS = {name: {name: f"{name}.py"} for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo")}
+COMMANDS["ppo"] = {
+    "ppo": "ppo.py",
+    "reward_model": "reward_model.py",
+    "ppo-kl": f"ppo.py --reward_model_path {MODEL} --kl_coef 0.05 --gae_lambda 0.95",
+    "ppo-no_kl": f"ppo.py --reward_model_path {MODEL}",
+    "ppo-critic": f"ppo.py --reward_model_path {MODEL} --critic_path {MODEL} --kl_coef 0.05 --gae_lambda 0.95 "
+    "--max_steps 25",
+}
+COMMANDS["reward_model"] = {"reward_model": "reward_model.py"}
+COMMANDS["dpo"] = {
+    "dpo": "dpo.py --rounds 4",
+    "dpo-pairs": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded",
+    "dpo-nll": "dpo.py --dataset common/tiny/pairs --eval_dataset embedded --nll_coef 1",
+}
 PAGES = {"lora": "scale"}  # those that are not docs/<name>.md
 COMMANDS["lora"] = {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"}
 PAIRS = COMMANDS["dpo"]["dpo-pairs"]
