@@ -51,38 +51,29 @@ def members(sources):
     return {script: source for script, source in sources.items() if script in family.FAMILY}
 
 
-def originals(sources):
-    """{function: (the first script that has it, its text)}, without those that may differ."""
-    found = {}
-    for script, source in members(sources).items():
-        for name, text in texts(source).items():
-            if name not in family.entry(script).differs:
-                found.setdefault(name, (script, text))
-    return found
-
-
 def problems(sources):
     """What is wrong, a sentence each."""
-    found = []
-    for name, (original, text) in originals(sources).items():
-        others = {script: texts(source).get(name) for script, source in members(sources).items()}
-        kept = [script for script in others if name in family.entry(script).differs]
-        stale = [script for script, own in others.items() if own not in (None, text) and script not in kept]
+    found, own = [], {script: texts(source) for script, source in members(sources).items()}
+    differs = {script: family.entry(script).differs for script in own}
+    for name in dict.fromkeys(name for script in own for name in own[script]):
+        having = [script for script in own if name in own[script]]
+        equal = [script for script in having if name not in differs[script]]
+        original = (equal or having)[0]
+        text = own[original][name]
+        stale = [script for script in equal if own[script][name] != text]
         if stale:
             found.append(
                 f"{name} has another text in {', '.join(stale)} than in {original}. If that of {original} is the new "
                 f"one: python tools/same_text.py --fix {original}. If it is to differ in a script, write why under "
                 "`differs` of that script in tools/family.py."
             )
-        equal = [script for script in kept if others[script] == text]
-        found += [
-            f"{name} of {script} is that of {original}: take it out of `differs` in tools/family.py."
-            for script in equal
-        ]
-    for script, source in members(sources).items():
-        gone = family.entry(script).differs.keys() - texts(source).keys()
-        found += [f"{script} has no {name}: take it out of `differs` in tools/family.py." for name in sorted(gone)]
-        found += order_problems(script, source, sources["grpo.py"])
+        for script in having:
+            if script not in equal and script != original and own[script][name] == text:
+                found.append(f"{name} of {script} is that of {original}: take it out of `differs` in tools/family.py.")
+    for script in own:
+        gone = [name for name in differs[script] if name not in own[script]]
+        found += [f"{script} has no {name}: take it out of `differs` in tools/family.py." for name in gone]
+        found += order_problems(script, sources[script], sources["grpo.py"])
     return found
 
 
