@@ -81,7 +81,7 @@ def changes(old, new):
 def marks(old, new):
     """The words that differ, in two lists of lines: [[line, start, end]] of each.
 
-    A line in which most words differ has no marks: it differs as a whole.
+    A line in which more than 40 % of the words differ has no marks: it differs as a whole.
     """
     words = [
         [(row, word.start(), word.end(), word[0]) for row, line in enumerate(lines) for word in WORD.finditer(line)]
@@ -102,7 +102,7 @@ def marks_of(words, same):
     for row, numbered in itertools.groupby(enumerate(words), key=lambda item: item[1][0]):
         line = list(numbered)
         different = [(number, start, end) for number, (_, start, end, _) in line if number not in same]
-        if len(different) > len(line) / 2:
+        if len(different) > 0.4 * len(line):
             continue
         for number, start, end in different:
             if found and found[-1][0] == row and number - 1 not in same and number != line[0][0]:
