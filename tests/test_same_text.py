@@ -57,7 +57,8 @@ def changed(script, old, new):
 
 
 def test_the_scripts_share_one_text():
-    assert same_text.problems(family.found()) == []
+    found = same_text.problems(family.found())
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(
