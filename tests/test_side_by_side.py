@@ -14,7 +14,7 @@ import family
 import same_text
 import side_by_side
 
-SOURCES = family.found()
+SOURCES = {script: source for script, source in family.found().items() if script in family.FAMILY}
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MINE = '''"""Mine.
 
