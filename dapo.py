@@ -55,6 +55,7 @@ from common.rewards import deciding_part, load_rewards, score_rewards, weighted_
 
 @dataclass
 class Args(RolloutArgs):  # the options that no algorithm changes are declared there, once for all scripts
+    # After 20 steps most groups have only right answers, and sampling would take most of the time.
     max_steps: int = option(20, "rollouts with their updates; 0 only evaluates", "run", ge=0)
     eval_top_p: float = option(0.7, "top-p of the evaluation's sampling (DAPO: 0.7)", "evaluation", gt=0, le=1)
 
@@ -63,6 +64,7 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     )
     group_size: int = option(8, "completions per prompt, G (DAPO: 16)", "batch", gt=0)
     num_epochs: int = option(1, "passes over a rollout (DAPO's mu: 1)", "batch", gt=0)
+    # With one update a rollout the ratio would be 1 and the clip would never act.
     num_minibatches: int = option(4, "optimizer steps in a pass (DAPO: 16)", "batch", gt=0)
     micro_batch_size: int = option(
         64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
@@ -75,11 +77,15 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     max_new_tokens: int = option(64, "maximum tokens in a completion, including its stop token", "sampling", gt=0)
 
     learning_rate: float = option(1e-4, "peak learning rate (DAPO 32B: 1e-6)", "optimizer", gt=0)
+    # This is the default of all scripts, with the paper's value in the help.
     warmup_steps: int = option(0, "steps of linear warm-up (DAPO: 20)", "optimizer", ge=0)
 
     clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (DAPO: 0.2)", gt=0, le=1)
+    # Clip-higher: an unlikely token has more room to grow than to shrink, so that entropy lasts
+    # (Section 3.1).
     clip_high: float = option(0.28, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
     dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl's recipe: 10)", ge=0)
+    # No KL: a policy that learns to reason at length has to leave its start (Section 2.3).
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
@@ -144,6 +150,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
     """
     parts, correct = score_rewards(reward_functions, prompts, texts, truncated)
     if name := deciding_part(parts):
+        # The overlong penalty, at most 1, is meant for this scale. `correct` stays 1 or 0.
         parts[name] = 2 * parts[name] - 1  # +1/-1, Eq. 7
     rewards = weighted_sum(reward_functions, parts)
     return rewards, correct, parts
@@ -153,6 +160,7 @@ def overlong_penalty(lengths, args):
     """The penalty (R,), 0 or negative, on completions of `lengths` tokens (R,), the stop token included (Eq. 13)."""
     if args.overlong != "soft":
         return torch.zeros(len(lengths), dtype=torch.float64)
+    # It grows with each token near the limit, so the policy learns to stop before it is cut off.
     return ((args.max_new_tokens - args.overlong_cache - lengths.double()) / args.overlong_cache).clamp(-1, 0)
 
 
@@ -168,6 +176,8 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     """
     rank, processes, G = accelerator.process_index, accelerator.num_processes, args.group_size
     kept, rejected, tokens = [], [], 0
+    # A group that agrees has no gradient, and such groups become frequent as the policy learns
+    # (Section 3.2).
     for sampling_round in range(args.max_sampling_rounds):
         drawn = rejected + sampler.draw(args.prompts_per_step - len(rejected))
         prompts = [sampler.rows[i] for i in drawn[rank::processes]]
@@ -281,6 +291,7 @@ def token_weights(loss_mask, totals, args):
     """
     if args.token_mean == "group":
         return loss_mask.double() / totals["group_tokens"].clamp(min=1) / totals["prompts"]
+    # Under GRPO's mean over rows a token counts less the longer its completion is (Section 3.3).
     return loss_mask.double() / max(totals["tokens"], 1)
 
 

@@ -55,6 +55,7 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
     group_size: int = option(8, "completions per prompt, G (DCPO: 16)", "batch", gt=0)
     num_epochs: int = option(1, "passes over a rollout (DCPO: 1)", "batch", gt=0)
+    # With one update a rollout the ratio would be 1 and the clip would never act.
     num_minibatches: int = option(4, "optimizer steps in a pass (DCPO: 16)", "batch", gt=0)
     micro_batch_size: int = option(
         64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
@@ -68,6 +69,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 
     learning_rate: float = option(1e-4, "peak learning rate (DCPO: 1e-6)", "optimizer", gt=0)
 
+    # With 0.16 and 0.2 the bounds meet GRPO's: 0.8 for a token of probability 1, and 1.2 for one of
+    # probability 1/1.2 (Eq. 28).
     clip_low: float = option(0.16, "eps_low of Eq. 27 (with --no_dynamic_clip: clip at 1 - this for A < 0)", gt=0, le=1)
     clip_high: float = option(0.2, "eps_high of Eq. 27 (with --no_dynamic_clip: clip at 1 + this for A > 0)", gt=0)
     dual_clip: float = option(0.0, "with --no_dynamic_clip: upper bound c > 1 of the ratio where A < 0 (0: off)", ge=0)
@@ -77,6 +80,7 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(True, "divide advantages by the standard deviation (no: needs --no_smooth_advantage)")
+    # Only the statistics of the population pool exactly over visits (Eq. 29-30).
     std_ddof: Literal[0, 1] = option(0, "ddof of that standard deviation (DCPO's code: 1)")
     std_eps: float = option(0.0, "added to that standard deviation (verl: 1e-6, TRL: 1e-4)", ge=0)
     dynamic_clip: bool = option(True, "ratio bounds from a token's old probability (no: 1 - clip_low, 1 + clip_high)")
@@ -178,12 +182,14 @@ def smoothed_advantages(rewards, args, history):
     if not args.smooth_advantage:
         return new, new, history
     total = standardize(groups, mean, variance, low, high, args)
+    # The more visits, the less one unusual group weighs; and a group that agrees still trains.
     return (visits * new + total) / i, (new + visits * total) / i, history
 
 
 def compute_advantages(rewards, args, history):
     """Smoothed advantages (R, 1) of rewards (R,), SA_new or SA_tot, whichever is closer to 0; and the history after."""
     new, total, history = smoothed_advantages(rewards, args, history)
+    # The smaller of both damps the swings of either.
     advantages = torch.where(new.abs() < total.abs(), new, total)  # a tie takes SA_tot
     return advantages.view(-1, 1), history
 
@@ -193,6 +199,7 @@ def clip_bounds(old_logprobs, loss_mask, args):
     q = torch.where(loss_mask, old_logprobs, 0).exp()
     if not args.dynamic_clip:
         return torch.full_like(q, 1 - args.clip_low), torch.full_like(q, 1 + args.clip_high)
+    # A fixed band would keep an unlikely token at nearly its old probability.
     low = 0.5 + 0.5 * (1 - 4 * args.clip_low / q).clamp(min=0).sqrt()
     high = 0.5 + 0.5 * (1 + 4 * args.clip_high / q).sqrt()
     return low, high.clamp(max=args.max_ratio)  # (0.5, max_ratio) where q underflows to 0
@@ -209,6 +216,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     low, high = clip_bounds(old_logprobs, loss_mask, args)  # (R, T) each, without gradient
+    # No bound stops a ratio that grows under a negative advantage: one cap holds both signs.
     cap = args.max_ratio if args.dynamic_clip else args.dual_clip
     objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
     if cap:

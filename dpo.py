@@ -256,6 +256,7 @@ def with_reference(accelerator, model, pairs, args):
     """The pairs with the summed log-probs that `model` gives their completions now, the same on all processes."""
     if args.reference_free:
         return pairs
+    # The reference is the policy before the round, so no second model is kept.
     found = []
     for indices, _, batch in spread_pairs(accelerator, pairs, args):
         logprobs, _ = model(batch, with_entropy=False)
@@ -273,6 +274,7 @@ def preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, 
         chosen_ratio, rejected_ratio = chosen, rejected
     if args.ipo_per_token:
         chosen_ratio, rejected_ratio = chosen_ratio / chosen_lengths, rejected_ratio / rejected_lengths
+    # Of sums over the tokens: their means would be another model of preference.
     h = chosen_ratio - rejected_ratio
     smoothing = args.label_smoothing
     if args.loss == "ipo":

@@ -54,6 +54,7 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
     group_size: int = option(8, "completions per prompt, G (Dr. GRPO: 8)", "batch", gt=0)
     num_epochs: int = option(1, "passes over a rollout (Dr. GRPO: 1)", "batch", gt=0)
+    # With one update a rollout the ratio would be 1 and the clip would never act.
     num_minibatches: int = option(4, "optimizer steps in a pass (Dr. GRPO: 8)", "batch", gt=0)
     micro_batch_size: int = option(
         64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
@@ -68,11 +69,13 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     )
 
     learning_rate: float = option(1e-4, "peak learning rate (Dr. GRPO: 1e-6)", "optimizer", gt=0)
+    # This is the default of all scripts, with the released script's value in the help.
     adam_beta2: float = option(0.999, "decay of the second moment (Dr. GRPO: 0.95)", "optimizer", ge=0, lt=1)
 
     clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (Dr. GRPO: 0.2)", gt=0, le=1)
     clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
     dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", ge=0)
+    # No KL: a rule that checks answers stays valid however far the policy moves.
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"

@@ -67,9 +67,12 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
 
     learning_rate: float = option(1e-4, "peak learning rate", "optimizer", gt=0)
 
+    # Some 600 times narrower than GRPO's: s is a mean of logs, and moves by 1e-4 where the ratio of
+    # a token moves by 1e-1.
     clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0 (GSPO: 3e-4)", gt=0, le=1)
     clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0 (GSPO: 4e-4)", gt=0)
     dual_clip: float = option(0.0, "upper bound c > 1 of s where A < 0 (0: off)", ge=0)
+    # The paper leaves the KL term out.
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
@@ -147,6 +150,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         raise ValueError("advantages of single tokens need --ratio_level token: s would give each token their mean")
     log_ratios = torch.where(loss_mask, logprobs - old_logprobs, 0)  # (R, T), not clamped: only their mean is
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
+    # The reward judges the whole completion, so it has one ratio; that of one token is noise.
     log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1) Eq. 7, in float32: s - 1 is about 1e-4
     if args.ratio_level == "token":
         log_s = log_ratios - log_ratios.detach() + log_s.detach()  # (R, T) Eq. 14, equal along a row

@@ -63,6 +63,7 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     prompts_per_step: int = option(256, "prompts in a rollout (InstructGPT: 512)", "batch", gt=0)
     group_size: int = option(1, "completions per prompt; the critic needs no group", "batch", gt=0)
     num_epochs: int = option(1, "passes over a rollout (InstructGPT: 1, TRL: 4)", "batch", gt=0)
+    # With one update a rollout the ratio would be 1 and the clip would never act.
     num_minibatches: int = option(4, "optimizer steps in a pass (InstructGPT: 8)", "batch", gt=0)
     micro_batch_size: int = option(
         64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
@@ -79,6 +80,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     clip_low: float = option(0.2, "the ratio is clipped at 1 - this where A < 0 (the paper's eps)", gt=0, le=1)
     clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
     dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", ge=0)
+    # A rule that checks answers stays valid however far the policy moves; a learned reward needs
+    # the KL.
     kl_coef: float = option(
         0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", ge=0
     )
@@ -128,10 +131,12 @@ class ValueHead(nn.Linear):
 
     def __init__(self, hidden_size):
         super().__init__(hidden_size, 1)
+        # From zeros the first advantages are those of the rewards alone.
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden):
+        # A value is fitted by regression, and bfloat16 has too few digits for that.
         with torch.autocast(hidden.device.type, enabled=False):
             return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
 
@@ -237,6 +242,7 @@ def compute_rewards(reward_functions, prompts, texts, truncated):
 
 def shape_rewards(rewards, truncated, kl, completion_mask, args, kl_coef):
     """Rewards of the tokens (R, T): the completion's (R,) on its last token, minus the KL (R, T) to the reference."""
+    # Each token pays for its own log-ratio here; GRPO has the KL in the loss.
     token_rewards = torch.zeros_like(kl) if args.kl_in == "loss" else -kl_coef * kl
     last = completion_mask.sum(dim=1, keepdim=True).clamp(min=1) - 1  # the stop token, or the last one before the cut
     rewards = rewards - args.missing_eos_penalty * truncated
@@ -330,6 +336,7 @@ def value_loss(values, old_values, returns, loss_mask, args):
         clipped = values.clamp(old_values - args.value_clip, old_values + args.value_clip)
         clipped_errors = torch.where(loss_mask, clipped - returns, 0).square()
         stats["clip"] = clipped_errors > errors
+        # A value gains nothing by moving farther than --value_clip in one rollout.
         errors = torch.maximum(errors, clipped_errors)
     return errors / 2, stats | {"loss": errors / 2}
 
@@ -339,6 +346,7 @@ def token_weights(loss_mask, totals, args):
 
     The denominator counts all processes and micro-batches, so the gradient does not depend on how the rows are split.
     """
+    # The expectation of Eq. 7 is over time steps: all tokens of a step weigh the same.
     return loss_mask.double() / max(totals["tokens"], 1)
 
 
@@ -480,6 +488,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
 def clip_gradients(accelerator, optimizer, args):
     """Clip policy and critic separately, a shared model as one; the norms before (DeepSpeed: one joint norm)."""
     policy, critic = (group["params"] for group in optimizer.param_groups)
+    # The critic's gradients have another size, and in one norm they would shrink the policy's.
     parts = [policy, critic] if args.critic == "separate" else [policy + critic]
     return [clip_grad_norm(accelerator, part, args.max_grad_norm) for part in parts]
 

@@ -23,6 +23,8 @@ import time
 import types
 from typing import NamedTuple
 
+import unpack
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS, FIGURES = HERE.parent, HERE / "results" / "bugs", HERE.parent / "docs" / "figures" / "which_curve"
 PAGE, TITLE = "docs/exercises.md", "## Which curve has the bug?\n"
@@ -273,6 +275,11 @@ def result(name, seed):
     return RESULTS / f"{name}-seed{seed}.jsonl"
 
 
+def packed(name, seed):
+    """The header of a run, and its rows."""
+    return unpack.runs(RESULTS.with_suffix(".jsonl"))[result(name, seed).name]
+
+
 def condensed(rows):
     """The metrics of KEPT and of the evaluations, in five digits."""
     names = [*KEPT, "eval/pass@1"]
@@ -301,7 +308,7 @@ def run(setting, seed, bug=None):
 
 def rows_of(name, seed):
     """The rows of a run without its header."""
-    return [json.loads(line) for line in result(name, seed).read_text(encoding="utf-8").splitlines()[1:]]
+    return packed(name, seed)[1:]
 
 
 def twins(bug):
@@ -502,7 +509,7 @@ def main():
     for setting, bug in jobs + [(bug.setting, bug) for bug in chosen]:
         for seed in SETTINGS[setting][1]:
             name = f"with-{bug.name}" if bug else setting
-            if args.names or not result(name, seed).exists():
+            if args.names:
                 print(f"{name} seed {seed}: {run(setting, seed, bug):.0f} s", flush=True)
 
 

@@ -8,10 +8,10 @@ import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 import registry
-from registry import ABANDONED, FAILS, HOLDS, OPEN, SAME, UNSEEN, UNTESTED
+from registry import FAILS, HOLDS, OPEN, SAME, UNSEEN, UNTESTED
 
 
 @dataclass
@@ -74,34 +74,6 @@ def verdict(measured, margin, direction, p, p_same, level):
     return SAME if p_same < level else UNSEEN
 
 
-def power(effect, deviations, seeds, level):
-    """The chance that Welch's t of `seeds` runs on either side is below `level` (two-sided) at this effect."""
-    variances = np.square(deviations) / seeds
-    freedom = variances.sum() ** 2 / (np.square(variances).sum() / (seeds - 1))
-    critical, shift = stats.t.isf(level / 2, freedom), effect / np.sqrt(variances.sum())
-    tails = stats.nct.sf(critical, freedom, shift), stats.nct.sf(critical, freedom, -shift)
-    return float(np.nan_to_num(tails[0], nan=1.0) + np.nan_to_num(tails[1]))  # scipy has no number far out
-
-
-def power_of_equivalence(same, deviations, seeds, level, draws=20_000, margin=None):
-    """The chance that both one-sided tests are below `level` where there is no difference at all, by simulation; with
-    the margin of a claim, that they are and its own test is not: the chance of the verdict, which comes after two."""
-    rng = np.random.default_rng(0)
-    mine, others = (rng.normal(0.0, deviation, (draws, seeds)) for deviation in deviations)
-    below = stats.ttest_ind(mine - same, others, axis=1, equal_var=False, alternative="less").pvalue
-    above = stats.ttest_ind(mine + same, others, axis=1, equal_var=False, alternative="greater").pvalue
-    found = np.maximum(below, above) < level
-    if margin is not None:
-        found &= stats.ttest_ind(mine - margin, others, axis=1, equal_var=False).pvalue >= level
-    return float(np.mean(found))
-
-
-def smallest_effect(deviations, seeds, level):
-    """The effect that is seen in 80 of 100 experiments, for runs of these two deviations across seeds."""
-    most = 10 * float(np.linalg.norm(deviations))
-    return optimize.brentq(lambda effect: power(effect, deviations, seeds, level) - 0.8, 0, most)
-
-
 def measured(claim):
     """The primary effect of a claim as measured; None as long as a run is missing or does not count, and for good if
     its runs were made by more than one version of the code. Without a value of its check all ps are 1."""
@@ -134,28 +106,25 @@ class Decision:
     p_same: float = 1.0
 
 
-def decisions(registered, claims):
-    """{name: Decision} of all registered claims, either as registered or as amended."""
-    found = {claim["name"]: measured(claim) for claim in claims}
-    untested = {claim["name"] for claim in claims if found[claim["name"]] and not tested(claim)}
-    decisive = {name: it if name not in untested else None for name, it in found.items()}
-    ps = holm({name: it.p if it else 1.0 for name, it in decisive.items()})
-    same = holm({name: it.p_same if it else 1.0 for name, it in decisive.items()})
+def corrected(found, rules, level):
+    """{name: Decision} by these rules, corrected for all of `found`; without a `Measured` it is open."""
+    ps = holm({name: it.p if it else 1.0 for name, it in found.items()})
+    same = holm({name: it.p_same if it else 1.0 for name, it in found.items()})
     decided = {}
-    for claim in claims:
-        name, primary = claim["name"], claim["primary"]
-        decided[name] = Decision(ABANDONED if registry.abandoned(claim) else OPEN)
-        if name in untested:
-            decided[name] = Decision(UNTESTED, found[name])
-        elif found[name]:
-            rule = primary["margin"], primary["direction"], ps[name], same[name], registered["statistics"]["level"]
-            decided[name] = Decision(verdict(found[name], *rule), found[name], ps[name], same[name])
+    for name, it in found.items():
+        decided[name] = Decision()
+        if it:
+            word = verdict(it, rules[name]["margin"], rules[name]["direction"], ps[name], same[name], level)
+            decided[name] = Decision(word, it, ps[name], same[name])
     return decided
 
 
-def as_registered(registered):
-    return decisions(registered, registered["claims"])
-
-
-def as_amended(registered):
-    return decisions(registered, [registry.amended(claim) for claim in registered["claims"]])
+def decisions(registered):
+    """{name: Decision} of all registered claims."""
+    claims = registry.claims(registered)
+    found = {name: measured(claim) for name, claim in claims.items()}
+    untested = {name for name, claim in claims.items() if found[name] and not tested(claim)}
+    decisive = {name: None if name in untested else it for name, it in found.items()}
+    rules = {name: claim["primary"] for name, claim in claims.items()}
+    decided = corrected(decisive, rules, registered["statistics"]["level"])
+    return decided | {name: Decision(UNTESTED, found[name]) for name in untested}

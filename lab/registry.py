@@ -1,16 +1,10 @@
 """What is registered: claims, their runs and the order of these, as `registered.json` has them; and its results.
 
-`registered.json` was committed before the first of its runs, and is not edited afterwards: each file of results names
-its digest, and nothing is decided by results that name another, or that come from another command. A claim whose rule
-must change all the same gets an entry in `amendments.json`; its verdict stays that of the rules as they were
-registered, and what the entry makes of it is printed beside it. So does a claim that is given up, as all are that are
-not complete on the closing date; one that is complete cannot be given up:
+`registered.json` was committed before the first of its runs, and is not edited afterwards. Each run's results name its
+digest, and nothing is decided by results that name another digest, or that come from another command.
 
-    {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "primary": {"margin": 0.5}}
-    {"claim": "length", "date": "2026-12-01", "what": "...", "why": "...", "abandoned": true}
-
-Commands cannot be amended: another command is another registration, a file beside this one with results of its own;
-`using` takes it in the place of `registered.json`.
+Another command is another registration, a file beside this one with results of its own; `using` takes it in the place
+of `registered.json`. All runs of both registrations are made, and no claim was amended or given up.
 """
 
 import contextlib
@@ -23,12 +17,14 @@ import subprocess
 
 import numpy as np
 
+import unpack
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results" / "registered"
 SHARES = {"easy": 0.125, "medium": 0.375, "hard": 0.5}  # of the classes in the lists of the hard task
 HOLDS, FAILS, SAME, UNSEEN = "holds", "does not hold", "equivalent", "inconclusive"
-UNTESTED, ABANDONED, OPEN = "not tested", "abandoned", "not decided yet"
-REGISTERED, AMENDMENTS = HERE / "registered.json", HERE / "amendments.json"
+UNTESTED, OPEN = "not tested", "not decided yet"
+REGISTERED = HERE / "registered.json"
 # What the rows of a registered run depend on: the scripts, what they import, the embedded models and lists, and what
 # the laboratory puts around them.
 CODE = ("*.py", "common/**/*", "lab/patches/*.py", "lab/patched.py", "lab/by_class.py", "lab/random_rewards.py",
@@ -77,25 +73,6 @@ def registered_before(commit, folder=ROOT):
     return ancestor.returncode == 0
 
 
-def amendments(claim):
-    """The amendments of a claim, in the order of their dates."""
-    if not AMENDMENTS.exists():
-        return []
-    found = json.loads(AMENDMENTS.read_text(encoding="utf-8"))
-    return sorted((entry for entry in found if entry["claim"] == claim), key=lambda entry: entry["date"])
-
-
-def amended(claim):
-    """The claim with its primary effect as amended."""
-    for amendment in amendments(claim["name"]):
-        claim = claim | {"primary": claim["primary"] | amendment.get("primary", {})}
-    return claim
-
-
-def abandoned(claim):
-    return any(amendment.get("abandoned") for amendment in amendments(claim["name"]))
-
-
 def claims(registered):
     return {claim["name"]: claim for claim in registered["claims"]}
 
@@ -140,19 +117,22 @@ def result(name, seed):
     return RESULTS / f"{name}-seed{seed}.jsonl"
 
 
-@functools.cache
-def parsed_results(path, stamp):
-    """The header of a file of results, and its rows; `stamp` tells one state of the file from another."""
-    header, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return header, lines
+def made(name, seed):
+    """Whether a run has results, in the pack or in a file of its own."""
+    return result(name, seed).name in packed() or result(name, seed).exists()
+
+
+def packed():
+    """{name of a file of results: rows} of the runs that are packed."""
+    return unpack.runs(RESULTS.with_suffix(".jsonl"))
 
 
 def read(name, seed):
-    """The header of a run's file of results, and its rows, as copies."""
+    """The header of a run's results, and its rows, as copies."""
     path = result(name, seed)
-    stat = path.stat()
-    header, lines = parsed_results(path, (stat.st_mtime_ns, stat.st_size))
-    return dict(header), [dict(line) for line in lines]
+    lines = packed().get(path.name) or map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    header, *found = map(dict, lines)
+    return header, found
 
 
 def rows(name, seed):
@@ -195,7 +175,7 @@ def value(rows, metric, over):
 
 def missing(claim):
     """[(run, seed)] that decide a claim and have no results."""
-    return [job for job in jobs_of(claim) if not result(*job).exists()]
+    return [job for job in jobs_of(claim) if not made(*job)]
 
 
 def fault(name, seed):
@@ -212,12 +192,12 @@ def fault(name, seed):
 
 def counts(name, seed):
     """Whether the results of a run are there, and are what is registered."""
-    return result(name, seed).exists() and not fault(name, seed)
+    return made(name, seed) and not fault(name, seed)
 
 
 def strangers(claim):
     """{(run, seed): why} of a claim's results that do not count."""
-    return {job: why for job in jobs_of(claim) if result(*job).exists() and (why := fault(*job))}
+    return {job: why for job in jobs_of(claim) if made(*job) and (why := fault(*job))}
 
 
 def versions(claim):

@@ -1,23 +1,15 @@
-"""Runs what docs/claims.md reports, and keeps the deciding metrics in lab/results.
+"""Runs what is registered, and keeps the deciding metrics.
 
-python lab/run.py --registered            what registered.json lists, in its order, in lab/results/registered
-python lab/run.py --registered --jobs 2   two runs at a time; start it again for those that say they wait for a tuning
-python lab/run.py --registered --list     what is left of it
+python lab/run.py                                 what registered.json lists and has no results, in its order
+python lab/run.py lab/registered_lead.json        the same of another registration
+python lab/run.py --list                          what is left of it; all runs of these two are made
+python lab/run.py --jobs 2                        two runs at a time; start it again for those that wait for a tuning
+python lab/run.py --again grpo 40                 a run that is made, once more, into runs/lab; its results stay
 
-It runs what has no results; stop it when you like, and start it again: a run that was cut off is begun again. Each
-start is written down in lab/results/registered/starts.jsonl, which is committed with the results. Make all runs of a
-claim in one checkout: runs by two versions of the code decide nothing. Another registration has results of its own:
-
-python lab/run.py --registered lab/registered_lead.json       in lab/results/lead; docs/claims.md says how it goes on
-
-The pilot (claims.py, in lab/results/claims) is run by
-
-python lab/run.py                         all claims, five seeds: about eight hours of one core
-python lab/run.py clip_higher length      these claims only
-python lab/run.py --seeds 10 --jobs 4     more seeds, so many runs at a time, each on one core
-python lab/run.py length --again          also what has results
-
-`report.py` decides, and makes the page.
+Results are written into a file for each run, lab/results/registered/NAME-seedN.jsonl; those of the runs that were made
+up to now are packed (unpack.py). Stop it when you like, and start it again: a run that was cut off is begun again. Each
+start is written down in starts.jsonl beside the results, and is committed with them. Make all runs of a claim in one
+checkout: runs by two versions of the code decide nothing. `check.py` decides.
 """
 
 import argparse
@@ -28,7 +20,6 @@ import importlib.metadata
 import itertools
 import json
 import os
-import pathlib
 import re
 import shutil
 import statistics
@@ -38,38 +29,26 @@ import tempfile
 import threading
 
 import registry
-from claims import ALL, CLAIMS, RUNS
+from registry import ROOT
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT, RESULTS = HERE.parent, HERE / "results" / "claims"
 VERSIONS = ("torch", "transformers")
 BUILT_HERE = re.compile(r"--model_name_or_path (runs/lab/\S+)")
 PREPARING = threading.RLock()  # what several runs read is made once
 EVERY = 5  # steps that one line of a file of results is the mean of
-KEPT = (
-    "completion/length completion/length_incorrect completion/truncated reward/accuracy reward/mean policy/entropy "
-    "policy/approx_kl policy/clip_fraction_low policy/clip_fraction_high policy/kl_ref policy/kl_old_ref "
-    "policy/token_clip_ratio "
-    "advantage/zero_groups sampling/rounds sampling/keep_rate dcpo/response_utilization value/explained_variance "
-    "reward_part/easy reward_part/medium reward_part/hard rewards/margin rewards/chosen rewards/rejected logps/chosen "
-    "logps/rejected pairs/accuracy"
-).split()
 
 
 def read_rows(path):
-    """The rows of a JSONL file of results. They are not edited: metrics that had other names get those of today."""
-    text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', path.read_text(encoding="utf-8"))
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def condense(rows, names=KEPT):
+def condense(rows, names):
     """The row before training, and the means of each EVERY steps; at the last of these, the evaluation and the
     completions sampled so far."""
     kept, completions = [], 0
     for part in (rows[:1], *(rows[start : start + EVERY] for start in range(1, len(rows), EVERY))):
         completions += sum(map(sampled, part))
         line = {"step": part[-1]["step"], "completions": completions}
-        for name in (*names, *(name for name in part[-1] if name.startswith("share/"))):
+        for name in names:
             if values := [row[name] for row in part if name in row]:
                 line[name] = float(f"{statistics.mean(values):.5g}")
         kept.append(line | evaluation(part[-1]))
@@ -106,50 +85,6 @@ def write(path, lines):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     path.with_suffix(".part").write_text(text, encoding="utf-8", newline="\n")
     path.with_suffix(".part").replace(path)
-
-
-def run(name, seed):
-    """Run one command of the pilot in runs/claims, and write its file of results."""
-    folder = f"runs/claims/{name}-seed{seed}"
-    command = f"{RUNS[name].format(seed=seed)} --seed {seed}"
-    status, output, seconds = execute(command, folder)
-    if status:
-        raise SystemExit(f"python {command}\n{output[-2000:]}")
-    header = {"command": f"python {RUNS[name]} --seed {seed}", "cpu_seconds": seconds}
-    write(result(name, seed), [header, *condense(read_rows(ROOT / folder / "metrics.jsonl"))])
-    return seconds
-
-
-def result(name, seed):
-    return RESULTS / f"{name}-seed{seed}.jsonl"
-
-
-def runs_of(claim, seeds):
-    """[(name, seed)] of a claim, or of the figure of all algorithms."""
-    if claim == "all":
-        return [(name, seed) for seed in range(seeds) for name in ALL]
-    first = CLAIMS[claim].first_seed
-    return [(name, seed) for seed in range(first, first + seeds) for name in CLAIMS[claim].needs()]
-
-
-def missing(claims, seeds, again):
-    """[(name, seed)] of these claims without results, or of all their runs `again`: seed after seed."""
-    wanted = {job for claim in claims for job in runs_of(claim, seeds) if again or not result(*job).exists()}
-    return sorted(wanted, key=lambda job: (job[1], list(RUNS).index(job[0])))
-
-
-def without_models(jobs):
-    """(runs that make reward models which these jobs lack, the other jobs); results do not hold the models."""
-    seeds = sorted({seed for name, seed in jobs if "reward_model" in RUNS[name]})
-    lacking = [seed for seed in seeds if not (ROOT / f"runs/claims/reward_model-seed{seed}/model").is_dir()]
-    first = {("reward_model", seed) for seed in lacking} | {job for job in jobs if job[0] == "reward_model"}
-    return sorted(first), [job for job in jobs if job not in first]
-
-
-def seconds_of(name):
-    """What a run takes: what its other seeds took, or else 100 seconds."""
-    headers = [read_rows(path)[0] for path in RESULTS.glob(f"{name}-seed*.jsonl")]
-    return statistics.median([header["cpu_seconds"] for header in headers if "cpu_seconds" in header] or [100])
 
 
 def run_registered(registered, name, seed):
@@ -199,7 +134,7 @@ def check_weights(registered, command, header):
     """All runs on a base model that was built here begin with the same weights; another machine may build others."""
     base = BUILT_HERE.search(command)
     for job in registry.jobs(registered) if base else ():
-        if not registry.result(*job).exists():
+        if not registry.made(*job):
             continue
         other = registry.read(*job)[0]
         there = BUILT_HERE.search(other["command"].format(seed=job[1]))
@@ -230,7 +165,8 @@ def prepare(registered, command, seed):
         if (ROOT / name).exists() and sha256(ROOT / name) != digest:
             raise SystemExit(f"{name}: not the registered file, its SHA-256 is {sha256(ROOT / name)}; restore it")
     if "reward_model-seed" in command and not (ROOT / f"runs/lab/reward_model-seed{seed}/model").is_dir():
-        run_registered(registered, "reward_model", seed)  # results do not hold models
+        make = run_again if registry.made("reward_model", seed) else run_registered
+        make(registered, "reward_model", seed)  # results do not hold models
 
 
 def run_all_registered(only_list, workers=1):
@@ -244,7 +180,7 @@ def run_all_registered(only_list, workers=1):
     def run_chunk(chunk):
         try:
             for i, (name, seed) in chunk:
-                if stopped.is_set() or registry.result(name, seed).exists():
+                if stopped.is_set() or registry.made(name, seed):
                     continue
                 said = registry.command(registered, name) if only_list else run_registered(registered, name, seed)
                 print(f"{i}/{len(jobs)} {name} seed {seed}: {said}", flush=True)
@@ -261,35 +197,30 @@ def run_all_registered(only_list, workers=1):
             stopped.set()  # by Ctrl-C, which ends what is running
 
 
+def run_again(registered, name, seed):
+    """Run a registered command once more in runs/lab; nothing is written into the results."""
+    as_run = registry.command(registered, name).format(seed=seed)
+    prepare(registered, as_run, seed)
+    folder = f"runs/lab/{name}-seed{seed}"
+    status, output, seconds = execute(f"{as_run} --seed {seed}", folder)
+    if status:
+        raise SystemExit(f"FAILED: python {as_run} --seed {seed}\n{output[-2000:]}")
+    print(f"{seconds:.0f} s; its rows: {folder}/metrics.jsonl")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["all", *CLAIMS]  # all: the figure of all algorithms
-    parser.add_argument("claims", nargs="*", choices=[[], *names], metavar="NAME", help=", ".join(names))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, help="default: 1 of the registered runs, one a core of the pilot's")
-    parser.add_argument("--again", action="store_true")
-    parser.add_argument("--registered", nargs="?", const=registry.REGISTERED, metavar="FILE")
+    parser.add_argument("registration", nargs="?", default=registry.REGISTERED, metavar="FILE")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--again", nargs=2, metavar=("NAME", "SEED"))
     args = parser.parse_args()
-    if args.registered:
-        with registry.using(args.registered):
-            return run_all_registered(args.list, args.jobs or 1)
-    workers = args.jobs or os.cpu_count()
-    models, others = without_models(missing(args.claims or names, args.seeds, args.again))
-    jobs = [*models, *others]
-    left = sum(seconds_of(name) for name, _ in jobs)
-    print(f"{len(jobs)} runs, about {left / 3600:.1f} hours of one core", flush=True)
-    count = 0
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for part in (models, others):
-            futures = {pool.submit(run, *job): job for job in part}
-            for future in concurrent.futures.as_completed(futures):
-                name, seed = futures[future]
-                took = future.result()
-                count, left = count + 1, left - seconds_of(name)
-                bar = "#" * (20 * count // len(jobs))
-                rest = f"about {max(0, left) / 60 / workers:.0f} min left"
-                print(f"[{bar:20}] {count}/{len(jobs)} {name} seed {seed}: {took:.0f} s; {rest}", flush=True)
+    with registry.using(args.registration):
+        if args.again:
+            name, seed = args.again
+            run_again(registry.load(), name, int(seed))
+        else:
+            run_all_registered(args.list, args.jobs)
 
 
 if __name__ == "__main__":

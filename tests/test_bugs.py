@@ -1,6 +1,5 @@
 """lab/bugs.py: the pairs of docs/exercises.md fit today's scripts, and the page says what the results say."""
 
-import json
 import re
 
 import pytest
@@ -56,10 +55,7 @@ def test_the_metrics_that_give_a_bug_away_do_so_for_every_seed(bug):
 @EACH
 def test_twins_have_one_command_and_one_model_to_start_from(bug):
     for seed in bug.seeds:
-        healthy, broken = (
-            [json.loads(line) for line in bugs.result(name, seed).read_text(encoding="utf-8").splitlines()]
-            for name in bugs.twins(bug)
-        )
+        healthy, broken = (bugs.packed(name, seed) for name in bugs.twins(bug))
         assert healthy[0]["command"] == broken[0]["command"] == f"python {bugs.SETTINGS[bug.setting][0]} --seed {seed}"
         assert healthy[0]["bug"] is None and broken[0]["bug"] == bug.title
         assert healthy[1]["eval/pass@1"] == broken[1]["eval/pass@1"]

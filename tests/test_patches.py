@@ -1,4 +1,6 @@
-"""lab/patches: what each of them puts in the place of a script's function."""
+"""lab/patches: what each of them puts in the place of a script's function; lab/patched.py puts it there."""
+
+import sys
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import dapo
 import dpo
 import grpo
 import gspo
+import patched
 from common.harness.metrics import Metrics
 from common.harness.pairs import Pair
 from small_run import QUICK
@@ -17,7 +20,7 @@ MASK = torch.arange(4) < torch.tensor([[2], [4]])
 TOTALS = {"tokens": 6, "rows": 2, "prompts": 2, "group_tokens": torch.tensor([[2], [4]])}
 
 
-def patched(script, name):
+def names_of(script, name):
     """The names of a script after a patch."""
     names = dict(vars(script))
     exec((ROOT / "lab" / "patches" / f"{name}.py").read_text(encoding="utf-8"), names)
@@ -29,7 +32,7 @@ def patched(script, name):
     [(grpo, "token_mean", 1 / 6, 1 / 6), (grpo, "group_token_mean", 1 / 4, 1 / 8), (dapo, "row_mean", 1 / 4, 1 / 8)],
 )
 def test_weights(script, name, short, long):
-    weights = patched(script, name)["token_weights"](MASK, TOTALS, script.Args())
+    weights = names_of(script, name)["token_weights"](MASK, TOTALS, script.Args())
     assert weights[0].tolist() == pytest.approx([short, short, 0, 0]) and weights[1].tolist() == pytest.approx(
         [long] * 4
     )
@@ -41,7 +44,7 @@ def test_weights(script, name, short, long):
 def test_noise_on_the_old_log_probs():
     torch.manual_seed(0)
     logprobs, mask = torch.full((50, 80), -1.0), torch.ones(50, 80, dtype=torch.bool)
-    loss = patched(grpo, "noisy_old_logprobs")["policy_loss"]
+    loss = names_of(grpo, "noisy_old_logprobs")["policy_loss"]
     _, stats = loss(logprobs, logprobs, torch.ones(50, 1), mask, grpo.Args())
     noise = stats["ratio_max"].log()
     assert float(noise.std()) == pytest.approx(0.05, rel=0.05) and abs(float(noise.mean())) < 0.005
@@ -51,7 +54,7 @@ def test_clipped_tokens_are_those_of_clipped_rows_and_the_loss_stays():
     advantages, args = torch.tensor([[1.0], [1.0]]), gspo.Args()
     old_logprobs = torch.full((2, 4), -1.0)
     logprobs = old_logprobs + torch.tensor([[0.0], [0.1]])  # the second row, of four tokens, is clipped
-    losses, stats = patched(gspo, "clipped_tokens")["policy_loss"](logprobs, old_logprobs, advantages, MASK, args)
+    losses, stats = names_of(gspo, "clipped_tokens")["policy_loss"](logprobs, old_logprobs, advantages, MASK, args)
     assert stats["clipped_tokens"].tolist() == [[False] * 4, [True] * 4]
     assert losses.equal(gspo.policy_loss(logprobs, old_logprobs, advantages, MASK, args)[0])
     metrics = Metrics()
@@ -63,23 +66,40 @@ def test_the_punishment_on_top_of_the_filter():
     args = dapo.Args(overlong="filter", max_new_tokens=64, overlong_cache=13)
     lengths = torch.tensor([10, 51, 64])
     assert dapo.overlong_penalty(lengths, args).tolist() == [0, 0, 0]
-    assert patched(dapo, "stacked_overlong")["overlong_penalty"](lengths, args).tolist() == [0, 0, -1]
+    assert names_of(dapo, "stacked_overlong")["overlong_penalty"](lengths, args).tolist() == [0, 0, -1]
 
 
 def test_every_fifth_pair_is_swapped_and_no_pair_of_the_evaluation(monkeypatch):
     pairs = [Pair([1], [2, i], [3, i]) for i in range(7)]
     monkeypatch.setattr(dpo, "load_pairs", lambda *arguments: (list(pairs), list(pairs), "seven"))
-    found, held_out, summary = patched(dpo, "swapped_pairs")["load_pairs"](None, None, 0)
+    found, held_out, summary = names_of(dpo, "swapped_pairs")["load_pairs"](None, None, 0)
     assert held_out == pairs and summary == "seven"
     swapped = [i for i, (pair, old) in enumerate(zip(found, pairs, strict=True)) if pair != old]
     assert swapped == [0, 5] and found[5] == Pair([1], [3, 5], [2, 5])
 
 
 def test_a_step_of_all_groups_has_one_round_and_those_that_agree(monkeypatch, tmp_path):
-    monkeypatch.setattr(dapo, "dynamic_batch", patched(dapo, "all_groups")["dynamic_batch"])
+    monkeypatch.setattr(dapo, "dynamic_batch", names_of(dapo, "all_groups")["dynamic_batch"])
     options = "--prompts_per_step 8 --group_size 2 --num_minibatches 1 --max_steps 1 --overlong soft"
     dapo.main([*QUICK, *options.split(), "--output_dir", str(tmp_path / "run")])
     row = metric_rows(tmp_path / "run")[-1]
     assert row["sampling/rounds"] == 1 and row["advantage/zero_groups"] > 0
     punishment = -row["completion/length"] / 16  # the cache is as long as the completions: each token costs
     assert row["reward/mean"] == pytest.approx(2 * row["reward/accuracy"] - 1 + punishment)
+
+
+def test_patches_are_put_on_a_script_one_after_the_other(tmp_path, monkeypatch):
+    (tmp_path / "patches").mkdir()
+    script, one, two = tmp_path / "script.py", tmp_path / "patches" / "one.py", tmp_path / "patches" / "two.py"
+    script.write_text(
+        "import contextlib\nclean_exit, seen = contextlib.nullcontext, []\ndef f():\n    return 'f'\n"
+        "def g():\n    return 'g'\ndef main(options):\n    seen.extend([f(), g(), *options])\n",
+        encoding="utf-8",
+    )
+    one.write_text("def f():\n    return 'first'\ndef g():\n    return 'first'\n", encoding="utf-8")
+    two.write_text("old = g\ndef g():\n    return old() + 'second'\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["patched.py", str(one), str(two), str(script), "--option"])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    patched.main()
+    assert sys.modules["script"].seen == ["first", "firstsecond", "--option"]

@@ -10,6 +10,7 @@ import pytest
 
 import plot
 import reward_model
+import unpack
 from small_run import start
 from testbed import ROOT
 
@@ -81,8 +82,17 @@ def test_a_run_may_be_given_by_its_file_and_several_by_a_pattern(run, tmp_path, 
     assert list(plot.read([f"{tmp_path}/a-*"])) == ["a"] and len(plot.read([f"{tmp_path}/a-*"])["a"]) == 2
 
 
-def test_a_kept_file_has_all_that_it_holds_and_todays_names():
-    (rows,) = plot.read([ROOT / "lab/results/pages/grpo-seed0.jsonl"])["grpo"]
+@pytest.fixture
+def kept(tmp_path):
+    """A file of rows that has no folder of a run."""
+    (tmp_path / "kept").mkdir()
+    path = tmp_path / "kept" / "grpo-seed0.jsonl"
+    path.write_text(unpack.files()["pages/grpo-seed0.jsonl"], encoding="utf-8")
+    return path
+
+
+def test_a_kept_file_has_all_that_it_holds_and_todays_names(kept):
+    (rows,) = plot.read([kept])["grpo"]
     assert {"reward/accuracy", "policy/clip_fraction_low"} <= rows[1].keys() and "eval/pass@1" in rows[0]
 
 
@@ -97,7 +107,7 @@ def test_a_grid_has_four_columns_and_titles_with_the_names(count, shape):
     plot.plt.close(figure)
 
 
-def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
+def test_what_cannot_be_drawn_is_one_line(run, kept, tmp_path, capsys):
     one, other = run("one", GROUPS), run("other", GROUPS)
     (tmp_path / "text.md").write_text("# Title\n", encoding="utf-8")
     (tmp_path / "list.jsonl").write_text("[1]\n3\n", encoding="utf-8")
@@ -110,7 +120,7 @@ def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
         ([tmp_path / "list.jsonl"], "list.jsonl is not the metrics.jsonl of a run"),
         ([empty], "no row has a metric that is drawn"),
         ([one, other], several),
-        ([ROOT / "lab/results/pages/grpo-seed0.jsonl"], several),  # its folder is no place for pictures
+        ([kept], several),  # its folder is no place for pictures
     ):
         code, line = said(capsys, *words)
         assert code == 2 and line.startswith("plot.py: ") and what in line
@@ -172,3 +182,31 @@ def test_the_line_of_an_evaluation_has_pass_at_k_where_it_is_rewarded(reward, co
     passed = "eval/pass@1 0.000, eval/pass@4 0.000, " if counted else ""
     assert last_line(capsys) == f"step 0: {passed}eval/reward 0.500, eval/length 3.000"
     assert run.first_eval["eval/pass@1"] == 0  # what is kept has it
+
+
+@drawing
+def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
+    """In PowerShell the documented command found no file `runs/*/metrics.jsonl`."""
+    for name in ("b", "a-seed0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    assert list(plot.read([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
+    assert list(plot.read([tmp_path / "b" / "metrics.jsonl"])) == ["b"]
+    with pytest.raises(FileNotFoundError, match="none.jsonl"):
+        plot.read(["none.jsonl"])
+
+
+@drawing
+def test_names_at_the_ends_of_curves_lie_apart_and_inside():
+    axis = plot.plt.subplots()[1]
+    axis.set(xlim=(0, 1), ylim=(0, 14))
+    plot.label_ends(axis, [[y, 1, name, "black"] for name, y in (("a", 14), ("b", 13.9), ("c", 13.8), ("d", 2))])
+    heights = {text.get_text(): text.get_position()[1] for text in axis.texts}
+    assert heights == pytest.approx({"d": 2, "c": 12, "b": 13, "a": 14})
+
+
+@drawing
+def test_a_run_that_ends_before_another_begins_is_drawn_too():
+    axis, whole = plot.plt.subplots()[1], [{"step": step, "m": 1.0} for step in (5, 10)]
+    plot.draw(axis, {"a": [whole, [{"step": 2, "m": 1.0}]]}, "m")
+    assert len(axis.lines) == 3 and not axis.texts  # two seeds, a mean without points, no name

@@ -10,8 +10,6 @@ import re
 
 import pytest
 
-import report
-
 ROOT = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"^```.*?^```$|\S.*?(?=\n\n|\n\||\n\d+\. |\n```|\s*\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]+)\)")
@@ -115,13 +113,18 @@ def test_the_chinese_readme_has_the_commands_links_and_figures_of_the_english_on
     assert not found, "\n" + "\n".join(found)
 
 
+def anchor(title):
+    """The anchor that a repository host gives a heading."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
 def test_the_chinese_readme_has_each_correction_once_and_in_order():
     text = (ROOT / "docs" / "corrections.md").read_text(encoding="utf-8")
     titles = re.findall(r"^## (\d+\. .*)", text, re.MULTILINE)
     section = (ROOT / "README.zh.md").read_text(encoding="utf-8").partition(OWN)[2]
     rows = re.findall(r"^\| \[(\d+)\]\(docs/corrections\.md#(\S+)\) \| (.+) \| (.+) \|$", section, re.MULTILINE)
     assert [(int(number), link) for number, link, *_ in rows] == [
-        (i, report.anchor(title)) for i, title in enumerate(titles, 1)
+        (i, anchor(title)) for i, title in enumerate(titles, 1)
     ]
     assert len(titles) == 24 and all(CHINESE.search(says + told) for *_, says, told in rows) and "\n## " not in section
 

@@ -30,6 +30,7 @@ from testbed import (
     script,
 )
 
+GLOSSARY = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo")
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
@@ -41,6 +42,8 @@ NAMES = {
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [name for name in SCRIPTS if name != "dapo"],
     "test_the_optimizer_has_the_options": ALL,
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
+    # docs/metrics.md is about these; a script of your own logs what it likes
+    "test_the_glossary_names_what_is_logged": [name for name in SCRIPTS if name in GLOSSARY],
     "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
     "test_a_first_round_without_any_reward_is_made_anew_by_a_resume": ["dpo"],
     "test_a_round_without_any_reward_is_left_out": ["dpo"],
@@ -461,7 +464,7 @@ def test_it_learns(name, tmp_path):
     [
         ("--no_such_option 1", "--no_such_option"),
         ("--learning_rate fast", "learning_rate"),
-        ("--kl_estimator k4", "k4"),
+        ("--lr_scheduler k4", "k4"),
         ("--group_size 0", "group_size 0"),
         ("--prompts_per_step 30 --num_minibatches 4", "30: not a multiple of 1 processes x 4 minibatches"),
         ("--temperature 0", "temperature"),
@@ -497,16 +500,13 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
 
     file = tmp_path / "run.yaml"
     file.write_text(
-        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n", encoding="utf-8"
+        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\ngradient_checkpointing: true\n",
+        encoding="utf-8",
     )
     args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
-    assert (args.learning_rate, args.max_steps, args.reward, args.normalize_std) == (
-        1e-5,
-        9,
-        ["accuracy", "format"],
-        False,
-    )
-    for content, message in [("learning_rat: 1", "learning_rat"), ("kl_estimator: k9", "k9"), ("- 1", "option: value")]:
+    assert (args.learning_rate, args.max_steps, args.reward) == (1e-5, 9, ["accuracy", "format"])
+    assert args.gradient_checkpointing is True
+    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "option: value")]:
         file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             parse_args(script(name).Args, ["--config", str(file)])

@@ -1,6 +1,6 @@
 """Tables of docs/scale.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
 
-python tools/memory.py --check    measure again (two minutes on one core), keep it in lab/results/memory.json, and fail
+python tools/memory.py --check    measure again (two minutes on one core), keep it in tools/memory.json, and fail
                                   where the formula is off by more than 15 %
 
 tools/refresh.py writes the tables into the page.
@@ -35,7 +35,7 @@ from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
 from dry_run import GIB, Job, Sizes, estimate, peak  # noqa: E402
 
-PAGE, RESULTS = "docs/scale.md", ROOT / "lab" / "results" / "memory.json"
+PAGE, RESULTS = "docs/scale.md", ROOT / "tools" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
@@ -187,7 +187,7 @@ def computed_step(args, sizes, bf16=False, ddp=False, device="cpu"):
 
 
 def measure():
-    """Measure all cases into lab/results/memory.json; returns those that are off by more than 15 %."""
+    """Measure all cases into tools/memory.json; returns those that are off by more than 15 %."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     kept, off = {}, []
     for name, (sizes, options, *how) in CASES.items():

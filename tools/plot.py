@@ -1,8 +1,8 @@
 """Draw runs: python tools/plot.py RUN [RUN ...] [-o picture.png]
 
-RUN is the folder of a run of any script, its metrics.jsonl, or a file of lab/results. The picture of one folder is
-written into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its metric;
-accuracy and pass@1 where `accuracy` or `math_verify` is part of its --reward.
+RUN is the folder of a run of any script, its metrics.jsonl, or a file that lab/unpack.py gives back. The picture of
+one folder is written into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its
+metric; accuracy and pass@1 where `accuracy` or `math_verify` is part of its --reward.
 
 A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
 are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
@@ -50,17 +50,6 @@ PANELS = {  # in this order
     "completion/truncated": "share of truncated completions",
 }
 RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
-TITLES = PANELS | {
-    "completion/length_incorrect": "tokens of a wrong completion",
-    "value/explained_variance": "explained variance of the critic",
-    "reward_part/easy": "accuracy on easy problems",
-    "reward_part/medium": "accuracy on medium problems",
-    "reward_part/hard": "accuracy on hard problems",
-    "policy/clipped": "clipped share, of tokens (gspo: of rows)",
-    "sampling/rounds": "sampling rounds of a step",
-    "dcpo/response_utilization": "share of completions that train",
-    "reward/mean": "learned reward",
-}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
     "dr_grpo": "#2ca02c",
@@ -115,7 +104,7 @@ def files_of(names):
 
 
 def read(files):
-    """{name: [rows of a seed]} of runs, or of files in lab/results."""
+    """{name: [rows of a seed]} of runs, or of files that lab/unpack.py gives back."""
     runs = {}
     for file in files_of(files):
         name = re.sub(r"-seed\d+$", "", file.parent.resolve().name if file.name == "metrics.jsonl" else file.stem)

@@ -1,49 +1,20 @@
-"""The tables of the docs: runs their commands, keeps what they need in lab/results/pages, and prints them.
+"""The tables of results in docs/*.md, from the rows of the runs behind them: python tools/results.py grpo
 
-python tools/results.py grpo              run the commands of docs/grpo.md for five seeds, then print its tables
-python tools/results.py grpo --seeds 0    only print them, from the files that are there
-
-Each seed has one core, and as many run at a time as there are cores (`taskset -c 0,1 python tools/results.py dpo`;
-where there is no `taskset`, as on Windows and macOS, the system places them). The runs themselves stay in runs/results;
-one that ended is not run again. tools/refresh.py puts the tables into the pages.
+The rows are those of lab/results/pages.jsonl; each page says which command made them.
 """
 
 import argparse
-import concurrent.futures
-import json
 import math
-import os
-import pathlib
-import queue
-import re
-import shutil
 import statistics
-import subprocess
 import sys
 
-import family
-from tree import ROOT, Tree
+from tree import ROOT
 
-RESULTS = ROOT / "lab" / "results" / "pages"
-RUNS = pathlib.Path("runs") / "results"
-MODEL = f"{RUNS}/reward_model-seed{{seed}}/model"
-MODELS = {"{reward_model}": f"--reward_model_path {MODEL}", "{critic}": f"--critic_path {MODEL}"}
+sys.path.append(str(ROOT / "lab"))
 
+import unpack
 
-def commands_of(script):
-    """{name of the files: command}"""
-    commands = family.entry(f"{script}.py").results or {script: f"{script}.py"}
-    for name, options in MODELS.items():
-        commands = {file: command.replace(name, options) for file, command in commands.items()}
-    return commands
-
-
-# {page: {name of the files: command}}
-COMMANDS = {script: commands_of(script) for script in family.names(Tree())}
-PAGES = {"lora": "scale"}  # those that are not docs/<name>.md
-COMMANDS["lora"] = {"lora": "grpo.py --lora_rank 8 --learning_rate 3e-4"}
-PAIRS = COMMANDS["dpo"]["dpo-pairs"]
-# Of docs/dpo.md, seed 0 alone
+# Options beside the pairs of docs/dpo.md, seed 0 alone: {name of the files: options}
 LOSSES = {
     "dpo-pairs": "",
     "dpo-smoothing": "--label_smoothing 0.1",
@@ -53,47 +24,13 @@ LOSSES = {
     "dpo-reference_free": "--reference_free",
     "dpo-nll": "--nll_coef 1",
 }
-FOUR_PASSES = "--num_epochs 4 --eval_every 20"
-PASSES = {"dpo-passes": FOUR_PASSES, "dpo-passes_nll": f"{FOUR_PASSES} --nll_coef 1"}
-# Of LoRA in docs/scale.md, seed 0 alone
-RATES = {f"lora-{rate}": f"grpo.py --lora_rank 8 --learning_rate {rate}" for rate in ("1e-4", "1e-3")}
-# What is kept of a row: what the pages and tools/plot.py need
-KEPT = ("step", "eval/", "reward/", "rewards/", "logps/", "pairs/", "policy/", "sampling/", "dcpo/", "value/explained")
-KEPT += ("completion/length", "time/total_s")
-
-
-def run_seed(page, seed, cores):
-    """Run the commands of a page one after the other on one free core, and keep their rows in lab/results/pages."""
-    core, commands = cores.get(), dict(COMMANDS[page])
-    if page == "dpo" and seed == 0:
-        commands |= {name: f"{PAIRS} {options}" for name, options in (LOSSES | PASSES).items()}
-    if page == "lora" and seed == 0:
-        commands |= RATES
-    for name, command in commands.items():
-        folder = RUNS / f"{name}-seed{seed}"
-        if not (ROOT / folder / "model").exists():
-            command = f"{command.format(seed=seed)} --seed {seed} --output_dir {folder}"
-            print(command, flush=True)
-            pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
-            command = [*pin, sys.executable, *command.split()]
-            ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-            rows = [
-                json.loads(line) for line in (ROOT / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            ]
-            rows[-1]["time/total_s"] = float(re.findall(r" steps, ([0-9.]+) s, in ", ended)[-1])
-            kept = [{key: row[key] for key in row if key.startswith(KEPT)} for row in rows]
-            lines = "".join(json.dumps(row) + "\n" for row in kept)
-            (RESULTS / f"{name}-seed{seed}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
-    cores.put(core)
 
 
 def load(name):
-    """{seed: rows} of the files of this name."""
-    files = sorted(RESULTS.glob(f"{name}-seed*.jsonl"))
-    return {
-        int(file.stem.split("-seed")[1]): [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for file in files
-    }
+    """{seed: rows} of the runs of this name."""
+    runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
+    files = {file.removesuffix(".jsonl").rpartition("-seed"): rows for file, rows in runs.items()}
+    return {int(seed): rows for (run, _, seed), rows in files.items() if run == name}
 
 
 def evaluations(rows, name="eval/pass@1"):
@@ -106,10 +43,10 @@ def last_steps(rows, name, count, until=math.inf):
 
 
 def table(header, rows):
-    """Lines of Markdown; none without rows. Numbers that are not strings yet get three digits."""
+    """Lines of Markdown. Numbers that are not strings yet get three digits."""
     cells = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in [header, *cells]]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:]] if rows else []
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
 def rollout_table(name):
@@ -121,10 +58,8 @@ def rollout_table(name):
         lengths = [f"{row['eval/length']:.1f}" for row in (first, later[-1])]
         found.append([seed, *scores, later[-1]["eval/pass@4"], *lengths, f"{rows[-1]['time/total_s']:.1f}"])
         steps = [f"after {row['step']}" for row in later]
-    header = ["seed", "pass@1 before", *(steps if found else []), "pass@4 after", "tokens before", "after", "seconds"]
-    if found:
-        header[2] += " steps"
-    return table(header, found)
+    steps[0] += " steps"
+    return table(["seed", "pass@1 before", *steps, "pass@4 after", "tokens before", "after", "seconds"], found)
 
 
 def reward_model_table():
@@ -192,17 +127,17 @@ def given_pairs_table():
 def losses_table():
     found = []
     for name, options in LOSSES.items():
-        for rows in [load(name)[0]] if 0 in load(name) else []:
-            last = evaluations(rows)[-1]
-            logps = [f"{last_steps(rows, f'logps/{side}', 5):.1f}" for side in ("chosen", "rejected")]
-            found.append([f"`{options}`" if options else "(none)", last["eval/pass@1"], last["eval/accuracy"], *logps])
+        rows = load(name)[0]
+        last = evaluations(rows)[-1]
+        logps = [f"{last_steps(rows, f'logps/{side}', 5):.1f}" for side in ("chosen", "rejected")]
+        found.append([f"`{options}`" if options else "(none)", last["eval/pass@1"], last["eval/accuracy"], *logps])
     return table(["options", "pass@1 after", "held-out pairs right", "log p(chosen)", "log p(rejected)"], found)
 
 
 def passes_table():
     """Many passes over the given pairs; the log-probs of an evaluation are those of the five steps up to it."""
-    plain, nll, found = load("dpo-passes").get(0, []), load("dpo-passes_nll").get(0, []), []
-    for row, other in zip(evaluations(plain), evaluations(nll), strict=False):  # none where one has no file
+    plain, nll, found = load("dpo-passes")[0], load("dpo-passes_nll")[0], []
+    for row, other in zip(evaluations(plain), evaluations(nll), strict=True):
         step, cells = row["step"], []
         for rows, scores in ((plain, row), (nll, other)):
             cells.append(scores["eval/pass@1"])
@@ -219,9 +154,9 @@ def rates_table():
     """LoRA at several learning rates."""
     found = []
     for rate, name in (("1e-4", "lora-1e-4"), ("3e-4", "lora"), ("1e-3", "lora-1e-3")):
-        for rows in [load(name)[0]] if 0 in load(name) else []:
-            scores = [row["eval/pass@1"] for row in evaluations(rows)]
-            found.append([rate, *scores, *(last_steps(rows, f"policy/{what}", 10) for what in ("entropy", "kl_ref"))])
+        rows = load(name)[0]
+        scores = [row["eval/pass@1"] for row in evaluations(rows)]
+        found.append([rate, *scores, *(last_steps(rows, f"policy/{what}", 10) for what in ("entropy", "kl_ref"))])
     header = [
         "learning rate",
         "pass@1 before",
@@ -233,48 +168,25 @@ def rates_table():
     return table(header, found)
 
 
+PAGES = {page: f"docs/{page}.md" for page in "grpo dr_grpo gspo dcpo dapo ppo dpo reward_model".split()}
+PAGES["lora"] = "docs/scale.md"
+
+
 def tables(page):
-    """The tables of a page's section of results, in its order; those without files are left out."""
-    made = {
-        "ppo": lambda: [rollout_table("ppo"), learned_reward_table(), critic_table()],
-        "dpo": lambda: [rounds_table(), given_pairs_table(), losses_table(), passes_table()],
-        "reward_model": lambda: [reward_model_table()],
-        "lora": lambda: [rollout_table("lora"), rates_table()],
-    }
-    return [lines for lines in made.get(page, lambda: [rollout_table(page)])() if lines]
-
-
-SECTION = re.compile(r"\n## Results\n.*?(?=\n## |\Z)|\n### Results of LoRA\n.*?(?=\n##|\Z)", re.DOTALL)
-TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-
-
-def refresh(tree):
-    found = []
-    for name in COMMANDS:
-        path, made = f"docs/{PAGES.get(name, name)}.md", ["\n".join(lines) + "\n" for lines in tables(name)]
-        text = tree.read(path) if tree.exists(path) else ""
-        section = SECTION.search(text)
-        there = TABLE.findall(section[0]) if section else []
-        if len(there) != len(made):
-            found.append(f"{path}: its section of results has {len(there)} tables, lab/results/pages gives {len(made)}")
-        elif made:
-            rest = iter(made)
-            new = TABLE.sub(lambda _, rest=rest: next(rest), section[0])
-            tree.write(path, text[: section.start()] + new + text[section.end() :])
-    return found
+    """The tables of a page's section of results, in its order: lists of lines."""
+    if page == "ppo":
+        return [rollout_table("ppo"), learned_reward_table(), critic_table()]
+    if page == "dpo":
+        return [rounds_table(), given_pairs_table(), losses_table(), passes_table()]
+    if page == "reward_model":
+        return [reward_model_table()]
+    return [rollout_table(page)] + ([rates_table()] if page == "lora" else [])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", choices=COMMANDS)
-    parser.add_argument("--seeds", type=int, default=5)
-    args = parser.parse_args()
-    cores = queue.Queue()
-    for core in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()):
-        cores.put(core)
-    with concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool:
-        list(pool.map(lambda seed: run_seed(args.page, seed, cores), range(args.seeds)))
-    print("\n\n".join("\n".join(lines) for lines in tables(args.page)))
+    parser.add_argument("page", choices=PAGES)
+    print("\n\n".join("\n".join(lines) for lines in tables(parser.parse_args().page)))
 
 
 if __name__ == "__main__":

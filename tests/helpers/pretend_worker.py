@@ -15,7 +15,6 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import attention
-import family
 from common.batches import left_pad
 from common.generation import decode, sampling_config
 from common.graphs import OneTokenByGraph
@@ -25,11 +24,11 @@ from common.harness.pairs import EMBEDDED_PAIRS
 from common.harness.run import Run
 from pretend_gpu import GPU, Counted, pretended
 from small_models import random_policy
-from tree import Tree
+from testbed import ALL
 
 SAMPLING = "--eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens"
 GROUPS = f"--prompts_per_step 2 --group_size 4 --num_minibatches 1 {SAMPLING} 6"
-OPTIONS = dict.fromkeys(family.names(Tree()), GROUPS) | {
+OPTIONS = dict.fromkeys(ALL, GROUPS) | {
     "dapo": f"{GROUPS} --filter_by reward --overlong none",
     "ppo": f"--prompts_per_step 8 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05 {SAMPLING} 6",
     "dpo": f"--pair_prompts 8 --pair_samples 4 --pairs_per_step 4 --num_epochs 2 {SAMPLING} 12",

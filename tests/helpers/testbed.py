@@ -66,7 +66,8 @@ def totals_of(mask, group_size):
 
 @functools.cache
 def loaded(name, options):
-    args = script(name).Args(**dict(options))
+    own = script(name).Args  # a script of your own may have no entropy bonus
+    args = own(**{option: value for option, value in options if option != "entropy_coef" or hasattr(own, option)})
     tokenizer = load_tokenizer(args)
     return args, tokenizer, load_policy(args, tokenizer)
 
