@@ -20,7 +20,8 @@ as printed); filter and penalty exclude each other (Table 1 stacks them); what i
 discarded; sampling ends after max_sampling_rounds rounds; --filter_by reward is for tasks without gold answers.
 Standard deviation and log-ratios are those of grpo.py. Sizes, rates and overlong_cache are presets for the small model,
 warm-up (paper: 20 steps) is off.
-Left out: rewriting the answers of the data into integers (section 3.5).
+
+Left out: the rewriting of the data's answers into integers (section 3.5), which is done once, before any training.
 
     accelerate launch dapo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 dapo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

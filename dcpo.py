@@ -19,7 +19,9 @@ that is where no answer is found, and 0 to a wrong answer (Eq. 15).
 Deviations from the paper: the mean over prompts is ours, the paper gives none; equal rewards have A_new (and, over all
 visits, A_tot) exactly 0, by their min and max, not by a rounded standard deviation; a prompt drawn twice in a step
 counts as one visit, of which the last group is kept; log-ratios are clamped to +-20. Sizes and rates are presets.
-Left out: the official script's settings, which switch SAS off. docs/dcpo.md has the nearest options, results, details.
+
+Left out: the settings of the official script, which switch SAS off and so are not the paper's algorithm; docs/dcpo.md
+has the nearest options, results, and details.
 
     accelerate launch dcpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 dcpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

@@ -20,7 +20,9 @@ pairs-round-1.jsonl as a preference dataset that can be used again. Each further
 policy, which is also the reference of that round: so the pairs stay on-policy.
 
 Deviations from the paper: AdamW instead of RMSprop, no warm-up by default; dropout is off; sizes and rates are presets.
-Left out: SimPO, KTO, hinge and other relatives; a reference other than the starting policy.
+
+Left out: SimPO, KTO, hinge and other relatives, which are other objectives and no form of Eq. 7; a reference other than
+the starting policy, for which the derivation of Eq. 7 does not hold.
 
     accelerate launch dpo.py                     the embedded model and pairs of its own; nothing is downloaded
     accelerate launch dpo.py --rounds 4          again and again, each time with the current policy

@@ -15,9 +15,10 @@ from rollout to rollout; `compute_rewards` sets truncated rows to 0 after the we
 is earned by rambling on; `--mask_truncated` keeps those rows out of the loss (they still count as rows).
 
 As in the paper R_i stays in its own baseline; leaving it out is a factor G / (G - 1). Deviations: a group of equal
-rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model. Left
-out: the r1 template's rule that an answer without its tags scores 0 (give such a reward with --reward
-file.py:function).
+rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model.
+
+Left out: the rule of the paper's r1 template that an answer without its tags scores 0, since it belongs to a prompt
+template and not to the algorithm; --reward file.py:function takes such a rule.
 
     accelerate launch dr_grpo.py                           a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 dr_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

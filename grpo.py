@@ -16,7 +16,9 @@ truncated completion, which has none, stays in the loss; the reward functions ar
 Deviations from the paper: the reference is the model at the start of the run and is not refreshed; eps is 0.2 by
 convention, the standard deviation has ddof 1 and an epsilon of 1e-6 (the paper gives none of these); a group of
 equal rewards has advantage exactly 0; log-ratios are clamped to +-20. Sizes and rates are presets for the small model.
-Left out: process supervision, and the retraining of a reward model (iterative GRPO).
+
+Left out: process supervision (4.1.3), which needs a reward model that scores single steps; and iterative GRPO, which
+retrains the reward model and renews the reference, since a rule that checks answers does not age.
 
     accelerate launch grpo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

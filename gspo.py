@@ -17,7 +17,9 @@ of |log s| instead of tokens. Each token carries its row's loss, so that GRPO's 
 
 Deviations from the paper: eps_low and eps_high as in its experiments (Eq. 5 prints one eps); log s is clamped to +-20;
 a group of equal rewards has advantage exactly 0; standard deviation as in grpo.py. Rates, sizes and lengths are not
-in the paper: they are presets for the small model. Left out: routing replay (the paper needs none for GSPO).
+in the paper: they are presets for the small model.
+
+Left out: routing replay, which the paper needs for GRPO on mixtures of experts and not for GSPO (section 5.3).
 
     accelerate launch gspo.py                              a small embedded model learns to think; nothing is downloaded
     accelerate launch --mixed_precision bf16 gspo.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

@@ -21,9 +21,12 @@ the mean over tokens, several minibatches. By default gamma = lambda = 1: A_t = 
 Deviations from the paper: whitening, value clipping, KL to a reference and missing-EOS penalty come from RLHF; the
 critic starts from the policy's weights with a head of zeros (InstructGPT: from the reward model, --critic_path); a
 truncated completion ends an episode like a finished one; the KL of Eq. 8 is estimated from the samples.
-Left out: PPO-ptx (the mix with pretraining gradients) and InstructGPT's normalisation of the reward by a bias; TRPO, of
-which Eq. 7 and 8 are the first-order forms; a mean over sequences; a KL in the reward and the loss at once; rewards of
-a reward model for every token, or averaged over tokens.
+
+Left out: PPO-ptx, since its mix with pretraining gradients needs pretraining data; InstructGPT's normalisation of the
+reward by a bias, which the whitening of the advantages makes up for; TRPO, of which Eq. 7 and 8 are the first-order
+forms; a mean over sequences, which is GRPO's; a KL in the reward and in the loss, which would count it twice; rewards
+of a reward model for every token, as it is trained to score whole completions. A lambda of the critic's own (VC-PPO)
+and one that grows with the length (VAPO) are a recipe of docs/your_own.md.
 
     accelerate launch ppo.py                               a small embedded model learns to think; nothing is downloaded
     accelerate launch ppo.py --reward_model_path runs/rm/model --kl_coef 0.05 --gae_lambda 0.95

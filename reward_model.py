@@ -11,7 +11,9 @@ model with one label, which ppo.py and any other code load with AutoModelForSequ
 
 Deviations from the papers: pairs instead of rankings of several completions; no mixing of pretraining losses; dropout
 is off. Sizes and rates are presets for the small model.
-Left out: process rewards, generative judges, ensembles.
+
+Left out: process rewards, which need labels for single steps; generative judges, which are prompted and not trained
+here; ensembles, which are several runs with other seeds.
 
     accelerate launch reward_model.py                      the embedded model on shipped pairs; nothing is downloaded
     accelerate launch reward_model.py --dataset runs/X/pairs-round-1.jsonl        on the pairs that dpo.py made

@@ -66,7 +66,6 @@ FAMILY = {
         differs={
             "main": "rounds of pairs in place of rollouts",
             "pair_losses": "log-probs against the reference in place of scores",
-            "pair_batch": "each prompt once, and the log-probs of the reference",
         },
     ),
 }
