@@ -69,13 +69,14 @@ def waiting_is_an_error():
         torch.cuda.set_sync_debug_mode(before)
 
 
-def close_pool(pool, device, uses):
-    """Take a failed recording off the memory `pool`, which had so many `uses` before it; the graph is gone already."""
+def close_pool(pool, graph, device, uses):
+    """Take the failed recording of `graph` off its memory `pool`, which had so many `uses` before."""
     if torch.__version__ < "2.13":
         # There `capture_end` raises before it closes the pool. The allocator would think for ever that a graph is being
         # recorded: it would never free its cache again, and would end the process when the pool goes.
         with contextlib.suppress(RuntimeError):  # closed it is if the recording failed before its end
             torch._C._cuda_endAllocateToPool(device, pool.id)
+    graph.reset()
     while pool.use_count() > uses:  # torch up to 2.13.0 gives its use back after a success alone
         torch._C._cuda_releasePool(device, pool.id)
 
@@ -176,9 +177,9 @@ class OneTokenByGraph:
             self.graph = graph  # only now: the memory of the one before was used again
             OneTokenByGraph.failures, OneTokenByGraph.problem = 0, None
         except Exception as error:  # a model may raise anything, and memory may be short
-            self.logits = graph = None
+            self.logits = None
             if uses is not None:
-                close_pool(self.pool, device, uses)
+                close_pool(self.pool, graph, device, uses)
             OneTokenByGraph.failures += 1
             self.go_on_without(error.__context__ or error)
         generator.graphsafe_set_state(drawn)
