@@ -308,3 +308,12 @@ def test_a_card_that_torch_cannot_use_is_said_once(built_for, present, hidden, s
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # asked for
     launch(script("grpo").Args())
     assert "NVIDIA" not in capsys.readouterr().out
+
+
+@pytest.mark.beside("configs")
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_sharded_update_with_packed_passes_is_that_of_one_process_with_padded_ones(name, tmp_path):
+    """A packed micro-batch is one pass, so that no process waits for one that another does not make."""
+    result = run_sharded("fsdp2", "tests/helpers/packed_worker.py", name, tmp_path)
+    assert result.returncode == 0, result.stderr
+    check_update(tmp_path, name)

@@ -1,6 +1,7 @@
 """What processes agree on, and what a GPU adds to the probes of common/harness/, as far as a CPU shows it."""
 
 import contextlib
+import functools
 import types
 
 import pytest
@@ -48,7 +49,7 @@ def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, mo
 class OtherProcess:
     """An accelerator of two processes, of which the other one refuses what is at these places."""
 
-    num_processes, device = 2, torch.device("cpu")
+    num_processes, device, is_fsdp2 = 2, torch.device("cpu"), False
 
     def __init__(self, *refused):
         self.refused = refused
@@ -174,3 +175,38 @@ def test_a_norm_that_gets_more_than_one_tensor_stays_as_it_is():
     lm.model.norm = Gated(inner)
     fuse_norms(lm)
     assert ["forward" in vars(norm) for norm in norms(lm)] == [True] * 4 + [False]
+
+
+# --- a model that is sharded later ---
+
+
+@pytest.mark.parametrize("fault", [None, torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault, monkeypatch):
+    """Where it does not fit there, passes are padded, as they always were."""
+    lm, moved, refused = random_policy("qwen2").lm, [], {}
+    monkeypatch.setattr(lm, "to", lambda device: moved.append(device) or lm)
+
+    def packing_is_exact(lm):
+        moved.append("tried")
+        if fault:
+            raise fault
+        return True
+
+    monkeypatch.setattr(gpu_probes, "packing_is_exact", packing_is_exact)
+    accelerator = types.SimpleNamespace(
+        device="the GPU", autocast=functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    )
+    assert gpu_probes.may_pack_sharded(lm, refused, accelerator) == (fault is None)
+    assert moved == ["the GPU", "tried", torch.device("cpu")]
+    assert refused == ({"packs": "OutOfMemoryError: CUDA out of memory"} if fault else {})
+
+
+def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
+    lm, tried = random_policy("qwen2").lm, []
+    monkeypatch.setattr(gpu_probes, "may_pack_sharded", lambda *inputs: tried.append(1) or True)
+    for kind, fsdp2, packs in (("cuda", True, True), ("cuda", False, None), ("cpu", True, None)):
+        accelerator = OtherProcess()
+        accelerator.device, accelerator.is_fsdp2 = types.SimpleNamespace(type=kind), fsdp2
+        monkeypatch.setattr(probes, "agree", lambda found, norms, refused, accelerator: found)
+        assert find_shortcuts(lm, may_share=False, accelerator=accelerator).get("packs") == packs
+    assert len(tried) == 1

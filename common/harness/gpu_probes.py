@@ -5,10 +5,13 @@ import functools
 
 import torch
 
+from common.errors import in_short
 from common.generation import decode, sampling_config, seeded
 from common.graphs import FEWEST, OneTokenByGraph
 from common.harness.probes import ordinary_ids, policy_of, rounding, rows_of_two_prompts, tried
 from common.packing import let_sdpa_take_layouts
+
+OTHER_NUMBERS = "its numbers are not those of the plain way"
 
 
 def find_gpu_shortcuts(lm, refused, head_is_last, plain_cache, **others):
@@ -17,17 +20,37 @@ def find_gpu_shortcuts(lm, refused, head_is_last, plain_cache, **others):
     tried("fused_norms", fuse_norms, lm, refused)
     if not (head_is_last and plain_cache):  # a hybrid's states would run on from row to row
         return {}
-    found = {"packs": False, "graphs": tried("graphs", graphs_are_exact, lm, refused)}
+    graphs = tried("graphs", graphs_are_exact, lm, refused)
     if OneTokenByGraph.problem:
         refused["graphs"] = OneTokenByGraph.problem
-    if rounding(lm) == 0.5:
-        found["packs"] = tried("packs", packing_is_exact, lm, refused)
-    else:
+    elif not graphs:
+        refused.setdefault("graphs", OTHER_NUMBERS)
+    return {"packs": may_pack(lm, refused), "graphs": graphs}
+
+
+def may_pack(lm, refused):
+    """Whether passes can be packed; else `refused` has the reason. Call it in the autocast of the run."""
+    if rounding(lm) != 0.5:
         refused["packs"] = "they need bfloat16"
-    for name, exact in found.items():
-        if not exact and name not in refused:
-            refused[name] = "its numbers are not those of the plain way"
-    return found
+        return False
+    exact = tried("packs", packing_is_exact, lm, refused)
+    if not exact:
+        refused.setdefault("packs", OTHER_NUMBERS)
+    return exact
+
+
+def may_pack_sharded(lm, refused, accelerator):
+    """The same for a model that FSDP2 is to shard: it is tried whole on the GPU, if it fits, and goes back. A packed
+    micro-batch is one pass, so all processes take equally many."""
+    place = lm.device
+    try:
+        with accelerator.autocast():
+            return may_pack(lm.to(accelerator.device), refused)
+    except torch.OutOfMemoryError as error:
+        refused["packs"] = in_short(error)
+        return False
+    finally:
+        lm.to(place)
 
 
 @torch.enable_grad()

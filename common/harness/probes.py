@@ -101,21 +101,18 @@ def find_shortcuts(lm, may_share=True, accelerator=None):
     }
     may_share = may_share and all(found.values())
     found["shares_prompts"] = may_share and tried("shares_prompts", sharing_is_exact, lm, refused)
-    if lm.device.type == "cuda":
+    on_gpu = lm.device.type == "cuda"
+    to_be_sharded = accelerator is not None and accelerator.is_fsdp2 and accelerator.device.type == "cuda"
+    if on_gpu or to_be_sharded:
         from common.harness import gpu_probes
 
-        norms = gpu_probes.norms(lm)
-        with accelerator.autocast() if accelerator else contextlib.nullcontext():
-            found |= gpu_probes.find_gpu_shortcuts(lm, refused, **found)
-    fused = ["forward" in vars(norm) for norm in norms]
-    agreed = agree([found.get(name, False) for name in EXACT] + fused, accelerator)
-    for name, on_all in zip(EXACT, agreed, strict=False):
-        if found.get(name) and not on_all:
-            found[name], refused[name] = False, "another process refused it"
-    for norm, on_all in zip(norms, agreed[len(EXACT) :], strict=True):
-        if not on_all:
-            vars(norm).pop("forward", None)
-    return found | {"fused_norms": sum(agreed[len(EXACT) :]), "refused": refused}
+        if on_gpu:
+            norms = gpu_probes.norms(lm)
+            with accelerator.autocast() if accelerator else contextlib.nullcontext():
+                found |= gpu_probes.find_gpu_shortcuts(lm, refused, **found)
+        elif found["head_is_last"] and found["plain_cache"]:
+            found["packs"] = gpu_probes.may_pack_sharded(lm, refused, accelerator)
+    return agree(found, norms, refused, accelerator)
 
 
 def tried(name, check, lm, refused):
@@ -130,13 +127,21 @@ def tried(name, check, lm, refused):
         return False
 
 
-def agree(flags, accelerator):
-    """Which of the booleans `flags` are true on every process: each has tried its own copy of the model on its own
-    device, and where one took another way than the others they would count other metrics, or round otherwise."""
-    if accelerator is None:
-        return flags
-    flags = torch.tensor(flags, dtype=torch.int, device=accelerator.device)
-    return (accelerator.reduce(flags, "sum") == accelerator.num_processes).tolist()
+def agree(found, norms, refused, accelerator):
+    """`found` and the fused ones of `norms` as they hold on every process. Each has tried its own copy of the model on
+    its own device; where one took another way than the others, it would count other metrics, or round otherwise."""
+    flags = [found.get(name, False) for name in EXACT] + ["forward" in vars(norm) for norm in norms]
+    if accelerator is not None:
+        counts = accelerator.reduce(torch.tensor(flags, dtype=torch.int, device=accelerator.device), "sum")
+        flags = (counts == accelerator.num_processes).tolist()
+    shortcuts, fused = flags[: len(EXACT)], flags[len(EXACT) :]
+    for name, on_all in zip(EXACT, shortcuts, strict=True):
+        if found.get(name) and not on_all:
+            found[name], refused[name] = False, "another process refused it"
+    for norm, on_all in zip(norms, fused, strict=True):
+        if not on_all:
+            vars(norm).pop("forward", None)
+    return found | {"fused_norms": sum(fused), "refused": refused}
 
 
 def head_is_last(lm):
