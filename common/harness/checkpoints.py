@@ -23,7 +23,7 @@ from common.harness.loading import find_base, shorten
 MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"
 MAY_CHANGE += " report_to dry_run"
 # Facts on which the rounding depends, and not what is computed: a run goes on with others, and says so.
-ROUNDING = ("device", "threads")
+ROUNDING = ("device", "card", "torch", "threads")
 # The files in the folder of a model that decide what is loaded.
 MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin")
 PIECE = 2**16  # bytes
@@ -51,6 +51,9 @@ class Checkpoints:
         path = done[-1]
         old, checksums = read_meta(path)
         new = self.facts()
+        for name in ROUNDING:
+            if name not in old:  # a checkpoint of an earlier version
+                new.pop(name, None)
         names = old | new if loaded else new  # before models are loaded, not all facts of today are known
         changed = [name for name in names if old.get(name) != new.get(name)]
         texts = {name: f"{name} was {old.get(name)}, is {new.get(name)}" for name in changed}
@@ -77,6 +80,8 @@ class Checkpoints:
             "strategy": strategy(self.accelerator),
             "mixed_precision": self.accelerator.mixed_precision,
             "device": self.accelerator.device.type,
+            "card": card(self.accelerator.device),
+            "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
         }
         for name, value in dataclasses.asdict(self.args).items():
@@ -138,6 +143,11 @@ class Checkpoints:
                 old.unlink()
             else:
                 shutil.rmtree(old)
+
+
+def card(device):
+    """The name of the graphics card of a device, None of another one."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def find_checkpoints(folder):
