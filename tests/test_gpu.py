@@ -17,17 +17,17 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import common.graphs
+import common.shortcuts.graphs
 import grpo
 import memory
 import worker
 from common import packing
 from common.generation import race_sample, seeded
-from common.graphs import OneTokenByGraph
 from common.harness import gpu_probes
 from common.harness.distributed import choose_device, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.probes import find_shortcuts
+from common.shortcuts.graphs import OneTokenByGraph
 from testbed import (
     ROOT,
     SCRIPTS,
@@ -488,7 +488,7 @@ def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
     expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
     before = reserved()
     with monkeypatch.context() as patch:
-        patch.setattr(common.graphs, "waiting_is_an_error", contextlib.nullcontext)
+        patch.setattr(common.shortcuts.graphs, "waiting_is_an_error", contextlib.nullcontext)
         patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
         assert same(expected, sampled(policy, prompts, n=4))
     assert OneTokenByGraph.failures == 1 and "captur" in OneTokenByGraph.problem

@@ -1,16 +1,16 @@
-"""The fixed cache of common/graphs.py, without graphs on a CPU: tokens and log-probs are those of the other cache."""
+"""The fixed cache of common/shortcuts/graphs.py, without graphs on a CPU: tokens and log-probs are those of the other cache."""
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-import common.graphs
+import common.shortcuts.graphs
 from common.batches import left_pad
 from common.generation import decode, sampling_config, seeded
-from common.graphs import FixedLayer, OneTokenByGraph, widen
 from common.harness import gpu_probes, probes
 from common.harness.gpu_probes import graphs_are_exact, nearer
 from common.masked import completion_mask
+from common.shortcuts.graphs import FixedLayer, OneTokenByGraph, widen
 from small_models import ARCHITECTURES, random_policy
 
 MORE = {
@@ -49,7 +49,7 @@ def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
 @pytest.fixture
 def narrow(monkeypatch):
     """The cache grows every few tokens."""
-    monkeypatch.setattr(common.graphs, "ROOM", 6)
+    monkeypatch.setattr(common.shortcuts.graphs, "ROOM", 6)
 
 
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
@@ -94,10 +94,13 @@ def test_what_was_recorded_is_not_replayed_once_the_cache_has_another_shape():
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
     start = torch.ones(2, 3).long(), torch.full((2, 1), 3)
-    token = OneTokenByGraph(lambda inputs: "run", cache, *start, n=2, most=4 * common.graphs.ROOM)
+    token = OneTokenByGraph(lambda inputs: "run", cache, *start, n=2, most=4 * common.shortcuts.graphs.ROOM)
     token.logits = "recorded"
     token.select(torch.tensor([0, 3]))
-    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (4, 4 * common.graphs.ROOM - 1)
+    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (
+        4,
+        4 * common.shortcuts.graphs.ROOM - 1,
+    )
     token.logits, token.next = "recorded", token.mask.shape[1]
     assert token(torch.zeros(2, 1).long()) == "run"
 

@@ -1,4 +1,4 @@
-"""Packed passes of common/packing.py, with attention as a loop on a CPU, against plain passes."""
+"""Packed passes of common/shortcuts/packing.py, with attention as a loop on a CPU, against plain passes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
-import common.packing
+import common.shortcuts.packing
 from common import packing
 from common.batches import micro_batches
 from common.harness import gpu_probes, probes
@@ -189,8 +189,8 @@ def test_the_probe_refuses_what_is_not(dtype, name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
     """Keys one place off: those of the neighbour in the row."""
-    lm, original = random_policy("qwen2").lm.to(dtype), common.packing.Layout
-    monkeypatch.setattr(common.packing, "Layout", lambda keys, *rest: original(keys.roll(1), *rest))
+    lm, original = random_policy("qwen2").lm.to(dtype), common.shortcuts.packing.Layout
+    monkeypatch.setattr(common.shortcuts.packing, "Layout", lambda keys, *rest: original(keys.roll(1), *rest))
     assert not packing_is_exact(lm)
 
 

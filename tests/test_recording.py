@@ -1,4 +1,4 @@
-"""How common/graphs.py records a token, on a pretended card: what it asks of torch, and how it leaves the allocator."""
+"""How common/shortcuts/graphs.py records a token, on a pretended card: what it asks of torch, and how it leaves the allocator."""
 
 import contextlib
 import types
@@ -9,9 +9,9 @@ import torch
 from torch.torch_version import TorchVersion
 from transformers import DynamicCache
 
-import common.graphs
-from common.graphs import FEWEST, MOST_FAILURES, OneTokenByGraph
+import common.shortcuts.graphs
 from common.harness.metrics import Metrics
+from common.shortcuts.graphs import FEWEST, MOST_FAILURES, OneTokenByGraph
 
 
 class Pool:
@@ -114,7 +114,7 @@ def card(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", Card.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", Card.release, raising=False)
-    monkeypatch.setattr(common.graphs, "recording_stream", lambda: stream)
+    monkeypatch.setattr(common.shortcuts.graphs, "recording_stream", lambda: stream)
     for name in ("failures", "problem", "replayed"):
         monkeypatch.setattr(OneTokenByGraph, name, getattr(OneTokenByGraph, name))
     OneTokenByGraph.failures, OneTokenByGraph.problem, OneTokenByGraph.replayed = 0, None, False

@@ -1,11 +1,11 @@
-"""common/shared_prompts.py: a prompt computed once for its rows gives the plain log-probs and gradients."""
+"""common/shortcuts/shared_prompts.py: a prompt computed once for its rows gives the plain log-probs and gradients."""
 
 import pytest
 import torch
 
-import common.shared_prompts
+import common.shortcuts.shared_prompts
 from common.harness.probes import find_shortcuts, layer_types
-from common.shared_prompts import runs_of_similar_length, shared_states
+from common.shortcuts.shared_prompts import runs_of_similar_length, shared_states
 from small_models import backward, random_batch, random_policy
 from testbed import largest_difference
 
@@ -37,7 +37,9 @@ def test_the_probe_has_a_padded_prompt(monkeypatch):
     """Positions that count the padding are wrong for nothing else."""
     lm = random_policy("gpt2").lm
     assert find_shortcuts(lm)["shares_prompts"]
-    monkeypatch.setattr(common.shared_prompts, "positions", lambda mask: torch.ones_like(mask).long().cumsum(dim=1) - 1)
+    monkeypatch.setattr(
+        common.shortcuts.shared_prompts, "positions", lambda mask: torch.ones_like(mask).long().cumsum(dim=1) - 1
+    )
     assert not find_shortcuts(lm)["shares_prompts"]
 
 
@@ -71,12 +73,12 @@ def test_a_further_pass_is_worth_some_padding_however_large_the_model(weights, t
     batch = random_batch(rows=4) | {"prompt_index": torch.tensor([[0], [0], [1], [1]])}
     for column in ("prompts", "prompt_mask"):
         batch[column] = batch[column][[0, 0, 1, 1]]
-    runs = common.shared_prompts.runs_of_similar_length
+    runs = common.shortcuts.shared_prompts.runs_of_similar_length
 
     def recorded(lengths, most_padding):
         asked.append(most_padding)
         return runs(lengths, most_padding)
 
-    monkeypatch.setattr(common.shared_prompts, "runs_of_similar_length", recorded)
+    monkeypatch.setattr(common.shortcuts.shared_prompts, "runs_of_similar_length", recorded)
     shared_states(policy.lm, batch, weights)
     assert asked == [pytest.approx(tokens, rel=1e-3)]

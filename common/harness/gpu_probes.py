@@ -7,9 +7,9 @@ import torch
 
 from common.errors import in_short
 from common.generation import decode, sampling_config, seeded
-from common.graphs import FEWEST, OneTokenByGraph
 from common.harness.probes import ordinary_ids, policy_of, rounding, rows_of_two_prompts, tried
-from common.packing import let_sdpa_take_layouts
+from common.shortcuts.graphs import FEWEST, OneTokenByGraph
+from common.shortcuts.packing import let_sdpa_take_layouts
 
 OTHER_NUMBERS = "its numbers are not those of the plain way"
 

@@ -85,7 +85,7 @@ class Metrics:
         self.add_speed("update", update_s, tokens * args.num_epochs)
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
         if batch["completions"].device.type == "cuda":
-            from common.graphs import OneTokenByGraph
+            from common.shortcuts.graphs import OneTokenByGraph
 
             self.add("rollout/graphs", float(OneTokenByGraph.replayed))
 

@@ -8,6 +8,7 @@ an update makes them stale. On a CPU the same tokens run over the same tensors u
 
 import contextlib
 import functools
+import math
 
 import torch
 from transformers.cache_utils import DynamicLayer
@@ -28,12 +29,14 @@ class FixedLayer(DynamicLayer):
 
     def __init__(self, layer, n, width, columns, at, dtype):
         self.__dict__.update(layer.__dict__)
-        self.at, missing = at, width - layer.keys.shape[2]  # which a sliding window has forgotten
-        self.keys, self.values = (widen(x.to(dtype), n, missing, columns) for x in (layer.keys, layer.values))
+        self.at = at
+        forgotten = width - layer.keys.shape[2]  # the columns that a sliding window has forgotten
+        self.keys = widen(layer.keys.to(dtype), n, forgotten, columns)
+        self.values = widen(layer.values.to(dtype), n, forgotten, columns)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        for x, states in ((self.keys, key_states), (self.values, value_states)):
-            x.index_copy_(2, self.at, states.to(x.dtype))
+        self.keys.index_copy_(2, self.at, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.at, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def get_seq_length(self):
@@ -91,32 +94,43 @@ class OneTokenByGraph:
     replayed = False  # whether a graph was replayed in the last call of `decode` that might
 
     def __init__(self, forward, cache, mask, positions, n, most, dtype=None):
-        self.forward, self.cache, self.left = forward, cache, most
-        self.next, self.end = mask.shape[1], mask.shape[1] + most
+        self.forward = forward
+        self.cache = cache
+        self.left = most  # tokens that may still follow
+        self.next = mask.shape[1]  # the column of the next token
+        self.end = self.next + most
         self.at = torch.tensor([self.next], device=mask.device)
-        self.mask = mask.new_ones(len(mask) * n, self.wider())
+        columns = self.columns_to_have()
+        self.mask = mask.new_ones(len(mask) * n, columns)
         self.mask[:, : self.next] = mask.repeat_interleave(n, dim=0)
         self.positions = positions.repeat_interleave(n, dim=0)
         self.tokens = torch.zeros_like(self.positions)
-        self.graph = self.logits = self.pool = None
+        self.graph = None
+        self.logits = None  # those of the graph
+        self.pool = None
         self.may_record = OneTokenByGraph.failures < MOST_FAILURES
         OneTokenByGraph.replayed = False
+        self.layers = []
         for i, layer in enumerate(cache.layers):
             if isinstance(layer, DynamicLayer) and layer.is_initialized:  # one for images stays empty
-                shape = n, self.next, self.mask.shape[1], self.at
-                cache.layers[i] = FixedLayer(layer, *shape, dtype or layer.keys.dtype)
-        self.layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
+                cache.layers[i] = FixedLayer(layer, n, self.next, columns, self.at, dtype or layer.keys.dtype)
+                self.layers.append(cache.layers[i])
 
-    def wider(self):
-        """The columns to have once all up to the next one are full: a multiple of 16, as kernels like it."""
-        return -(-min(self.end, self.next + max(ROOM, self.next // 2)) // 16) * 16
+    def columns_to_have(self):
+        """The columns to have once all before the next one are full: a multiple of 16, as kernels like it."""
+        columns = min(self.end, self.next + max(ROOM, self.next // 2))
+        return math.ceil(columns / 16) * 16
+
+    def add_columns(self):
+        """Make room for more tokens."""
+        columns = self.columns_to_have()
+        mask = self.mask.new_ones(len(self.mask), columns)
+        mask[:, : self.next] = self.mask
+        self.change(mask, lambda x: widen(x, 1, 0, columns))
 
     def __call__(self, tokens):
         if self.next == self.mask.shape[1]:
-            columns = self.wider()
-            mask = self.mask.new_ones(len(self.mask), columns)
-            mask[:, : self.next] = self.mask
-            self.change(mask, lambda x: widen(x, 1, 0, columns))
+            self.add_columns()
         self.tokens.copy_(tokens)
         if self.logits is not None:
             self.graph.replay()
@@ -125,7 +139,8 @@ class OneTokenByGraph:
         else:
             record = tokens.is_cuda and self.may_record and self.left >= FEWEST
             logits = self.run_and_record() if record else self.run()
-        self.next, self.left = self.next + 1, self.left - 1
+        self.next += 1
+        self.left -= 1
         self.at += 1
         self.positions += 1
         return logits
@@ -162,7 +177,8 @@ class OneTokenByGraph:
         generator = torch.cuda.default_generators[device]
         # Not by `torch.cuda.graph`, which waits for the GPU and empties the allocator's cache. The graph gets a
         # state of the generator of its own: the draws go on outside. Other threads (NCCL's) do as they like.
-        drawn, graph = generator.graphsafe_get_state(), torch.cuda.CUDAGraph()
+        drawn = generator.graphsafe_get_state()
+        graph = torch.cuda.CUDAGraph()
         generator.graphsafe_set_state(drawn.clone_state())
         uses = None
         try:
@@ -175,7 +191,8 @@ class OneTokenByGraph:
             finally:
                 graph.capture_end()
             self.graph = graph  # only now: the memory of the one before was used again
-            OneTokenByGraph.failures, OneTokenByGraph.problem = 0, None
+            OneTokenByGraph.failures = 0
+            OneTokenByGraph.problem = None
         except Exception as error:  # a model may raise anything, and memory may be short
             self.logits = None
             if uses is not None:
@@ -194,14 +211,17 @@ class OneTokenByGraph:
 
     def select(self, rows):
         """Go on with these rows alone."""
-        self.positions, self.tokens = self.positions[rows], self.tokens[rows]
+        self.positions = self.positions[rows]
+        self.tokens = self.tokens[rows]
         self.change(self.mask[rows], lambda x: x[rows])
 
     def change(self, mask, function):
         """Another mask, and keys and values changed by `function`: what was recorded no longer fits."""
-        self.mask, self.logits = mask, None
+        self.mask = mask
+        self.logits = None
         for layer in self.layers:
-            layer.keys, layer.values = function(layer.keys), function(layer.values)
+            layer.keys = function(layer.keys)
+            layer.values = function(layer.values)
 
     def close(self):
         """Free the cache, and the memory of the graphs, which the allocator would keep for graphs alone."""
