@@ -189,7 +189,8 @@ def make_embedded(number):
     """The embedded model's folder and prompts."""
     import grpo
     from common.harness.command_line import parse_args
-    from common.harness.data import EMBEDDED, PromptSampler, load_prompts
+    from common.harness.data import PromptSampler, load_prompts
+    from common.harness.embedded import EMBEDDED
     from common.harness.loading import load_tokenizer
 
     args = parse_args(grpo.Args, [])

@@ -16,7 +16,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 
 from common.harness.distributed import choose_device
-from common.harness.pairs import EMBEDDED_PAIRS
+from common.harness.embedded import EMBEDDED_PAIRS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "benchmarks", "README.md")

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 from common.errors import InputError
-from common.harness.data import EMBEDDED
+from common.harness.embedded import EMBEDDED
 from testbed import ROOT
 
 PAGE = (ROOT / "docs" / "running.md").read_text(encoding="utf-8").split("\n## After training\n")[1].split("\n## ")[0]

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.errors import InputError
-from common.harness.data import EMBEDDED, load_prompts
+from common.harness.data import load_prompts
+from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_tokenizer
 from common.rewards import score
 from rows import gemma_tokenizer, pairs_from

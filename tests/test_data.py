@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from common.answers import answers_match
 from common.errors import InputError
-from common.harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
+from common.harness.data import Prompt, PromptSampler, load_prompts
+from common.harness.embedded import EMBEDDED
 from common.harness.pairs import Pair, load_pairs
 from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write

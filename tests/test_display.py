@@ -38,5 +38,5 @@ def test_a_terminal_gets_a_bar_in_the_place_of_the_lines_of_steps(tmp_path):
     bars = re.findall(r"(\d)/3 \[[^\r]*reward (\S+), length (\S+), entropy ([\d.]+)\]", shown)
     assert [int(step) for step, *_ in bars][-1] == 3
     assert "step 1/3:" not in shown  # the line of a step
-    assert re.search(r"\nstep 1, reward \S+: '", shown)  # a sample on a line of its own, above the bar
+    assert re.search(r"[\r\n]step 1, reward \S+: '", shown)  # a sample on a line of its own, above the bar
     assert shown.rstrip().splitlines()[-1].startswith("eval/pass@1 before ")

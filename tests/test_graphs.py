@@ -1,4 +1,4 @@
-"""The fixed cache of common/shortcuts/graphs.py, without graphs on a CPU: tokens and log-probs are those of the other cache."""
+"""The fixed cache of common/shortcuts/graphs.py, without graphs on a CPU: tokens and log-probs are as without it."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ import grpo
 import ppo
 from common.errors import InputError
 from common.harness import probes
-from common.harness.data import EMBEDDED
+from common.harness.embedded import EMBEDDED
 from common.harness.loading import (
     find_stop_tokens,
     load_policy,
@@ -112,7 +112,7 @@ def test_a_dtype_by_its_old_name_or_of_the_text_model_is_refused_too(values, tmp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", None])
 def test_a_dtype_of_floats_is_what_the_model_is_saved_in(dtype, tmp_path):
     policy = policy_of(copy_of_embedded(tmp_path / "model", dtype=dtype))
-    assert policy.lm.saved_dtype == getattr(torch, dtype or "float32") and policy.lm.dtype == torch.float32
+    assert policy.lm.origin.dtype == getattr(torch, dtype or "float32") and policy.lm.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import reward_model
 import worker
 from common.errors import InputError
 from common.harness.command_line import parse_args
-from common.harness.data import EMBEDDED
 from common.harness.distributed import launch
+from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
 from processes import run_processes
 from small_models import random_batch, save_reward_model, small_model

@@ -199,7 +199,7 @@ def test_a_model_that_draws_noise_in_training_is_trained_without(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"router_jitter_noise": 0.1}), encoding="utf-8")
     policy, batch = policy_of(tmp_path), random_batch(vocabulary=20)
     assert policy.training and torch.equal(policy(batch)[0], policy(batch)[0])
-    assert policy.lm.saved_noise["router_jitter_noise"] == 0.1  # as model/ has it
+    assert policy.lm.origin.noise["router_jitter_noise"] == 0.1  # as model/ has it
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import common.policy
 from common.harness import gpu_probes, probes
-from common.harness.data import EMBEDDED
+from common.harness.embedded import EMBEDDED
 from common.harness.gpu_probes import fuse_norms
 from common.harness.probes import find_shortcuts
 from common.policy import Policy

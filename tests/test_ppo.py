@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 import ppo
 import reward_model
 from common.errors import InputError
-from common.harness.data import EMBEDDED
+from common.harness.embedded import EMBEDDED
 from common.harness.metrics import Metrics
 from common.masked import moments
 from small_models import LLAMA4, random_batch, random_policy, save_reward_model

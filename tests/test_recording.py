@@ -1,4 +1,4 @@
-"""How common/shortcuts/graphs.py records a token, on a pretended card: what it asks of torch, and how it leaves the allocator."""
+"""How common/shortcuts/graphs.py records a token, on a pretended card: what it asks of torch, and leaves behind."""
 
 import contextlib
 import types

@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from common.batches import left_pad  # noqa: E402
 from common.errors import InputError  # noqa: E402
 from common.generation import sampling_config, seeded  # noqa: E402
-from common.harness.data import EMBEDDED, Prompt  # noqa: E402
+from common.harness.data import Prompt  # noqa: E402
+from common.harness.embedded import EMBEDDED  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_policy, load_tokenizer  # noqa: E402
 from grpo import Args, rollout  # noqa: E402
 

@@ -8,7 +8,7 @@ import datasets  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.harness.data import EMBEDDED
+from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_tokenizer
 from testbed import ALL, script
 

@@ -19,7 +19,7 @@ from common.batches import left_pad
 from common.generation import decode, sampling_config
 from common.harness import loading
 from common.harness.distributed import set_up_attention
-from common.harness.pairs import EMBEDDED_PAIRS
+from common.harness.embedded import EMBEDDED_PAIRS
 from common.harness.run import Run
 from common.shortcuts.graphs import OneTokenByGraph
 from pretend_gpu import GPU, Counted, pretended

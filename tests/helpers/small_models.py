@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from common.errors import InputError
-from common.harness.data import EMBEDDED, Prompt
+from common.harness.data import Prompt
+from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.probes import find_shortcuts
 from common.policy import Policy
@@ -139,7 +140,7 @@ def refused(load, folder):
 def save_reward_model(folder, tokenizer, **config):
     from transformers import AutoConfig
 
-    from common.harness.data import EMBEDDED
+    from common.harness.embedded import EMBEDDED
 
     torch.manual_seed(1)
     config = AutoConfig.from_pretrained(EMBEDDED, num_labels=1, pad_token_id=tokenizer.pad_token_id, **config)

@@ -53,7 +53,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
-    policy.lm.saved_dtype = torch.bfloat16  # as if the checkpoint had been
+    policy.lm.origin.dtype = torch.bfloat16  # as if the checkpoint had been
     save_pretrained(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
     del model, optimizer, policy, reference, trained, parameters
     accelerator.wait_for_everyone()
