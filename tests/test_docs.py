@@ -24,18 +24,6 @@ def test_the_readme_has_the_results_of_the_bare_commands():
         assert len(runs) == 5 and row in text.splitlines(), row
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
-def test_a_readme_stays_short(page):
-    text, _, corrections = (ROOT / page).read_text(encoding="utf-8").partition("\n## 文章里的说法\n")
-    assert len(text.splitlines()) <= 145 and len(corrections.splitlines()) < 40
-
-
-def test_the_pages_stay_few_and_short():
-    pages = [*ROOT.glob("docs/*.md")]
-    lines = {page.name: page.read_text(encoding="utf-8").count("\n") for page in pages}
-    assert len(pages) <= 22 and sum(lines.values()) <= 6_000, sorted(lines.items(), key=lambda item: -item[1])
-
-
 @pytest.mark.parametrize("page", results.PAGES)
 def test_the_tables_of_results_are_those_of_the_rows(page):
     text = (ROOT / results.PAGES[page]).read_text(encoding="utf-8")
@@ -70,55 +58,37 @@ def cells_of_speed(ours, stock, trl):
     return [" / ".join(map(seconds, (ours, stock, trl))), *ratios, " / ".join(memory)]
 
 
-def test_the_page_has_the_measured_speed():
-    found = {}
-    for file in sorted((ROOT / "benchmarks/results").glob("*.json")):
-        for workload, turns in json.loads(file.read_text(encoding="utf-8")).items():
-            if "stock" in turns:
-                found[workload, turns["threads"]] = cells_of_speed(turns["ours"], turns["stock"], turns["trl"])
-            else:
-                pretrained = turns["ours"], turns["trl"]
-    text = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("\n## Speed\n")[1]
-    steps = [[turn["step_s"] for turn in turns] for turns in pretrained]
-    ratios = sorted(trl / ours for ours, trl in zip(*steps, strict=True))
-    said = (
-        f"a step took {statistics.median(steps[0]):.1f} s against TRL's {statistics.median(steps[1]):.1f} on two cores"
-    )
-    said += ", in {:.1f} GB against {:.1f}.".format(*(statistics.median(x["peak_gb"] for x in y) for y in pretrained))
-    words = " ".join(text.split())
-    assert said in words and "{:.1f}, {:.1f} and {:.1f} in [three turns]".format(*ratios) in words
-    table = text.split("| workload |")[1].split("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table.splitlines()[2:]]
-    assert len(found) == 6 and sorted(rows) == sorted(found.values())
-
-
 def cells(line):
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def test_the_page_has_the_numbers_of_the_gpu():
-    """Of each kept line: the rollouts, a token by rows, the updates, what probes and captures took."""
+def test_the_table_of_speed_is_that_of_the_turns():
+    found = []
+    for file in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        for turns in json.loads(file.read_text(encoding="utf-8")).values():
+            if "stock" in turns:
+                found.append(cells_of_speed(turns["ours"], turns["stock"], turns["trl"]))
+    table = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("| workload |")[1].split("\n\n")[0]
+    rows = [cells(line)[1:] for line in table.splitlines()[2:]]
+    assert len(found) == 6 and sorted(rows) == sorted(found)
+
+
+def test_the_tables_of_the_gpu_are_those_of_its_output():
+    """Of each kept line: the rollouts (seconds, tokens a second, time of a token) and the updates."""
     lines = (ROOT / "benchmarks/results/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
-    about, *rows = map(json.loads, lines)
+    rows = [json.loads(line) for line in lines]
     section = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("\n### On a GPU\n")[1].split("\n### ")[0]
-    text, table = " ".join(section.split()), [cells(line) for line in section.splitlines() if line.startswith("|")]
-    assert all(f"{about[key]}" in text for key in ("driver", "python", "torch", "transformers", "date", "commit"))
+    table = [cells(line) for line in section.splitlines() if line.startswith("|")]
     rollouts = {name: [row for row in rows if row.get("rollout") == name] for name in ("no_graphs", "shared", "both")}
     for name, turns in rollouts.items():
-        shown = [f"{x['s']:.2f}" for x in turns], [f"{x.get('tok_s', x['tokens'] / x['s']):,.0f}" for x in turns]
-        peak = f"{max(x['memory'][2] for x in turns):.2f}" if name != "both" else ""
-        assert [*map(", ".join, [*shown, [f"{x['ms_a_token']:.1f}" for x in turns]]), peak] in [x[1:] for x in table]
+        seconds = ", ".join(f"{turn['s']:.2f}" for turn in turns)
+        speeds = ", ".join(f"{turn.get('tok_s', turn['tokens'] / turn['s']):,.0f}" for turn in turns)
+        times = ", ".join(f"{turn['ms_a_token']:.1f}" for turn in turns)
+        peak = f"{max(turn['memory'][2] for turn in turns):.2f}" if name != "both" else ""
+        assert [seconds, speeds, times, peak] in [line[1:] for line in table]
     for row in rows:
-        if "by_rows" in row:
-            assert [f"{ms:.2f}" for ms in row["ms"].values()] in [x[1:] for x in table], row
         if "update" in row:
-            fused, shared = "fused" in row["update"], "shared" in row["update"]
             numbers = [row["update"].split()[0], f"{row['s']:.2f}", f"{row['tok_s']:,}", f"{row['memory'][2]:.1f}"]
-            (found,) = (x[0] for x in table if x[1:] == numbers)
-            assert fused == ("fused" in found) and shared == ("packed" not in found), row
-    (records,) = (row["records"] for row in rows if row.get("rollout") == "timed")
-    took = [1000 * seconds for *_, seconds in records]
-    assert len(took) == 9 and "nine times in the rollout above" in text
-    assert f"{min(took):.0f} to {max(took):.0f} ms each, {sum(took) / 1000:.1f} s together" in text
-    held = [f"{rollouts[name][0]['memory'][1]:.1f}" for name in ("shared", "no_graphs")]
-    assert "{} GB are reserved, without graphs {}".format(*held) in text
+            (found,) = (line[0] for line in table if line[1:] == numbers)
+            assert ("fused" in row["update"]) == ("fused" in found)
+            assert ("shared" in row["update"]) == ("packed" not in found)
