@@ -15,7 +15,8 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from common.errors import InputError, in_short, refuse, say
 from common.harness.distributed import first_device, is_sharded, set_threads
 from common.harness.embedded import EMBEDDED_FOLDERS
-from common.harness.probes import causal_problem, find_shortcuts, sampling_problem, unused_weights
+from common.harness.ladder import find_shortcuts
+from common.harness.probes import causal_problem, sampling_problem, unused_weights
 from common.harness.prompts import end_token
 from common.policy import Policy
 

@@ -1,17 +1,13 @@
 """What a forward over a few tokens shows of a model: whether and how it can be trained, and which weights texts use."""
 
-import contextlib
 import re
 
 import torch
-from transformers import DynamicCache
 
 from common.errors import in_short
 from common.generation import sampling_config, seeded
 from common.masked import logprobs_and_entropy
 from common.policy import Policy
-
-EXACT = "head_is_last", "plain_cache", "shares_prompts", "packs", "graphs"  # arguments of `Policy`
 
 
 def ordinary_ids(lm, count):
@@ -89,32 +85,6 @@ def rounding(lm):
     return 1e-4 if lm.dtype == torch.float32 and not torch.is_autocast_enabled(lm.device.type) else 0.5
 
 
-@torch.no_grad()
-def find_shortcuts(lm, may_share=True, accelerator=None):
-    """Which shortcuts are exact for this model on all processes, as arguments of `Policy`: {name: bool}, and `refused`,
-    {name: why} of those for which more is to be said. Prompts are shared only with `may_share`. On a GPU norms are
-    fused, and graphs tried; packed passes need bfloat16, as `accelerator` has it."""
-    refused, norms = {}, []
-    found = {
-        "head_is_last": tried("head_is_last", head_is_last, lm, refused),
-        "plain_cache": tried("plain_cache", has_plain_cache, lm, refused),
-    }
-    may_share = may_share and all(found.values())
-    found["shares_prompts"] = may_share and tried("shares_prompts", sharing_is_exact, lm, refused)
-    on_gpu = lm.device.type == "cuda"
-    to_be_sharded = accelerator is not None and accelerator.is_fsdp2 and accelerator.device.type == "cuda"
-    if on_gpu or to_be_sharded:
-        from common.harness import gpu_probes
-
-        if on_gpu:
-            norms = gpu_probes.norms(lm)
-            with accelerator.autocast() if accelerator else contextlib.nullcontext():
-                found |= gpu_probes.find_gpu_shortcuts(lm, refused, **found)
-        elif found["head_is_last"] and found["plain_cache"]:
-            found["packs"] = gpu_probes.may_pack_sharded(lm, refused, accelerator)
-    return agree(found, norms, refused, accelerator)
-
-
 def tried(name, check, lm, refused):
     """What `check(lm)` returns, or False if it raises; then `refused` gets the reason by the `name` of the shortcut.
     Short memory and a broken device are no property of the model: they end the run, here as anywhere."""
@@ -125,56 +95,6 @@ def tried(name, check, lm, refused):
     except Exception as error:  # models raise nearly every type there is; a real fault raises again in the run
         refused[name] = in_short(error)
         return False
-
-
-def agree(found, norms, refused, accelerator):
-    """`found` and the fused ones of `norms` as they hold on every process. Each has tried its own copy of the model on
-    its own device; where one took another way than the others, it would count other metrics, or round otherwise."""
-    flags = [found.get(name, False) for name in EXACT] + ["forward" in vars(norm) for norm in norms]
-    if accelerator is not None:
-        counts = accelerator.reduce(torch.tensor(flags, dtype=torch.int, device=accelerator.device), "sum")
-        flags = (counts == accelerator.num_processes).tolist()
-    shortcuts, fused = flags[: len(EXACT)], flags[len(EXACT) :]
-    for name, on_all in zip(EXACT, shortcuts, strict=True):
-        if found.get(name) and not on_all:
-            found[name], refused[name] = False, "another process refused it"
-    for norm, on_all in zip(norms, fused, strict=True):
-        if not on_all:
-            vars(norm).pop("forward", None)
-    return found | {"fused_norms": sum(fused), "refused": refused}
-
-
-def head_is_last(lm):
-    """Whether logits are those of the head on the states of `base_model`: no scale (Granite, Cohere) and no soft cap
-    (Gemma 2), which shows as the head's output is amplified. An error if that gives no states (Llama 4)."""
-    head = lm.get_output_embeddings()
-    ids = torch.arange(8, device=lm.device)[None] % head.weight.shape[0]
-    with head.register_forward_hook(lambda module, inputs, output: output * 1e4):
-        logits = lm(input_ids=ids, use_cache=False).logits
-        expected = head(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    return bool((logits - expected).abs().max() <= expected.abs().max() / 1000)
-
-
-def has_plain_cache(lm):
-    """Whether the cache holds keys and values alone; that of hybrids has other states, some in subclasses of layers."""
-    if not layer_types(lm) <= {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}:
-        return False
-    cache, ids = DynamicCache(config=lm.config), torch.zeros(1, 1, dtype=torch.long, device=lm.device)
-    return lm(input_ids=ids, past_key_values=cache, use_cache=True).past_key_values is cache
-
-
-def layer_types(lm):
-    """The class names of the layers in the cache that `generate` makes for `lm`."""
-    return {type(layer).__name__ for layer in DynamicCache(config=lm.config).layers}
-
-
-def sharing_is_exact(lm):
-    """Whether computing each prompt once gives the same log-probs as whole rows."""
-    shared = getattr(lm.config.get_text_config(), "num_kv_shared_layers", 0)  # transformers 5.17 has no layer for them
-    if shared or "DummyLayer" in layer_types(lm):  # nobody has looked at the gradient through another layer's keys
-        return False
-    (plain, _), (other, _) = (policy_of(lm, shares_prompts=share)(rows_of_two_prompts(lm), False) for share in (0, 1))
-    return torch.allclose(plain, other, atol=rounding(lm))
 
 
 def policy_of(lm, shares_prompts=False, packs=False):
