@@ -111,21 +111,18 @@ def add_line(tree, page, like, start, rest):
 def steps():
     """In this order: scripts, what is made of them, links to their code, and the page that shows all of it."""
     yield from (copies, members, metrics, rows)
-    import bugs
     import diffs
     import kl_estimators
     import lead
     import lines
     import memory
     import monitoring
-    import names
-    import one_step
     import real_model
     import report
     import results
     import side_by_side
 
-    programs = [names, one_step, memory, kl_estimators, results, real_model, report, lead, bugs]
+    programs = [memory, kl_estimators, results, real_model, report, lead]
     programs += [monitoring, lines, diffs]
     yield from (program.refresh for program in (*programs, side_by_side))
 

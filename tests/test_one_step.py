@@ -1,0 +1,20 @@
+"""examples/one_step.py: the step that it takes by hand is that of grpo.py."""
+
+import json
+import re
+
+import one_step
+import pytest
+
+import grpo
+
+
+def test_the_step_by_hand_has_the_metrics_of_a_run(tmp_path, capsys, monkeypatch):
+    one_step.main()
+    loss, norm = map(float, re.search(r"means of both updates: (\S+), (\S+)", capsys.readouterr().out).groups())
+    options = "--prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 --max_steps 1 --seed 51"
+    monkeypatch.setattr(grpo, "evaluate", lambda *arguments: ({}, None))
+    grpo.main([*options.split(), "--output_dir", str(tmp_path / "run")])
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert loss == pytest.approx(row["optim/loss"], abs=1e-4) and loss != 0
+    assert norm == pytest.approx(row["optim/grad_norm"], abs=1e-3) and row["policy/clip_fraction_high"] > 0
