@@ -1,4 +1,4 @@
-"""Prints the numbers of docs/one_step.md: one step of grpo.py, and the same rows in the other algorithms.
+"""Prints the numbers of docs/one_step.md: a step of grpo.py, and its rows in other algorithms.
 
 python examples/one_step.py
 
@@ -34,7 +34,10 @@ from common.rewards import load_rewards
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
 TOKEN = 5  # of row SHORT: the answer
-ACCELERATOR = Accelerator(cpu=True)
+
+
+def accelerator():
+    return Accelerator(cpu=True)  # all of them share one state
 
 
 def table(title, *rows):
@@ -47,7 +50,7 @@ def table(title, *rows):
 
 
 def rows_of(module, args, functions, prompts, texts, batch):
-    """The micro-batch that a script would make of the rollout, with its own rewards and advantages."""
+    """The micro-batch that a script makes of the rollout, with its own rewards and advantages."""
     rewards, _, _ = module.compute_rewards(functions, prompts, texts, batch["truncated"])
     if module is dapo:
         rewards = rewards + dapo.overlong_penalty(batch["completion_mask"].sum(dim=1), args)
@@ -59,7 +62,7 @@ def rows_of(module, args, functions, prompts, texts, batch):
         batch["advantages"] = module.compute_advantages(rewards, args).float()
     if module is dapo:  # it trains on groups with right and with wrong completions: here on the first one
         batch = {name: column[: args.group_size] for name, column in batch.items()}
-    ((micro,),) = split_rollout(ACCELERATOR, batch, args)
+    ((micro,),) = split_rollout(accelerator(), batch, args)
     return micro
 
 
@@ -80,18 +83,18 @@ def backward(module, args, model, micro):
 
 def norm_of(model, most=0):
     """The norm of the gradient, which is then cut to `most` (0: it is left as it is)."""
-    return float(clip_grad_norm(ACCELERATOR, model.parameters(), most))
+    return float(clip_grad_norm(accelerator(), model.parameters(), most))
 
 
 def second_update(module, old, new, reference, functions, rollout):
-    """A column of the last table: what a script makes of the second update, from the old weights to the new ones."""
+    """A column of the last table: what a script makes of the second update."""
     args = module.Args(**SIZES, num_minibatches=1)
     if module is dapo:
         args.overlong_cache = 7  # a quarter of max_new_tokens
     micro = rows_of(module, args, functions, *rollout)
     if module is ppo:
         model = ppo.ActorCritic(old, ppo.load_critic(args, old))
-        ppo.assign_advantages(ACCELERATOR, model, None, [micro], args, Metrics(), ppo.Coefficients(args))
+        ppo.assign_advantages(accelerator(), model, None, [micro], args, Metrics(), ppo.Coefficients(args))
     with torch.no_grad():
         micro["old_logprobs"], _ = old(micro, with_entropy=False)
         if args.kl_coef:
@@ -110,12 +113,12 @@ def second_update(module, old, new, reference, functions, rollout):
 
 
 def pair_update(old, new, tokenizer, functions, rollout):
-    """The same of dpo.py: row LONG is chosen, as the first of the right ones, and row WRONG rejected."""
+    """The same of dpo.py: row LONG is chosen, the first of the right ones, and row WRONG rejected."""
     prompts, _, batch = rollout
     args = dpo.Args(pair_samples=4, pairs_per_step=1, max_new_tokens=27)
     with mock.patch.object(dpo, "rollout", lambda *arguments: batch):  # the rows that are there
-        pairs, _ = dpo.make_pairs(ACCELERATOR, old, tokenizer, functions, prompts, 1, args, Metrics())
-    pairs = dpo.with_reference(ACCELERATOR, old, pairs, args)
+        pairs, _ = dpo.make_pairs(accelerator(), old, tokenizer, functions, prompts, 1, args, Metrics())
+    pairs = dpo.with_reference(accelerator(), old, pairs, args)
     new.zero_grad()
     losses, stats = dpo.pair_losses(new, dpo.pair_batch(pairs, "cpu"), args)
     losses.sum().backward()

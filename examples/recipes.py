@@ -1,16 +1,19 @@
 """Puts a file of recipes/, solutions/ or bugs/ into a script, function by function.
 
-python examples/recipes.py --list                                the files, and what each of them is
-python examples/recipes.py rloo                                  writes rloo.py beside grpo.py; then: python rloo.py
+python examples/recipes.py --list                                the files, and what each one is
+python examples/recipes.py rloo                                  writes rloo.py beside grpo.py
 python examples/recipes.py micro_batches ppo.py                  the same, made of ppo.py
-python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs the result with these options, and writes no file
+python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs it, and writes no script
 
 Such a file is Python. What it defines is put into the script by its name:
 
 - A function replaces the script's function of that name, whether the script defines or imports it.
-- `script_update = update` keeps the script's own function under another name, so that the new one can call it.
-- An option in `class Args` replaces the script's option of that name; `del` in that class takes options away.
-- Functions, constants and options that the script does not have are added. The file must use them itself.
+- `script_update = update` keeps the script's own function under another name, so that the new one
+  can call it.
+- An option in `class Args` replaces the script's option of that name, and `del` in that class takes
+  options away.
+- Functions, constants and options that the script does not have are added. The file must use them
+  itself.
 - The docstring becomes that of the script, and a run of the script has the name of the file.
 """
 
@@ -30,27 +33,38 @@ def files():
 
 
 class Source:
-    """The text of a script, or of a file to be put into it: what is in it, and edits of its lines."""
+    """The text of a script, or of a file to be put into it: what is in it, and its edits."""
 
     def __init__(self, text):
-        self.lines, self.tree, self.edits = text.splitlines(), ast.parse(text), []
+        self.lines = text.splitlines()
+        self.edits = []  # (first line from 0, line after the last one, the new text)
+        self.tree = ast.parse(text)
         self.docstring, *self.statements = self.tree.body
-        self.functions = {node.name: node for node in self.statements if isinstance(node, ast.FunctionDef)}
-        self.imports = [node for node in self.statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+        self.functions, self.imports, self.args = {}, [], []
+        for node in self.statements:
+            if isinstance(node, ast.FunctionDef):
+                self.functions[node.name] = node
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.imports.append(node)
+            elif isinstance(node, ast.ClassDef) and node.name == "Args":
+                self.args = node.body
         self.imported = {alias.name for node in self.imports for alias in node.names}
-        classes = [node for node in self.statements if isinstance(node, ast.ClassDef) and node.name == "Args"]
-        self.args = classes[0].body if classes else []
         self.options = {node.target.id: node for node in self.args if isinstance(node, ast.AnnAssign)}
 
     def names(self):
-        """The names that the code reads, and those of attributes, such as `teacher` in `args.teacher`."""
-        nodes = list(ast.walk(self.tree))
-        names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        """The names that the code reads, and attributes, such as `teacher` in `args.teacher`."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+        return found
 
     def place(self, node):
-        """The lines of a statement with its decorators: the first one, from 0, and the one after the last."""
-        return min(part.lineno for part in (node, *getattr(node, "decorator_list", []))) - 1, node.end_lineno
+        """The first line of a statement with its decorators, from 0, and the line after it."""
+        decorators = getattr(node, "decorator_list", [])
+        return min(part.lineno for part in (node, *decorators)) - 1, node.end_lineno
 
     def text(self, node):
         first, end = self.place(node)
@@ -68,7 +82,7 @@ class Source:
         self.edits.append((line, line + 1, self.lines[line].replace(old, new)))
 
     def result(self):
-        for first, end, text in sorted(self.edits, reverse=True):  # from the bottom: line numbers above stay right
+        for first, end, text in sorted(self.edits, reverse=True):  # line numbers above stay right
             self.lines[first:end] = text.splitlines()
         return "\n".join(self.lines) + "\n"
 
@@ -76,7 +90,8 @@ class Source:
 def put(patch, script, name):
     """The text of a script with that of a file put into it; its runs have this name.
 
-    A ValueError names what the script does not have: there it has another name, and the file would do nothing.
+    A ValueError names what the script does not have: it was renamed there, and what the file defines
+    would do nothing.
     """
     new, script = Source(patch), Source(script)
     script.replace(script.docstring, new.text(new.docstring))
@@ -131,24 +146,30 @@ def must_have(names, name, kind):
 
 
 def with_imports(text, new):
-    """The script with the imports of the file, and without the imported names that it no longer needs."""
+    """The script with the imports of the file, and without those that it no longer needs."""
     script = Source(text)
     replaced = script.functions.keys() - new.names()  # by a function of the same name
     unused = replaced | (script.imported - script.names())
-    added = {}  # {module: names}
-    for node in new.imports:
-        if isinstance(node, ast.ImportFrom):
-            added[node.module] = {alias.name for alias in node.names}
-        else:
-            script.insert(script.place(script.imports[0])[0], new.text(node))
+    added = {node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)}
     for node in script.imports:
         if isinstance(node, ast.ImportFrom):
-            own = {alias.name for alias in node.names}
-            names = (own | added.get(node.module, set())) - unused
-            if names != own:
-                ordered = ", ".join(sorted(names, key=import_order))
-                script.replace(node, f"from {node.module} import {ordered}" if names else "")
+            names = (names_of(node) | added.pop(node.module, set())) - unused
+            if names != names_of(node):
+                script.replace(node, import_line(node.module, names))
+    first, _ = script.place(script.imports[0])
+    for node in new.imports:
+        if isinstance(node, ast.Import) or node.module in added:
+            script.insert(first, new.text(node))
     return script.result()
+
+
+def names_of(node):
+    return {alias.name for alias in node.names}
+
+
+def import_line(module, names):
+    ordered = sorted(names, key=import_order)
+    return f"from {module} import {', '.join(ordered)}" if names else ""
 
 
 def import_order(name):

@@ -1,4 +1,4 @@
-"""examples/bugs: each bug of docs/exercises.md can be put into its script, and changes what a run computes."""
+"""examples/bugs: each bug fits its script, and changes what a run computes."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""docs/exercises.md: a check passes with the solution, and with neither grpo.py nor a solution that is nearly right."""
+"""docs/exercises.md: a check passes with the solution, and not with one that is nearly right."""
 
 import json
 

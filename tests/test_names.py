@@ -71,7 +71,7 @@ def test_what_follows_an_unknown_option_is_its_value_unless_it_is_an_option():
 
 
 def test_what_tools_does_wrong_shows_and_without_the_file_an_unknown_option_is_one_line(tmp_path, monkeypatch):
-    """Only a missing file means that tools/ was not copied. The line then names the first one alone."""
+    """Only a missing file means that tools/ was not copied; the line then names the first alone."""
     monkeypatch.setattr(script("grpo"), "__file__", str(tmp_path / "grpo.py"))
     two = "--num_generations 8 --beta 0"
     assert error_of("grpo", two) == "unknown option --num_generations (--help lists the options)"

@@ -1,4 +1,4 @@
-"""examples/recipes.py puts functions into a script by name, and each recipe is the algorithm that it says it is."""
+"""examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
 import dataclasses
 import json

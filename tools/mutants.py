@@ -1,10 +1,11 @@
-"""Bugs that people write, one at a time, and for each the test that must fail on it: does the suite see them?
+"""Bugs that people write, one at a time: does the test that is named for each of them fail?
 
     python tools/mutants.py [WORD ...]      all rows, or those whose name contains one of the words
 
-Run it by hand after a change of the algorithms. The first rows are the bugs of docs/exercises.md; each of the others
-puts one piece of code in the place of another, which must be in its file exactly once. The rows run in a copy of the
-project, after their tests have passed without any bug. A bug whose test passes as well survives: the test is missing.
+Run it by hand after a change of the algorithms. The first rows are the bugs of docs/exercises.md;
+each of the others puts one piece of code in the place of another, which must be in its file exactly
+once. The rows run in a copy of the project, after their tests have passed without any bug. A bug
+whose test passes as well survives: the test is missing.
 """
 
 import os
@@ -236,11 +237,18 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
 
 
 def rows():
-    """All bugs as (what is wrong, file, its text with the bug, test); no text if the code is not there once."""
+    """All bugs: (what is wrong, file, its text with the bug, test).
+
+    The text is None if the code does not stand in the file once.
+    """
     for name, script, test in BUGS:
         patch = recipes.files()[name].read_text(encoding="utf-8")
         source = (ROOT / script).read_text(encoding="utf-8")
-        yield f"exercises: {name}", script, recipes.put(patch, source, pathlib.Path(script).stem), test
+        try:
+            text = recipes.put(patch, source, pathlib.Path(script).stem)
+        except ValueError:
+            text = None
+        yield f"exercises: {name}", script, text, test
     for name, file, old, new, test in MUTANTS:
         source = (ROOT / file).read_text(encoding="utf-8")
         yield name, file, source.replace(old, new) if source.count(old) == 1 else None, test
@@ -257,7 +265,7 @@ def run_tests(project, *tests):
 
 
 def verdict(code, output):
-    """killed: the test failed; survived; broken: what ran was not the bug, and the row is to be mended."""
+    """`killed`: the test failed; `survived`; `broken`: what ran was not the bug: mend the row."""
     if code == 0:
         return "survived"
     misspelt = any(f"E   {error}" in output for error in ("NameError", "SyntaxError", "ImportError"))
@@ -276,7 +284,7 @@ def main(words):
         left = 0
         for name, file, text, test in chosen:
             if text is None:
-                found = "its code does not stand once in the file"
+                found = "not found once"
             else:
                 healthy = (project / file).read_text(encoding="utf-8")
                 (project / file).write_text(text, encoding="utf-8", newline="\n")

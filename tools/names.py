@@ -1,4 +1,4 @@
-"""What an unknown option is called here, if TRL, verl or OpenRLHF have it: the scripts ask at an error.
+"""What an option of TRL, verl or OpenRLHF is called here. The scripts ask at an unknown option.
 
 names.toml beside this file has the table, which docs/algorithms.md shows too.
 """
@@ -13,12 +13,12 @@ ROWS = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="
 
 
 def names(row):
-    """The names in a row that other projects have; its first cell is the option here, its last one a sentence."""
+    """The names of other projects in a row, between the option here and a sentence."""
     return " ".join(row[1:-1]).split()
 
 
 def rows_of(name):
-    """The rows that have this name, or one that stands for it, or one that ends with it, as `clip_ratio_c` does."""
+    """The rows with this name; or with a pattern for it; or with a key that ends with it."""
     whole = [row for row in ROWS if name in names(row)]
     alike = [row for row in ROWS if any(fnmatch.fnmatchcase(name, key) for key in names(row))]
     return whole or alike or [row for row in ROWS if any(key.endswith(f".{name}") for key in names(row))]
@@ -48,7 +48,10 @@ def misspelt(name, value, fields):
 
 
 def answer(unknown, fields):
-    """One line on all unknown words of a command line. The word after an option is its value, unless it is one too."""
+    """One line on all unknown words of a command line.
+
+    The word after an option is its value, unless it is an option too.
+    """
     found, words = [], list(unknown)
     while words:
         name, equals, value = words.pop(0).partition("=")

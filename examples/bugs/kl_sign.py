@@ -1,4 +1,4 @@
-"""For grpo.py --kl_coef 0.2: the KL term has the wrong sign, and the policy is paid for leaving the reference."""
+"""For grpo.py --kl_coef 0.2: the policy is paid for the KL, whose sign is wrong."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""For ppo.py --micro_batch_size 16: the loss is a mean over each micro-batch, and then the mean of these."""
+"""For ppo.py --micro_batch_size 16: a mean over each micro-batch, and then the mean of these."""
 
 
 def token_weights(loss_mask, totals, args):

@@ -1,7 +1,8 @@
 """For grpo.py --num_minibatches 4: the old log-probs are those of the moment, so every ratio is 1.
 
-In `update` one would write `old_logprobs = logprobs.detach()`. That is also what `update` does where a micro-batch has
-no old log-probs. So a micro-batch that does not keep them has the same effect.
+In `update` one would write `old_logprobs = logprobs.detach()`. That is also what `update` does
+where a micro-batch has no old log-probs. So a micro-batch that does not keep them has the same
+effect.
 """
 
 healthy_split = split_rollout

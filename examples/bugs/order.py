@@ -1,4 +1,4 @@
-"""For grpo.py: the advantages are in another order than the rows, as if by `repeat` for `repeat_interleave`."""
+"""For grpo.py: advantages are in another order than the rows, as if by `repeat`."""
 
 healthy_advantages = compute_advantages
 

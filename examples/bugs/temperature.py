@@ -1,4 +1,4 @@
-"""For grpo.py --temperature 0.7: completions are drawn at that temperature, and the log-probs are taken at 1."""
+"""For grpo.py --temperature 0.7: the log-probs in the loss are taken at temperature 1."""
 
 healthy_load_policy = load_policy
 

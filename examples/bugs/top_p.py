@@ -1,4 +1,4 @@
-"""For grpo.py: completions are sampled with top-p 0.9 in training, and scored with the whole distribution."""
+"""For grpo.py: training samples with top-p 0.9, and scores with the whole distribution."""
 
 healthy_rollout = rollout
 

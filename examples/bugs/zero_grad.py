@@ -1,4 +1,4 @@
-"""For grpo.py: the gradients are never cleared, so each step adds its own to those of all steps before."""
+"""For grpo.py: the gradients are never cleared, so they add up over all steps."""
 
 healthy_update = update
 

@@ -1,10 +1,11 @@
 """GRPO with a calculator: a completion may have several turns, between which a tool writes.
 
-`]` is one more stop token. A row that ends with it gets the result of its call, as token ids; then all such rows are
-prefilled again and go on, until each has ended or has --max_new_tokens. The ids that were sampled are never decoded and
-encoded again: other ids for the same text would have other log-probs. In the batch, completion_mask covers all of a
-row, since later tokens attend to it; loss_mask has a hole where the calculator wrote. It needs this project's own
-sampling (not --rollout hf), and a vocabulary in which one token ends a call. examples/calculator_task.py makes a task.
+`]` is one more stop token. A row that ends with it gets the result of its call, as token ids; then
+all such rows are prefilled again and go on, until each has ended or has --max_new_tokens. The ids
+that were sampled are never decoded and encoded again: other ids for the same text would have other
+log-probs. In the batch, completion_mask covers all of a row, since later tokens attend to it;
+loss_mask has a hole where the calculator wrote. It needs this project's own sampling (not --rollout
+hf), and a vocabulary in which one token ends a call. examples/calculator_task.py makes a task.
 """
 
 import re
@@ -26,10 +27,15 @@ def column(rows, which, fill):
 
 
 def rollout(policy, prompts, n, temperature, top_p, seed, args):
-    """The batch of `sample_turn` with all turns in a row, and own_mask (R, T), false on what the calculator wrote."""
+    """The batch of `sample_turn` with all turns in a row.
+
+    Its own_mask (R, T) is false on what the calculator wrote.
+    """
     *stop_tokens, call_end = policy.stop_tokens
-    rows = [[] for _ in range(n * len(prompts))]  # of each the tokens so far: (id, log-prob, whether it was sampled)
-    going, asked, copies, turns = list(range(len(rows))), prompts, n, []
+    rows = [[] for _ in range(n * len(prompts))]  # tokens so far: (id, log-prob, was it sampled)
+    going = list(range(len(rows)))  # rows that have not ended
+    asked, copies = prompts, n
+    turns = []
     while going:
         left = args.max_new_tokens - min(len(rows[row]) for row in going)
         turn_args = replace(args, max_new_tokens=left)

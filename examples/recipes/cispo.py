@@ -1,8 +1,9 @@
 """CISPO: Clipped Importance Sampling Policy Optimization (arXiv 2506.13585, Eq. 4 and 5).
 
-The importance weight is clipped and detached, and stands in front of A log pi: a token beyond the clip keeps its
-gradient. All tokens of an optimizer step weigh the same, and there is no KL. There is no lower bound (--clip_low 1.0:
-a weight cannot fall below 0 anyway). The upper bound of the weight, 5, is a choice.
+The importance weight is clipped and detached, and stands in front of A log pi: a token beyond the
+clip keeps its gradient. All tokens of an optimizer step weigh the same, and there is no KL. There
+is no lower bound (--clip_low 1.0: a weight cannot fall below 0 anyway). The upper bound of the
+weight, 5, is a choice.
 """
 
 

@@ -1,9 +1,10 @@
-"""On-policy distillation: the student samples, and a teacher says how likely it would have been to write each token.
+"""On-policy distillation: a teacher says how likely it is to write each token of the student.
 
-The advantage of a token is log pi_teacher - log pi_student, at the student's temperature, detached. Its gradient is, at
-each position, that of -KL(student || teacher), without bias. Rewards are only logged. What a token leads to later is
-left out, which is a discount of 0. arXiv 2306.13649 trains on the student's own samples, too, but backpropagates
-through the divergence over the whole vocabulary.
+The advantage of a token is log pi_teacher - log pi_student, at the student's temperature, detached.
+Its gradient is, at each position, that of -KL(student || teacher), without bias. Rewards are only
+logged. What a token leads to later is left out, which is a discount of 0. arXiv 2306.13649 trains
+on the student's own samples, too, but backpropagates through the divergence over the whole
+vocabulary.
 """
 
 from dataclasses import replace
@@ -22,12 +23,12 @@ def load_reference(policy, args, accelerator=None):
 
 
 def compute_advantages(rewards, args):
-    """Zeros (R, 1): rewards teach nothing here, and `policy_loss` has the advantages of the tokens."""
+    """Zeros (R, 1): rewards teach nothing here; `policy_loss` has the advantages of the tokens."""
     return torch.zeros(len(rewards), 1)
 
 
 def teacher_advantages(logprobs, teacher_logprobs):
-    """Advantages (R, T) of the student's own tokens: log(teacher / student), each token's part of -KL, detached."""
+    """Advantages (R, T): log(teacher / student) of the student's tokens, their parts of -KL."""
     return (teacher_logprobs - logprobs).detach()
 
 

@@ -1,7 +1,8 @@
 """REINFORCE with one baseline for all prompts: the mean reward of the rollout.
 
-Second from the bottom of the ladder to GRPO in docs/your_own.md. Each process takes the mean of its own rows, so with
-two processes this is another algorithm; reinforce_pp shows how to count the rows of all processes.
+Second from the bottom of the ladder to GRPO in docs/your_own.md. Each process takes the mean of its
+own rows, so with two processes this is another algorithm; reinforce_pp shows how to count the rows
+of all processes.
 """
 
 
@@ -11,11 +12,11 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: each reward less the mean of all; 0 for a row without a reward."""
+    """Advantages (R, 1), float64: each reward less the mean of all; 0 without a reward."""
     advantages = rewards.double() - rewards.double().nanmean()
     return advantages.nan_to_num().view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T): the mean over rows of the sum over tokens, because a completion's log-prob is that sum."""
+    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
     return loss_mask.double() / totals["rows"]

@@ -15,5 +15,5 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T): the mean over rows of the sum over tokens, because a completion's log-prob is that sum."""
+    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
     return loss_mask.double() / totals["rows"]

@@ -1,7 +1,8 @@
 """REINFORCE++ with a baseline (arXiv 2501.03262).
 
-The mean of the group is subtracted from a reward, and the result is divided by the standard deviation over the tokens
-of the whole rollout, on all processes. The rest stays GRPO's: its KL, its mean over rows, one update.
+The mean of the group is subtracted from a reward, and the result is divided by the standard
+deviation over the tokens of the whole rollout, on all processes. The rest stays GRPO's: its KL, its
+mean over rows, one update.
 """
 
 from common.masked import moments
@@ -14,7 +15,7 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64, before they are whitened: each reward less the mean of its group."""
+    """Advantages (R, 1), float64, not yet whitened: each reward less the mean of its group."""
     groups = rewards.double().view(-1, args.group_size)
     mean, _, _, zero = group_statistics(groups, args.std_ddof)
     advantages = groups - mean
@@ -22,7 +23,7 @@ def compute_advantages(rewards, args):
 
 
 def whiten(accelerator, batch, args):
-    """The advantages of a batch, whitened over the tokens of all processes; every process has to call it."""
+    """The advantages, whitened over the tokens of all processes. Every process has to call it."""
     counted = batch["loss_mask"] & ~batch["rewards"].isnan()[:, None]  # a row may have no reward
     tokens = batch["advantages"].expand(counted.shape)[counted]  # (N,) of this process
     mean, variance = moments(tokens, args.std_ddof, accelerator.reduce)

@@ -4,9 +4,9 @@ The baseline of a completion is the mean reward of the others of its group:
 
     A_i = R_i - 1/(G-1) sum over j != i of R_j
 
-The action is the whole completion, so its log-prob is the sum over its tokens. With one update per rollout the ratio
-is 1, and the gradient is that of -A log pi. The paper's KL is part of the reward; with --kl_coef it is here part of the
-loss, as in grpo.py.
+The action is the whole completion, so its log-prob is the sum over its tokens. With one update per
+rollout the ratio is 1, and the gradient is that of -A log pi. The paper's KL is part of the reward;
+with --kl_coef it is here part of the loss, as in grpo.py.
 """
 
 
@@ -16,7 +16,7 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: each reward less the mean of the others of its group; 0 where all are equal."""
+    """Advantages (R, 1), float64: each reward less the mean of the others; 0 where all are equal."""
     groups = rewards.double().view(-1, args.group_size)
     mean, _, std, zero = group_statistics(groups, args.std_ddof)
     scored = groups.isfinite().sum(dim=1, keepdim=True)  # a row may have no reward
@@ -27,5 +27,5 @@ def compute_advantages(rewards, args):
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T): the mean over rows of the sum over tokens, because a completion's log-prob is that sum."""
+    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
     return loss_mask.double() / totals["rows"]

@@ -1,7 +1,7 @@
 """Exercise 5: GRPO with the advantages of RLOO.
 
-R_i minus the mean of the others is G / (G - 1) times R_i minus the mean of all. It assumes that every row has a reward;
-examples/recipes/rloo.py does not, and has the paper's sum over tokens too.
+R_i minus the mean of the others is G / (G - 1) times R_i minus the mean of all. It assumes that
+every row has a reward; examples/recipes/rloo.py does not, and has the paper's sum over tokens too.
 """
 
 
@@ -10,7 +10,7 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: each reward less the mean of the others of its group; 0 where all are equal."""
+    """Advantages (R, 1), float64: each reward less the mean of the others; 0 where all are equal."""
     groups = rewards.double().view(-1, args.group_size)
     mean, _, std, zero = group_statistics(groups, args.std_ddof)
     advantages = (groups - mean) * args.group_size / (args.group_size - 1)  # R_i minus the mean of the others

@@ -1,7 +1,7 @@
 """Exercise 7: GRPO with the ratio of GSPO, one for a completion.
 
-The mean over rows of means that `token_weights` takes is then exactly Eq. 5 of arXiv 2507.18071, because all tokens of
-a row carry the same loss.
+The mean over rows of means that `token_weights` takes is then exactly Eq. 5 of arXiv 2507.18071,
+because all tokens of a row carry the same loss.
 """
 
 
@@ -13,7 +13,7 @@ class Args:
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
-    """The loss of each token (R, T), by the ratio of its completion, and diagnostics {name: (R, T)}."""
+    """The loss of each token (R, T), by the ratio of its row, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
     ratio = (log_ratios.sum(dim=1, keepdim=True) / lengths).exp().expand_as(log_ratios)  # Eq. 7, the same along a row
