@@ -8,7 +8,8 @@ def test_a_row_has_its_bug_or_no_text_and_only_a_failure_kills(monkeypatch):
     gone = ("gone", "grpo.py", "no such code", "", "test_grpo.py")
     often = ("often", "grpo.py", "losses", "", "test_grpo.py")
     monkeypatch.setattr(mutants, "MUTANTS", [right, gone, often])
-    *bugs, (_, _, text, _), (_, _, none, _), (_, _, ambiguous, _) = mutants.rows()
-    assert len(bugs) == 10 and "losses = objective" in text and none is None and ambiguous is None
+    *bugs, text, none, ambiguous = [text for _, _, text, _ in mutants.rows()]
+    assert len(bugs) == len(mutants.BUGS) and all(bugs) and "losses = objective" in text
+    assert none is None and ambiguous is None
     found = [mutants.verdict(code, output) for code, output in ((0, ""), (1, ""), (1, "E   NameError: x"), (4, ""))]
     assert found == ["survived", "killed", "broken", "broken"]

@@ -33,12 +33,15 @@ BUGS = [  # of examples/bugs: (name, script, test)
     ("eos", "grpo.py", WHOLE),
     ("kl_sign", "grpo.py", "test_grpo.py::test_oracle_values"),
     ("micro_batches", "ppo.py", SPLIT.format("ppo")),
-    ("top_p", "grpo.py", SEEDS),
     ("batch", "grpo.py", "test_grpo.py::test_groups_are_adjacent_rows"),
     ("padding", "grpo.py", WHOLE),
 ]
 
 MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
+    # The tenth bug of the exercises. Its test looks at what `main` asks of `rollout`, which the file replaces.
+    ("exercises: top_p", "grpo.py",
+     "args.temperature, 1.0, seed", "args.temperature, 0.9, seed",
+     SEEDS),
     # --- advantages ---
     ("the standard deviation has ddof 0", "grpo.py",
      "group_statistics(groups, args.std_ddof)", "group_statistics(groups, 0)",
