@@ -98,6 +98,8 @@ def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
         policy.packs = reference.packs = True
         batch |= policy.prompt_columns(8, 4)
     edit(args, batch)
+    for model in (policy, reference):  # as in a run
+        gpu_probes.fuse_norms(model.lm)
     accelerator = launch(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
     reference.to(accelerator.device)
