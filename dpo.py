@@ -472,7 +472,10 @@ def main(argv=None):
     # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
     policy = load_policy(args, tokenizer, accelerator, temperature=1.0)
     betas = (args.adam_beta1, args.adam_beta2)
-    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
+    )
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     current, sampler = Round(args), PromptSampler(train_prompts or given_pairs, args.seed)

@@ -277,7 +277,10 @@ def main(argv=None):
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
-    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
+    )
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)

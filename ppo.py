@@ -651,7 +651,8 @@ def main(argv=None):
     critic = load_critic(args, policy)
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
-    optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay)
+    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused)
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler, coefficients = PromptSampler(train_prompts, args.seed), Coefficients(args)

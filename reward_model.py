@@ -261,7 +261,10 @@ def main(argv=None):
     steps = steps if args.max_steps < 0 else min(steps, args.max_steps)
     reward_model = load_reward_model(args, tokenizer, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
-    optimizer = torch.optim.AdamW(reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
+    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    optimizer = torch.optim.AdamW(
+        reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
+    )
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
     run.keep(sampler=sampler)  # a part of every checkpoint

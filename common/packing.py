@@ -12,7 +12,11 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
+from common.batches import to_device
 from common.shared_prompts import rows_on_host, token_places
+
+# From torch 2.12 on it takes fewer heads of keys than of queries. To ask in each layer would take longer than a kernel.
+TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 class Layout(NamedTuple):
@@ -21,8 +25,8 @@ class Layout(NamedTuple):
     keys: torch.Tensor  # (M,): of each sequence in turn, where its keys lie in the row
     query_ends: torch.Tensor  # (S + 1,) int32: 0, and where the queries of each sequence end
     key_ends: torch.Tensor  # (S + 1,) int32: the same among the M keys
-    query_lengths: list[int]
-    key_lengths: list[int]
+    longest_query: int  # tokens
+    longest_key: int
 
 
 def packed_states(lm, batch):
@@ -48,7 +52,7 @@ def packed_states(lm, batch):
     key_lengths = [sum(n for _, n in sequence) for sequence in sequences]
     parts = [places(sources), places(positions), places(predicting), places([x for each in sequences for x in each])]
     parts += [torch.tensor([0, *accumulate(x)]) for x in (query_lengths, key_lengths)]
-    moved = torch.cat(parts).to(batch["prompts"].device, non_blocking=True)  # at once
+    moved = to_device(torch.cat(parts), batch["prompts"].device)  # at once
     sources, positions, predicting, keys, *ends = moved.split([len(part) for part in parts])
 
     ids = torch.cat([batch["prompts"].reshape(-1), batch["completions"].reshape(-1)])[sources]
@@ -57,7 +61,7 @@ def packed_states(lm, batch):
         position_ids=positions[None],
         attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4D: taken as it is, and not looked at
         use_cache=False,
-        packed=Layout(keys, *(end.int() for end in ends), query_lengths, key_lengths),
+        packed=Layout(keys, *(end.int() for end in ends), max(query_lengths), max(key_lengths)),
     )
     return [(*token_places(completions, ids.device), outputs.last_hidden_state[0][predicting])]
 
@@ -75,15 +79,14 @@ def attend(query, key, value, layout, scale=None, window=None):
     both = torch.cat([key[0], value[0]]).transpose(0, 1)[layout.keys]  # (M, 2 K, D)
     key, value = both.split(heads, dim=1)
     options = dict(scale=scale, window_size=(window - 1 if window else -1, 0))
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # from torch 2.12 on
+    if TAKES_GROUPED_HEADS:
         options["enable_gqa"] = True
     else:
         key, value = (x.repeat_interleave(query.shape[1] // heads, dim=1) for x in (key, value))
     device = query.device.type  # in autocast rotary positions leave float32
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     query, key, value = (x.to(dtype).contiguous() for x in (query, key, value))
-    ends = layout.query_ends, layout.key_ends, max(layout.query_lengths), max(layout.key_lengths)
-    return varlen_attn(query, key, value, *ends, **options)[None]
+    return varlen_attn(query, key, value, *layout[1:], **options)[None]
 
 
 def let_sdpa_take_layouts():

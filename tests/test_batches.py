@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.batches import micro_batches, raw_lines, split_rollout, take_rows
+from common.batches import micro_batches, raw_lines, split_rollout, take_rows, to_device
 from small_models import random_batch
 from testbed import embedded
 
@@ -62,3 +62,21 @@ def test_the_totals_count_rows_by_their_reward_and_tokens_by_the_loss_mask():
         totals, groups = micro["totals"], [sum(tokens[i : i + 2]) for i in range(start, start + 6, 2)]
         assert (totals["tokens"], totals["rows"], totals["prompts"]) == (sum(groups), rows, prompts)
         assert sorted(totals["group_tokens"][:, 0].tolist()) == sorted(2 * groups)
+
+
+@pytest.mark.parametrize("kind, pinned", [("cpu", False), ("cuda", True)])
+def test_a_copy_to_a_gpu_comes_from_pinned_memory(kind, pinned):
+    """From other memory it waits, whatever `non_blocking` says, for what was asked of the GPU before."""
+    calls = []
+
+    class Host:
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, non_blocking):
+            calls.append((device.type, non_blocking))
+            return self
+
+    to_device(Host(), torch.device(kind))
+    assert calls == ["pinned"] * pinned + [(kind, True)]

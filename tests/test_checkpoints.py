@@ -216,6 +216,8 @@ def test_a_step_is_saved_once(tmp_path):
         ("strategy", "FSDP2", "of another run: strategy was FSDP2, is single"),
         ("mixed_precision", "bf16", "of another run: mixed_precision was bf16, is no"),
         ("threads", 64, None),
+        ("card", "NVIDIA H100 80GB HBM3", None),
+        ("torch", "2.11.0+cu130", None),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_and_another_machine_is_said(name, value, says, checkpoint, capsys):
@@ -226,7 +228,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_another_machine_is_said(name
         assert says in refusal(checkpoint.parents[1], resume=True)
     else:
         start(checkpoint.parents[1], resume=True)
-        now = {"threads": 1, "device": "cpu"}[name]
+        now = {"threads": 1, "device": "cpu", "card": None, "torch": torch.__version__}[name]
         assert f"\n{name} was {value}, is {now}: it does not resume bit for bit" in f"\n{capsys.readouterr().out}"
 
 
@@ -346,3 +348,11 @@ def test_a_full_disk_is_guessed_where_torch_does_not_name_it(tmp_path, monkeypat
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(InputError, match="step-00000001 cannot be written: is the disk full[?] .*unexpected pos"):
         advance(run, optimizer)
+
+
+def test_a_checkpoint_from_before_cards_were_noted_resumes_without_a_word(checkpoint, capsys):
+    meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+    del meta["facts"]["card"], meta["facts"]["torch"]
+    (checkpoint / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    start(checkpoint.parents[1], resume=True)
+    assert "bit for bit" not in capsys.readouterr().out

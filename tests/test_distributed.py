@@ -27,6 +27,7 @@ from common.harness.distributed import (
     set_threads,
     set_up_deepspeed,
     set_up_fsdp,
+    unused_card,
 )
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
@@ -278,3 +279,41 @@ def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, 
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
         assert on_first(types.SimpleNamespace(is_main_process=False), find) == "a folder"
     assert len(called) == 1 and not sent  # one call, and as many broadcasts on both
+
+
+def test_under_ddp_gradients_lie_in_the_buckets_that_are_sent():
+    """Else a second copy of them stays beside the buckets while AdamW steps."""
+    handler = launch(script("grpo").Args()).ddp_handler
+    assert handler.gradient_as_bucket_view and not handler.broadcast_buffers
+
+
+@pytest.mark.parametrize("built_for, present, hidden, said", [
+    ("13.0", True, None, True),  # the driver is too old
+    ("13.0", True, "", False),
+    ("13.0", False, None, False),
+    (None, True, None, False),  # a build for CPU
+])  # fmt: skip
+def test_a_card_that_torch_cannot_use_is_said_once(built_for, present, hidden, said, monkeypatch, capsys):
+    """Such a run went on on the CPU, with a warning of torch that does not say so."""
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if present else None)
+    monkeypatch.setattr(os.path, "exists", lambda path, exists=os.path.exists: exists(path) and "nvidia" not in path)
+    if hidden is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert (unused_card() is not None) == said
+    launch(script("grpo").Args())
+    assert capsys.readouterr().out.count("there is an NVIDIA card, and torch cannot use it: ") == said
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # asked for
+    launch(script("grpo").Args())
+    assert "NVIDIA" not in capsys.readouterr().out
+
+
+@pytest.mark.beside("configs")
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_sharded_update_with_packed_passes_is_that_of_one_process_with_padded_ones(name, tmp_path):
+    """A packed micro-batch is one pass, so that no process waits for one that another does not make."""
+    result = run_sharded("fsdp2", "tests/helpers/packed_worker.py", name, tmp_path)
+    assert result.returncode == 0, result.stderr
+    check_update(tmp_path, name)

@@ -8,7 +8,7 @@ import common.generation
 import grpo
 from common.batches import left_pad
 from common.errors import InputError
-from common.generation import decode, inverse_cdf_sample, sampling_config, seeded
+from common.generation import decode, inverse_cdf_sample, race_sample, sampling_config, seeded
 from common.harness.data import Prompt, load_prompts
 from common.masked import completion_mask
 from small_models import ARCHITECTURES, HYBRIDS, IDS, random_policy
@@ -271,3 +271,18 @@ def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeyp
     for t in range(1, int(lengths.max())):
         alive = int((lengths > t).sum())
         assert alive <= rows[t] < alive / 0.9 + 1  # at most a tenth of the rows are finished ones
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 7), (16, 1000), (2, 151936), (512, 40)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_to_arrive_is_the_token_that_multinomial_draws(seed, shape):
+    """On a GPU it takes the place of `torch.multinomial`: the same tokens, and the generator is left as by it."""
+    probs = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).softmax(dim=-1)
+    probs[:, 0] = 0
+    drawn = []
+    for draw in (race_sample, lambda probs: torch.multinomial(probs, 1)):
+        torch.manual_seed(seed)
+        drawn.append((draw(probs.clone()), torch.rand(4)))
+    (tokens, after), (expected, expected_after) = drawn
+    assert torch.equal(tokens, expected) and torch.equal(after, expected_after)
+    assert (tokens > 0).all()

@@ -1,11 +1,13 @@
 """What the owner of a GPU runs, by `pytest -m gpu`: that the GPU does what the CPU does, which all other tests check.
 
 Each test is skipped where there is no GPU. On an H100 (2026-11-23, torch 2.11.0, transformers 5.23.0, commit 3600b5a)
-64 passed, those for two GPUs were skipped, and two tests of graphs failed, which were wrong themselves: of a model that
-waits for the GPU, and of the memory after a rollout. Both were mended. Neither they nor the test of fused norms, which
-is newer, has run on a GPU since.
+64 passed, those for two GPUs were skipped, and two tests of graphs failed: of a model that waits for the GPU, and right
+after it, in the same process, of the memory after a rollout, which the failed recording of the first one kept. Nothing
+has run on a GPU since: not the tests of failed recordings, of memory, norms, sampling and AdamW, which are newer.
 """
 
+import contextlib
+import functools
 import json
 import math
 
@@ -15,12 +17,14 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import common.graphs
 import grpo
 import memory
 import worker
 from common import packing
-from common.generation import seeded
+from common.generation import race_sample, seeded
 from common.graphs import OneTokenByGraph
+from common.harness import gpu_probes
 from common.harness.distributed import choose_device, launch
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.probes import find_shortcuts
@@ -94,6 +98,8 @@ def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
         policy.packs = reference.packs = True
         batch |= policy.prompt_columns(8, 4)
     edit(args, batch)
+    for model in (policy, reference):  # as in a run
+        gpu_probes.fuse_norms(model.lm)
     accelerator = launch(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
     reference.to(accelerator.device)
@@ -350,18 +356,22 @@ def same(a, b):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """How often a graph was recorded, and replayed."""
-    counts = {"recorded": 0, "replayed": 0}
-    record, replay = OneTokenByGraph.run_and_record, torch.cuda.CUDAGraph.replay
+    """How often a graph was recorded, and replayed; how many recordings began."""
+    counts = {"recorded": 0, "replayed": 0, "begun": 0}
+    record = OneTokenByGraph.run_and_record
 
     def run_and_record(self):
         counts["recorded"] += 1
         return record(self)
 
     class Graph(torch.cuda.CUDAGraph):
+        def capture_begin(self, *inputs, **options):
+            counts["begun"] += 1
+            super().capture_begin(*inputs, **options)
+
         def replay(self):
             counts["replayed"] += 1
-            replay(self)
+            super().replay()
 
     monkeypatch.setattr(OneTokenByGraph, "run_and_record", run_and_record)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -401,56 +411,159 @@ def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorde
     assert recorded["recorded"] > 2
 
 
-def test_a_model_that_waits_for_the_gpu_goes_on_without_graphs(cuda, loaded, recorded, monkeypatch, caplog):
+@pytest.fixture
+def from_scratch(monkeypatch):
+    """What the process knows of graphs, as at its start; and afterwards what it was."""
+    for name, value in dict(failures=0, problem=None, replayed=False).items():
+        monkeypatch.setattr(OneTokenByGraph, name, value)
+
+
+def waits(*inputs, forward, **options):
+    """A forward that waits for the GPU."""
+    outputs = forward(*inputs, **options)
+    assert outputs.last_hidden_state.sum().item() != 0.5
+    return outputs
+
+
+def private_pools():
+    """The memory that torch's allocator holds for graphs alone."""
+    return [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+
+
+def reserved():
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def test_a_model_that_waits_for_the_gpu_goes_on_without_graphs(
+    cuda, loaded, recorded, from_scratch, monkeypatch, caplog
+):
     _, policy, prompts = loaded
-    expected = sampled(policy, prompts)
-    forward, before = policy.lm.base_model.forward, recorded["recorded"]
-
-    def waits(*args, **options):
-        outputs = forward(*args, **options)
-        assert outputs.last_hidden_state.sum().item() != 0.5
-        return outputs
-
+    expected, forward = sampled(policy, prompts), policy.lm.base_model.forward
+    before, begun = reserved(), recorded["begun"]
     with monkeypatch.context() as patch:
-        patch.setattr(OneTokenByGraph, "may_record", True)
-        patch.setattr(policy.lm.base_model, "forward", waits)
+        patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
         for _ in range(2):
             assert same(expected, sampled(policy, prompts))
-        assert recorded["recorded"] == before + 1  # it is tried once
-        assert "cannot be recorded as a CUDA graph" in caplog.text
-        assert not find_shortcuts(policy.lm)["graphs"]
-    OneTokenByGraph.may_record = True
+        assert recorded["begun"] == begun  # nothing was recorded that would have broken off
+        assert caplog.text.count("sampling goes on without") == 1
+        assert torch.cuda.get_sync_debug_mode() == 0
+        found = find_shortcuts(policy.lm)
+        assert not found["graphs"] and "synchronizing" in found["refused"]["graphs"]
+    assert reserved() <= before + 2**21
+    assert find_shortcuts(policy.lm)["graphs"]
     assert same(expected, sampled(policy, prompts))  # graphs again, and random numbers as before
 
 
-def test_a_rollout_leaves_little_memory_reserved(cuda, loaded):
+def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(cuda, loaded, recorded, from_scratch, monkeypatch):
     _, policy, prompts = loaded
-    sampled(policy, prompts, n=64)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    torch.cuda.reset_peak_memory_stats()
+    expected, forward = sampled(policy, prompts), policy.lm.base_model.forward
+
+    def short(*inputs, **options):
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return forward(*inputs, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(policy.lm.base_model, "forward", short)
+        assert same(expected, sampled(policy, prompts)) and not OneTokenByGraph.replayed
+    assert same(expected, sampled(policy, prompts)) and OneTokenByGraph.replayed
+    assert not private_pools()
+
+
+def test_a_rollout_leaves_no_memory_reserved_for_graphs(cuda, loaded, from_scratch):
+    _, policy, prompts = loaded
+    sampled(policy, prompts, n=4)
+    before = reserved()
     batch = sampled(policy, prompts, n=64)
+    assert OneTokenByGraph.replayed and not private_pools()  # before the allocator's cache is emptied
     del batch
-    held, peak = torch.cuda.memory_reserved() - before, torch.cuda.max_memory_reserved() - before
-    assert held < peak / 3, (held, peak)
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before + 2**25
+    assert reserved() < before + 2**26
+
+
+def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
+    cuda, loaded, recorded, from_scratch, monkeypatch
+):
+    """A wait inside the recording, which is looked for before: the recording breaks off. With torch 2.11 nothing was
+    freed any more in the process."""
+    _, policy, prompts = loaded
+    expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
+    before = reserved()
+    with monkeypatch.context() as patch:
+        patch.setattr(common.graphs, "waiting_is_an_error", contextlib.nullcontext)
+        patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
+        assert same(expected, sampled(policy, prompts, n=4))
+    assert OneTokenByGraph.failures == 1 and "captur" in OneTokenByGraph.problem
+    assert not private_pools()
+    batch = sampled(policy, prompts, n=64)
+    assert OneTokenByGraph.replayed
+    del batch
+    assert reserved() < before + 2**26
+    block = torch.empty(2**28, dtype=torch.uint8, device=policy.lm.device)
+    del block
+    assert reserved() < before + 2**26 and not private_pools()
+
+
+@pytest.mark.parametrize("how, graphs", [("shared", 1.0), ("no_graphs", 0.0)])
+def test_the_metrics_say_whether_graphs_ran(how, graphs, cuda, tmp_path):
+    sizes = [*QUICK, "--rollout", how, "--max_new_tokens", "64"]
+    grpo.main([*sizes, "--max_steps", "1", "--output_dir", str(tmp_path)])
+    assert rows_of(tmp_path)[-1]["rollout/graphs"] == graphs
+
+
+# --- sampling, AdamW ---
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (64, 1000), (512, 151936)])
+def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
+    probs = torch.randn(shape, device="cuda").softmax(dim=-1)
+    drawn = []
+    for draw in (race_sample, lambda probs: torch.multinomial(probs, 1)):
+        torch.manual_seed(0)
+        drawn.append((draw(probs), torch.rand(4, device="cuda")))
+    (tokens, after), (expected, expected_after) = drawn
+    assert torch.equal(tokens, expected) and torch.equal(after, expected_after)
+
+
+def test_adamw_of_a_run_is_fused(cuda, tmp_path, monkeypatch):
+    found, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self, *inputs: found.append(self.defaults["fused"]) or step(self, *inputs)
+    )
+    grpo.main([*QUICK, "--max_steps", "1", "--output_dir", str(tmp_path)])
+    assert found and all(found)
 
 
 # --- norms ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_norms_have_the_same_bits_and_gradients_near_the_same(dtype, cuda, loaded):
+def test_fused_norms_are_no_less_exact_and_have_gradients_near_the_same(dtype, cuda, loaded):
     _, policy, _ = loaded
-    norms = [module for module in policy.lm.modules() if type(module).__name__.endswith("RMSNorm")]
-    assert norms and all("forward" in vars(norm) for norm in norms)
+    norms = gpu_probes.norms(policy.lm)
+    assert norms and all("forward" in vars(norm) for norm in norms) and policy.fused_norms == len(norms)
     norm = norms[0].to(dtype)
-    x = torch.randn(64, len(norm.weight), device=norm.weight.device, generator=None).to(dtype).requires_grad_()
+    x = torch.randn(64, len(norm.weight), device=norm.weight.device).to(dtype).requires_grad_()
     fused, plain = norm(x), type(norm).forward(norm, x)
-    assert torch.equal(fused, plain)
+    exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + gpu_probes.epsilon(norm)).rsqrt()
+    exact = exact * norm.weight.double()
+    error, plain_error = (float((y.double() - exact).square().mean().sqrt()) for y in (fused, plain))
+    assert error <= 1.25 * plain_error
+    assert float((fused.float() - plain.float()).abs().max()) <= 4 * torch.finfo(dtype).eps * float(plain.abs().max())
     (a,), (b,) = (torch.autograd.grad(y.float().square().sum(), x) for y in (fused, plain))
     assert float((a - b).abs().max()) < (1e-5 if dtype == torch.float32 else 0.1) * float(b.abs().max())
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_are_fused_in_each_precision_of_a_run(dtype, precision, cuda, monkeypatch):
+    """Under mixed precision torch 2.13 computes `rms_norm` in float32, and no norm was fused."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    args = grpo.Args(dtype=dtype)
+    accelerator = launch(args)
+    policy = load_policy(args, load_tokenizer(args), accelerator)
+    norms = gpu_probes.norms(policy.lm)
+    assert norms and all("forward" in vars(norm) for norm in norms)
 
 
 # --- packed passes ---
@@ -495,11 +608,14 @@ SIZES = dict(prompts_per_step=4, group_size=8, micro_batch_size=16, max_prompt_t
     ids=["float32", "mixed precision", "bfloat16, checkpointing"],
 )
 def test_the_dry_run_is_near_the_measured_peak(options, bf16):
-    """A step of 63 million weights takes up to 3 GB. 25 %: the kernels have workspaces that no formula knows."""
+    """A step of 63 million weights takes up to 3 GB. 25 %: the kernels have workspaces that no formula knows. Nor does
+    it know packed passes, which bfloat16 takes: they hold no padding, and each prompt once."""
     args, device = grpo.Args(**SIZES | options), choose_device().type
     measured = memory.measured_step(args, MODEL, bf16, device=device)
     computed = memory.computed_step(args, MODEL, bf16, device=device)
-    assert max(measured.values()) == pytest.approx(max(computed.values()), rel=0.25), (measured, computed)
+    most, expected = max(measured.values()), max(computed.values())
+    packs = bf16 or args.dtype == "bfloat16"
+    assert (0.4 if packs else 0.75) * expected < most < 1.25 * expected, (measured, computed)
 
 
 # --- two GPUs ---

@@ -93,7 +93,8 @@ class Terms:
             "AdamW": number * (12 if self.zero else 2 * size) * job.share,
             # A copy of the policy, whole on each process. With adapters none: it is the policy without them.
             "reference": sizes.weights * self.stream if referred else 0,
-            # DDP sends gradients in buckets that stay: a second copy of them. DeepSpeed has one, of 5e8 at most.
+            # DDP sends gradients in buckets that stay, and in which they lie after the last backward pass of a step;
+            # those of the passes before it lie beside them. DeepSpeed has one bucket, of 5e8 at most.
             "gradient buckets": buckets,
             # One for each trained weight, in the dtype in which it is held. `zero_grad` frees them: a rollout has none.
             "gradients": number * (self.weight if self.zero else size) * job.share,
@@ -126,14 +127,14 @@ class Terms:
 
         Prompts: the widest point of a layer without gradients, three of the MLP's width, the residual stream and two
         copies of it in float32; and the mask, as booleans and in the dtype of the attention. Last token: (rows, V) of
-        logits, of float32 scores where they are other numbers, of probabilities, and on a GPU of the copy that
-        `multinomial` gets and of its random numbers, on CPU of the cumulative sum.
+        logits, of float32 scores where they are other numbers, of probabilities, and on a GPU of a random number for
+        each of them, on CPU of the cumulative sum.
         """
         sizes, args, size, prompt = self.sizes, self.args, self.size, self.args.max_prompt_tokens
         prompts = rows if args.rollout == "hf" else math.ceil(rows / n)
         layer = 3 * sizes.intermediate * size + 3 * sizes.hidden * 4 + prompt * (1 + size)
         scores = (0 if size == 4 else 2) + (4 if args.temperature != 1 else 0)
-        logits = sizes.vocabulary * (4 + scores + 4 + (8 if self.job.gpu else 4))
+        logits = sizes.vocabulary * (4 + scores + 4 + 4)
         cached = self.stream if args.rollout == "hf" else size  # `decode` casts to what attention computes in
         first = {"key-value cache": self.cache(prompts, prompt, 1, self.stream), "work": prompts * prompt * layer}
         last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens, cached), "work": rows * logits}
@@ -211,8 +212,8 @@ class Terms:
         return 0 if self.args.lora_rank else self.trained[1] * self.sizes.embedding
 
     def adamw_copy(self):
-        """Bytes that AdamW computes with: on a GPU the root of all second moments, on CPU twice that of one matrix."""
-        return math.prod(self.trained) * self.job.share if self.job.gpu else 2 * self.gradient_of_embedding()
+        """Bytes that AdamW computes with: on CPU twice the root of a matrix's second moments, fused on a GPU none."""
+        return 0 if self.job.gpu else 2 * self.gradient_of_embedding()
 
 
 def launched_job():
@@ -307,7 +308,7 @@ def estimate(args, job, sizes, critic=None, scorer=None):
     for phase in work:
         copies = sum(model.copies(phase) for model in models)
         phases[phase] = update | {"copies of weights": copies, "work": work[phase]}
-    full = held | {"gradients": gradients}
+    full = held | {"gradients": 0 if job.strategy == "DDP" else gradients}  # else they lie in the buckets
     phases["backward"] = max(phases["backward"], full | {"work": 2 * policy.gradient_of_embedding()}, key=total)
     return phases | {"optimizer": full | {"work": sum(model.adamw_copy() for model in models)}}
 

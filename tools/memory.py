@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
 from common.harness import lora  # noqa: E402
+from common.harness.distributed import first_device  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.harness.probes import find_shortcuts  # noqa: E402
@@ -120,16 +121,17 @@ def measured(action, live=0, device="cpu"):
     return most, live
 
 
-def random_policy(args, sizes):
-    """A Qwen2 of these sizes as a `Policy`, as `load_policy` makes it."""
+def random_policy(args, sizes, accelerator=None):
+    """A Qwen2 of these sizes as a `Policy`, as `load_policy` makes it: with the shortcuts that a run takes."""
     config = AutoConfig.for_model("qwen2", **sizes, **IDS)
     options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
     lm = AutoModelForCausalLM.from_config(config, **options)
+    lm.generation_config = GenerationConfig()
+    lm.eval().to(first_device(accelerator))
+    shortcuts = find_shortcuts(lm, not args.gradient_checkpointing, accelerator)
     if args.lora_rank:
         lora.add_adapters(lm, args)
-    shortcuts = find_shortcuts(lm, may_share=not args.gradient_checkpointing)
     policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, **shortcuts)
-    lm.generation_config = GenerationConfig()
     if args.gradient_checkpointing:
         enable_checkpointing(lm)
     return policy.train()
@@ -146,13 +148,14 @@ def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
     prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
 
     def build():
-        held.policy = random_policy(args, sizes).to(device)
+        held.policy = random_policy(args, sizes, accelerator).to(device)
         held.reference = load_reference(held.policy, args)
         held.model = accelerator.prepare(held.policy)
         if ddp:
-            held.model = torch.nn.parallel.DistributedDataParallel(held.model)
+            held.model = torch.nn.parallel.DistributedDataParallel(held.model, gradient_as_bucket_view=True)
+            accelerator.no_sync = lambda model: model.no_sync()  # which it leaves out, as it did not wrap the model
         trained = [parameter for parameter in held.policy.parameters() if parameter.requires_grad]
-        held.optimizer = torch.optim.AdamW(trained, 1e-6)
+        held.optimizer = torch.optim.AdamW(trained, 1e-6, fused=accelerator.device.type == "cuda" or None)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         step()

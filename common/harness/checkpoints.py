@@ -22,6 +22,8 @@ from common.harness.loading import model_path, shorten
 # The options that may differ on a resume, as may --eval_*; --max_steps too if the schedule does not depend on it.
 MAY_CHANGE = "output_dir resume reward_changed save_every keep_checkpoints save_model_every eval_every lora_merge"
 MAY_CHANGE += " report_to dry_run"
+# Facts on which the rounding depends, and not what is computed: a run goes on with others, and says so.
+ROUNDING = "device", "card", "torch", "threads"
 # The files in the folder of a model that decide what is loaded.
 SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin")
 PIECE = 2**16  # bytes
@@ -40,9 +42,10 @@ def check_resume(run, loaded):
         old, files = dict(meta["facts"]), dict(meta["files"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise InputError(f"{path}: missing, damaged or of an earlier version: meta.json") from None
+    new = {name: value for name, value in new.items() if name in old or name not in ROUNDING}  # of an older checkpoint
     changed = [name for name in (old | new if loaded else new) if old.get(name) != new.get(name)]
     changed = {name: f"{name} was {old.get(name)}, is {new.get(name)}" for name in changed}
-    notes = [changed.pop(name) for name in ("device", "threads") if name in changed]
+    notes = [changed.pop(name) for name in ROUNDING if name in changed]
     evaluations = [changed.pop(name) for name in list(changed) if name.startswith("--eval_")]
     rewards = [changed.pop(name) for name in list(changed) if name.startswith("--reward ")]
     if changed or (rewards and not run.args.reward_changed):
@@ -61,8 +64,14 @@ def facts(run):
     may_change = MAY_CHANGE.split() + ["max_steps"] * (run.args.lr_scheduler == "constant")
     facts = {"script": run.script, "processes": accelerator.num_processes, "strategy": strategy(accelerator)}
     facts |= {"mixed_precision": accelerator.mixed_precision, "device": accelerator.device.type}
+    facts |= {"card": card(accelerator.device), "torch": str(torch.__version__)}
     options = {f"--{name}": value for name, value in dataclasses.asdict(run.args).items() if name not in may_change}
     return facts | {"threads": torch.get_num_threads()} | options | run.digests
+
+
+def card(device):
+    """The name of the graphics card of a device, None of another one."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def load_checkpoint(run, path):

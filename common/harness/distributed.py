@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import math
 import os
+import shutil
 
 import torch
 
@@ -21,17 +22,30 @@ def choose_device():
     return torch.device("cpu") if on_cpu else device
 
 
+def unused_card():
+    """One line where there is an NVIDIA card which torch, built for CUDA, cannot use; else None. A card that the user
+    hides is not missed."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    here = shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0")
+    if hidden or not here or not torch.version.cuda or torch.cuda.is_available():
+        return None
+    cuda = f"torch {torch.__version__} needs a driver for CUDA {torch.version.cuda}"
+    return f"there is an NVIDIA card, and torch cannot use it: {cuda} (docs/running.md, Install); this runs on the CPU"
+
+
 def launch(args):
     """The Accelerator of this process. An InputError refuses what would train wrongly or fail later."""
-    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.tracking import get_available_trackers
     from accelerate.utils import parse_flag_from_env, set_seed
 
     if unknown := set(args.report_to) - set(map(str, get_available_trackers())):
         raise InputError(f"--report_to {' '.join(sorted(unknown))}: not installed, or unknown to Accelerate")
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
+    # Gradients lie in the buckets that DDP sends; and buffers, such as rotary frequencies, are equal from the start.
+    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
-    options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience])
+    options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience, ddp])
     accelerator = Accelerator(cpu=choose_device().type == "cpu", **options)
     kind, processes = accelerator.distributed_type, accelerator.num_processes
     asked = [name for name in ("FSDP", "DEEPSPEED") if parse_flag_from_env(f"ACCELERATE_USE_{name}") and kind != name]
@@ -50,6 +64,8 @@ def launch(args):
         set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
     if accelerator.device.type != "cpu":
         set_up_attention()
+    elif accelerator.is_main_process and not parse_flag_from_env("ACCELERATE_USE_CPU") and (line := unused_card()):
+        print(line)
     set_seed(args.seed)
     return accelerator
 

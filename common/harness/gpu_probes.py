@@ -5,19 +5,52 @@ import functools
 
 import torch
 
+from common.errors import in_short
 from common.generation import decode, sampling_config, seeded
 from common.graphs import FEWEST, OneTokenByGraph
-from common.harness.probes import policy_of, rounding, rows_of_two_prompts, safely
+from common.harness.probes import ordinary_ids, policy_of, rounding, rows_of_two_prompts, tried
 from common.packing import let_sdpa_take_layouts
 
+OTHER_NUMBERS = "its numbers are not those of the plain way"
 
-def find_gpu_shortcuts(lm, head_is_last, plain_cache, **others):
-    """Fuse the norms of `lm`; which further shortcuts are exact: {name: bool}. Call it in the autocast of the run."""
-    safely(fuse_norms, lm)
+
+def find_gpu_shortcuts(lm, refused, head_is_last, plain_cache, **others):
+    """Fuse the norms of `lm`; which further shortcuts are exact: {name: bool}, and in `refused` {name: why} of those
+    that are not. Call it in the autocast of the run."""
+    tried("fused_norms", fuse_norms, lm, refused)
     if not (head_is_last and plain_cache):  # a hybrid's states would run on from row to row
         return {}
-    packs = rounding(lm) == 0.5 and safely(packing_is_exact, lm)  # in bfloat16
-    return dict(packs=packs, graphs=safely(graphs_are_exact, lm))
+    graphs = tried("graphs", graphs_are_exact, lm, refused)
+    if OneTokenByGraph.problem:
+        refused["graphs"] = OneTokenByGraph.problem
+    elif not graphs:
+        refused.setdefault("graphs", OTHER_NUMBERS)
+    return {"packs": may_pack(lm, refused), "graphs": graphs}
+
+
+def may_pack(lm, refused):
+    """Whether passes can be packed; else `refused` has the reason. Call it in the autocast of the run."""
+    if rounding(lm) != 0.5:
+        refused["packs"] = "they need bfloat16"
+        return False
+    exact = tried("packs", packing_is_exact, lm, refused)
+    if not exact:
+        refused.setdefault("packs", OTHER_NUMBERS)
+    return exact
+
+
+def may_pack_sharded(lm, refused, accelerator):
+    """The same for a model that FSDP2 is to shard: it is tried whole on the GPU, if it fits, and goes back. A packed
+    micro-batch is one pass, so all processes take equally many."""
+    place = lm.device
+    try:
+        with accelerator.autocast():
+            return may_pack(lm.to(accelerator.device), refused)
+    except torch.OutOfMemoryError as error:
+        refused["packs"] = in_short(error)
+        return False
+    finally:
+        lm.to(place)
 
 
 @torch.enable_grad()
@@ -38,6 +71,7 @@ def packing_is_exact(lm):
 @torch.no_grad()
 def graphs_are_exact(lm):
     """Whether tokens sampled by CUDA graphs have the log-probs of the training forward."""
+    OneTokenByGraph.failures, OneTokenByGraph.problem = 0, None  # those of another model
     policy, batch = policy_of(lm), {name: column[::3] for name, column in rows_of_two_prompts(lm).items()}
     config = sampling_config(policy, 1.0, 1.0, max_new_tokens=2 * FEWEST)
     inputs = dict(input_ids=batch["prompts"], attention_mask=batch["prompt_mask"].long(), generation_config=config)
@@ -46,8 +80,9 @@ def graphs_are_exact(lm):
     batch |= {"completions": completions, "completion_mask": torch.ones_like(completions).bool()}
     plain, _ = policy(batch, with_entropy=False)
     others, _ = policy(batch | {"prompts": batch["prompts"].flip(0)}, with_entropy=False)
+    OneTokenByGraph.replayed = False  # of a rollout
     close = torch.allclose(sampled, plain, atol=rounding(lm)) and nearer(sampled, plain, others)
-    return close and OneTokenByGraph.may_record
+    return close and not OneTokenByGraph.problem
 
 
 def nearer(found, plain, others):
@@ -55,19 +90,56 @@ def nearer(found, plain, others):
     return bool((found - plain).abs().max() <= (others - plain).abs().max() / 10)
 
 
+def norms(lm):
+    """The norms of `lm` that may be what `rms_norm` computes, by their names."""
+    return [
+        module
+        for module in lm.modules()
+        if type(module).__name__.endswith("RMSNorm")
+        and getattr(module, "weight", None) is not None
+        and epsilon(module) is not None
+    ]
+
+
+def epsilon(norm):
+    """What a norm adds to the mean of squares."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
 @torch.no_grad()
 def fuse_norms(lm):
-    """Let each RMSNorm with the bits of torch's be that: two kernels, not eight. Call it in the autocast of the run."""
-    for module in lm.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
-            continue
-        trial = copy.deepcopy(module)
-        trial.weight.normal_(1, 0.2, generator=torch.Generator(lm.device).manual_seed(0))
-        x = torch.linspace(-3, 3, 8 * trial.weight.numel(), device=lm.device).view(8, -1)
-        inputs = [x.to(dtype) for dtype in {lm.dtype, torch.bfloat16}]
-        if all(torch.equal(trial(x), rms_norm(trial, eps, x)) for x in inputs):
-            module.forward = functools.partial(rms_norm, module, eps)
+    """Let each RMSNorm that torch's computes no less exactly be that: two kernels, not eight. They are tried in the
+    dtypes that they get in a forward, so call it in the autocast of the run."""
+    dtypes = {norm: set() for norm in norms(lm)}  # None: it gets something else than one tensor
+
+    def look(norm, inputs, named):
+        dtypes[norm].add(inputs[0].dtype if len(inputs) == 1 and not named else None)
+
+    hooks = [norm.register_forward_pre_hook(look, with_kwargs=True) for norm in dtypes]
+    try:
+        lm(input_ids=ordinary_ids(lm, 8)[None], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for norm, found in dtypes.items():
+        if found and None not in found and all(may_be_fused(norm, dtype) for dtype in found):
+            norm.forward = functools.partial(rms_norm, norm, epsilon(norm))
+
+
+def may_be_fused(norm, dtype):
+    """Whether `rms_norm` is the function of this norm, as far as numbers of `dtype` tell, and no less exact. Both are
+    compared with float64 on random numbers of very different sizes and of a mean that is not 0. Two orders of summation
+    that are equally good differ by some percent in their error, hence the factor."""
+    trial, generator = copy.deepcopy(norm), torch.Generator(norm.weight.device).manual_seed(0)
+    trial.weight.normal_(1, 0.2, generator=generator)
+    x = torch.randn(64, trial.weight.numel(), device=trial.weight.device, generator=generator) + 1
+    x = (x * torch.logspace(-3, 2, 64, device=x.device)[:, None]).to(dtype)
+    exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + epsilon(trial)).rsqrt()
+    exact *= trial.weight.double()
+    plain, fused = trial(x), rms_norm(trial, epsilon(trial), x)
+    error, fused_error = (float((y.double() - exact).square().mean().sqrt()) for y in (plain, fused))
+    same_function = error <= 2 * torch.finfo(dtype).eps * float(exact.square().mean().sqrt())
+    return fused.dtype == plain.dtype and same_function and fused_error <= 1.25 * error
 
 
 def rms_norm(module, eps, x):

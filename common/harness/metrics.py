@@ -78,11 +78,16 @@ class Metrics:
             self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
-        """Count speed of rollout and update, and peak memory; `drawn_tokens`: of a rollout that `batch` is part of."""
+        """Count speed of rollout and update, peak memory, and on a GPU whether the rollout replayed graphs;
+        `drawn_tokens`: of a rollout that `batch` is part of."""
         update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
         self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
+        if batch["completions"].device.type == "cuda":
+            from common.graphs import OneTokenByGraph
+
+            self.add("rollout/graphs", float(OneTokenByGraph.replayed))
 
     def add_speed(self, phase, seconds, tokens):
         """Count the seconds that this process took for `phase` and for so many tokens of its own."""

@@ -11,6 +11,8 @@ from common.generation import sampling_config, seeded
 from common.masked import logprobs_and_entropy
 from common.policy import Policy
 
+EXACT = "head_is_last", "plain_cache", "shares_prompts", "packs", "graphs"  # arguments of `Policy`
+
 
 def ordinary_ids(lm, count):
     """Ids (count,) of tokens that are not special and whose embedding is not zero: 24 norms later it is NaN."""
@@ -89,24 +91,57 @@ def rounding(lm):
 
 @torch.no_grad()
 def find_shortcuts(lm, may_share=True, accelerator=None):
-    """Which shortcuts are exact for this model, as arguments of `Policy`: {name: bool}. Prompts are shared only with
-    `may_share`. On a GPU norms are fused, and graphs tried; packed passes need bfloat16, as `accelerator` has it."""
-    found = dict(head_is_last=safely(head_is_last, lm), plain_cache=safely(has_plain_cache, lm))
-    found |= dict(shares_prompts=may_share and all(found.values()) and safely(sharing_is_exact, lm))
-    if lm.device.type == "cuda":
-        from common.harness.gpu_probes import find_gpu_shortcuts
+    """Which shortcuts are exact for this model on all processes, as arguments of `Policy`: {name: bool}, and `refused`,
+    {name: why} of those for which more is to be said. Prompts are shared only with `may_share`. On a GPU norms are
+    fused, and graphs tried; packed passes need bfloat16, as `accelerator` has it."""
+    refused, norms = {}, []
+    found = {
+        "head_is_last": tried("head_is_last", head_is_last, lm, refused),
+        "plain_cache": tried("plain_cache", has_plain_cache, lm, refused),
+    }
+    may_share = may_share and all(found.values())
+    found["shares_prompts"] = may_share and tried("shares_prompts", sharing_is_exact, lm, refused)
+    on_gpu = lm.device.type == "cuda"
+    to_be_sharded = accelerator is not None and accelerator.is_fsdp2 and accelerator.device.type == "cuda"
+    if on_gpu or to_be_sharded:
+        from common.harness import gpu_probes
 
-        with accelerator.autocast() if accelerator else contextlib.nullcontext():
-            found |= find_gpu_shortcuts(lm, **found)
-    return found
+        if on_gpu:
+            norms = gpu_probes.norms(lm)
+            with accelerator.autocast() if accelerator else contextlib.nullcontext():
+                found |= gpu_probes.find_gpu_shortcuts(lm, refused, **found)
+        elif found["head_is_last"] and found["plain_cache"]:
+            found["packs"] = gpu_probes.may_pack_sharded(lm, refused, accelerator)
+    return agree(found, norms, refused, accelerator)
 
 
-def safely(check, *inputs):
-    """What `check(*inputs)` returns, or False if it raises."""
+def tried(name, check, lm, refused):
+    """What `check(lm)` returns, or False if it raises; then `refused` gets the reason by the `name` of the shortcut.
+    Short memory and a broken device are no property of the model: they end the run, here as anywhere."""
     try:
-        return check(*inputs)
-    except Exception:  # models raise nearly every type there is; a real fault raises again in the run
+        return check(lm)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # models raise nearly every type there is; a real fault raises again in the run
+        refused[name] = in_short(error)
         return False
+
+
+def agree(found, norms, refused, accelerator):
+    """`found` and the fused ones of `norms` as they hold on every process. Each has tried its own copy of the model on
+    its own device; where one took another way than the others, it would count other metrics, or round otherwise."""
+    flags = [found.get(name, False) for name in EXACT] + ["forward" in vars(norm) for norm in norms]
+    if accelerator is not None:
+        counts = accelerator.reduce(torch.tensor(flags, dtype=torch.int, device=accelerator.device), "sum")
+        flags = (counts == accelerator.num_processes).tolist()
+    shortcuts, fused = flags[: len(EXACT)], flags[len(EXACT) :]
+    for name, on_all in zip(EXACT, shortcuts, strict=True):
+        if found.get(name) and not on_all:
+            found[name], refused[name] = False, "another process refused it"
+    for norm, on_all in zip(norms, fused, strict=True):
+        if not on_all:
+            vars(norm).pop("forward", None)
+    return found | {"fused_norms": sum(fused), "refused": refused}
 
 
 def head_is_last(lm):

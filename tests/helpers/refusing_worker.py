@@ -1,0 +1,21 @@
+"""Started by two processes: a run of grpo.py in which the second one alone cannot try the cache of the model.
+
+refusing_worker.py OPTIONS         those of grpo.py
+"""
+
+import os
+import sys
+
+import grpo
+from common.errors import clean_exit
+from common.harness import probes
+
+
+def refuse(lm):
+    raise RuntimeError("something is wrong here alone")
+
+
+if os.environ["RANK"] == "1":
+    probes.has_plain_cache = refuse
+with clean_exit():
+    grpo.main(sys.argv[1:])

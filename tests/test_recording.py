@@ -1,0 +1,207 @@
+"""How common/graphs.py records a token, on a pretended card: what it asks of torch, and how it leaves the allocator."""
+
+import contextlib
+import types
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+from transformers import DynamicCache
+
+import common.graphs
+from common.graphs import FEWEST, MOST_FAILURES, OneTokenByGraph
+from common.harness.metrics import Metrics
+
+
+class Pool:
+    """`torch.cuda.MemPool`: its deletion ends the process if a recording is thought to go on."""
+
+    id = (0, 7)
+
+    def __init__(self):
+        Card.uses = 1
+
+    def use_count(self):
+        return Card.uses
+
+    def __del__(self):
+        Card.uses -= 1
+        Card.freed = Card.uses == 0 and not Card.recording
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph` of the version that is pretended."""
+
+    def __init__(self):
+        self.ended = self.used = False
+
+    def capture_begin(self, pool, capture_error_mode):
+        assert pool == Pool.id and capture_error_mode == "thread_local"
+        Card.begun += 1
+        Card.recording = self.used = True
+        Card.uses += 1
+
+    def capture_end(self):
+        if Card.spoilt and torch.__version__ < "2.13":
+            raise torch.AcceleratorError("operation failed due to a previous error during capture")
+        Card.recording = False
+        if Card.spoilt:
+            raise torch.AcceleratorError("operation failed due to a previous error during capture")
+        self.ended = True
+
+    def replay(self):
+        Card.replays += 1
+
+    def reset(self):
+        if self.used and (self.ended or torch.__version__ > "2.13.0+cpu"):
+            self.used = False
+            Card.uses -= 1
+
+    __del__ = reset
+
+
+class Card:
+    """What the card and torch's allocator know."""
+
+    begun, replays, uses, recording, spoilt, freed, mode = 0, 0, 0, False, False, False, 0
+    modes: ClassVar = {"default": 0, "warn": 1, "error": 2}
+
+    @classmethod
+    def wait(cls):
+        """What `.item()` does."""
+        if cls.mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if cls.recording:
+            cls.spoilt = True
+            raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    @classmethod
+    def set_mode(cls, mode):
+        cls.mode = cls.modes.get(mode, mode)
+
+    @classmethod
+    def end(cls, device, pool):
+        if not cls.recording:
+            raise RuntimeError("not currently recording to mempool_id")
+        cls.recording = False
+
+    @classmethod
+    def release(cls, device, pool):
+        cls.uses -= 1
+        assert cls.uses >= 0
+
+
+@pytest.fixture
+def card(monkeypatch):
+    for name, value in dict(begun=0, replays=0, uses=0, recording=False, spoilt=False, freed=False, mode=1).items():
+        monkeypatch.setattr(Card, name, value)
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    state = types.SimpleNamespace(clone_state=lambda: "a copy")
+    drawn = [state]
+    generator = types.SimpleNamespace(graphsafe_get_state=lambda: drawn[-1], graphsafe_set_state=drawn.append)
+    pretended = dict(
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda stream: contextlib.nullcontext(),
+        default_generators={None: generator},
+        get_sync_debug_mode=lambda: Card.mode,
+        set_sync_debug_mode=Card.set_mode,
+        CUDAGraph=Graph,
+        MemPool=Pool,
+    )
+    for name, value in pretended.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", Card.end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", Card.release, raising=False)
+    monkeypatch.setattr(common.graphs, "recording_stream", lambda: stream)
+    for name in ("failures", "problem", "replayed"):
+        monkeypatch.setattr(OneTokenByGraph, name, getattr(OneTokenByGraph, name))
+    OneTokenByGraph.failures, OneTokenByGraph.problem, OneTokenByGraph.replayed = 0, None, False
+    yield Card
+    assert Card.mode == 1 and drawn[-1] is state  # what they were before
+
+
+def rollout(forward):
+    """A `OneTokenByGraph` on the pretended card."""
+    cache = DynamicCache()
+    cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
+    return OneTokenByGraph(forward, cache, torch.ones(2, 3).long(), torch.full((2, 1), 3), n=1, most=4 * FEWEST)
+
+
+def sampled(token):
+    """One more token, which is to be recorded; then all is freed."""
+    logits = token.run_and_record() if token.may_record else token.run()
+    recorded = token.logits is not None
+    if recorded:
+        token(torch.zeros(2, 1).long())
+    token.close()
+    return logits, recorded
+
+
+def test_a_recorded_token_is_replayed_and_its_memory_goes_with_the_rollout(card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("all of the allocator's memory went"))
+    assert sampled(rollout(lambda inputs: "logits")) == ("logits", True)
+    assert (card.begun, card.replays) == (1, 1) and card.freed
+    assert OneTokenByGraph.replayed and not OneTokenByGraph.problem
+
+
+def test_a_forward_that_waits_is_never_recorded(card, caplog):
+    """A recording that breaks off there is what leaves the allocator in disorder."""
+
+    def waits(inputs):
+        card.wait()
+        return "logits"
+
+    for _ in range(2):
+        assert sampled(rollout(waits)) == ("logits", False)
+    assert card.begun == 0 and not OneTokenByGraph.replayed
+    assert OneTokenByGraph.problem == "RuntimeError: called a synchronizing CUDA operation"
+    assert caplog.text.count("sampling goes on without") == 1  # it is tried once
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.0"])
+def test_after_a_failed_recording_the_allocator_is_as_before(version, card, monkeypatch):
+    """With torch 2.11 and 2.12 it thought for ever that a graph was being recorded, and freed nothing any more."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+
+    def fails(inputs):
+        if card.recording:
+            card.spoilt = True
+            raise torch.AcceleratorError("operation not permitted when stream is capturing")
+        return "logits"
+
+    assert sampled(rollout(fails)) == ("logits", False)
+    assert card.begun == 1 and not card.recording and card.freed
+    assert OneTokenByGraph.problem == "AcceleratorError: operation not permitted when stream is capturing"
+
+
+def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(card, caplog):
+    short = [True, True, False, True, True, True]
+
+    def forward(inputs):
+        if card.recording and short[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "logits"
+
+    recorded = []
+    while short:
+        recorded.append(sampled(rollout(forward))[1])
+        short.pop(0)
+    assert recorded == [False, False, True, False, False, False] and MOST_FAILURES == 3
+    assert caplog.text.count("this rollout goes on without") == 4 and caplog.text.count("sampling goes on without") == 1
+    short.append(False)
+    assert sampled(rollout(forward)) == ("logits", False)  # three in a row: it is tried no more
+    assert card.begun == 6
+
+
+def test_a_metric_says_on_a_gpu_alone_whether_graphs_ran(monkeypatch):
+    args = types.SimpleNamespace(num_epochs=1)
+    for device, replayed, expected in (("cpu", True, None), ("cuda", True, 1.0), ("cuda", False, 0.0)):
+        monkeypatch.setattr(OneTokenByGraph, "replayed", replayed)
+        monkeypatch.setattr("common.harness.metrics.peak_memory_gb", lambda device: 1.0)
+        completions = types.SimpleNamespace(device=torch.device(device))
+        metrics = Metrics()
+        metrics.add_times({"completions": completions, "completion_mask": torch.ones(2, 3)}, 0.0, 1.0, args)
+        total, count = metrics.sums.get("rollout/graphs", (None, 1))
+        assert (None if total is None else float(total / count)) == expected
