@@ -352,7 +352,7 @@ def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
     "names, correct, rewards",
     [
         (["accuracy", "format"], [1, 0, 0], [2.5, -1.5, -2.0]),  # the accuracy is +1 or -1, times 2; the format 1, 1, 0
-        (["format", "accuracy"], [1, 0, 0], [2.5, 0.5, -0.5]),
+        (["format", "accuracy"], [1, 0, 0], [2.5, 1.5, -0.5]),
         (["format"], [1, 0, 0], [2, 2, 0]),
         (["accuracy", "math_verify"], [1, 0, 0], [2.5, -0.5, -0.5]),  # math_verify decides; accuracy stays 1, 0, 0
     ],
@@ -456,6 +456,7 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
 def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path):
     updates = []
     informative_groups(monkeypatch, lambda step, sampling_round: None if step > 1 else 3 * (sampling_round == 0))
+    monkeypatch.setattr(dapo, "evaluate", lambda *arguments: ({}, None))
     monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, step, args, metrics: updates.append(step))
     dapo.main([*QUICK, "--max_steps", "3", "--output_dir", str(tmp_path)])
     assert updates == [2, 3] and len(metric_rows(tmp_path)) == 4

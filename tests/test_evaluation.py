@@ -51,6 +51,17 @@ def test_an_evaluation_by_hand(name, monkeypatch):
     assert shown == ([1, 3, 5, 0], [*"abcdefghijklmnop"], rewards, parts)
 
 
+def test_a_greedy_evaluation_takes_one_completion_and_has_no_pass_at_k(name, monkeypatch):
+    batch = {"completion_mask": torch.ones(4, 3, dtype=torch.bool), "truncated": torch.zeros(4, dtype=torch.bool)}
+    module, asked = script(name), []
+    monkeypatch.setattr(module, "rollout", lambda *arguments: asked.append(arguments[2]) or batch)
+    monkeypatch.setattr(module, "completion_texts", lambda tokenizer, batch: [*"abcd"])
+    monkeypatch.setattr(module, "compute_rewards", lambda *arguments: (torch.ones(4), torch.tensor([1.0, 0, 0, 0]), {}))
+    args = module.Args(eval_temperature=0.0)
+    result, _ = module.evaluate(SecondOfTwo(), None, None, [], range(8), args)
+    assert asked == [1] and result == {"eval/pass@1": 0.25, "eval/reward": 1.0, "eval/length": 3.0}
+
+
 def test_an_evaluation_shows_four_of_its_prompts(name, monkeypatch):
     # Not the texts and token ids of all: they would stay in memory until the next evaluation.
     batch = {"completion_mask": torch.ones(12, 3, dtype=torch.bool), "truncated": torch.zeros(12, dtype=torch.bool)}
