@@ -312,6 +312,23 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     assert seeds == [evaluation, *steps, evaluation]
 
 
+def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path, monkeypatch):
+    # A schedule that is logged, or resumed, and never set.
+    seen = []
+
+    def update(*arguments):
+        (optimizer,) = [argument for argument in arguments if hasattr(argument, "param_groups")]
+        group = optimizer.param_groups[0]
+        seen.append((group["lr"], group["betas"], group["weight_decay"]))
+
+    monkeypatch.setattr(script(name), "update", update)
+    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: ({}, None))
+    options = "--max_steps 3 --learning_rate 3e-3 --warmup_steps 2 --lr_scheduler linear"
+    run(name, tmp_path, *options.split(), *"--adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split())
+    assert seen == [(pytest.approx(rate), (0.7, 0.8), 0.3) for rate in (1.5e-3, 2e-3, 1e-3)]
+    assert [row["optim/lr"] for row in metric_rows(tmp_path) if row["step"]] == [rate for rate, *_ in seen]
+
+
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 3)
