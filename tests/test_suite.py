@@ -380,7 +380,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
 def test_it_learns(name, tmp_path):
     """A few steps on the embedded task: accuracy rises and completions grow longer."""
     steps = 12 if name == "grpo" else 7  # the others make four updates a step
-    options = f"--max_steps {steps} --eval_every 0 --eval_prompts 64".split()
+    options = f"--max_steps {steps} --prompts_per_step 16 --eval_every 0 --eval_prompts 32 --eval_samples 4".split()
     script(name).main(["--output_dir", str(tmp_path), *options])
     rows = metric_rows(tmp_path)
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.25
