@@ -2,7 +2,6 @@
 
 import collections
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from common.errors import InputError
 from common.harness.data import Prompt
 from common.rewards import RULES, Reward, load_rewards
 from testbed import ROOT, b1, metric_rows, totals_of
+from threads import Processes
 
 
 def args_of(**options):
@@ -203,29 +203,12 @@ def test_with_every_part_switched_off_the_loss_is_grpos():
 # --- the history of all prompts ---
 
 
-class Process:
-    """In the place of an Accelerator: one of several threads, whose `gather` waits for the others."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank, processes, barrier, rows):
-        self.process_index, self.num_processes, self.barrier, self.rows = rank, processes, barrier, rows
-
-    def gather(self, rows):
-        self.rows[self.process_index] = rows
-        self.barrier.wait(timeout=300)
-        unsharded = torch.cat(self.rows)
-        self.barrier.wait(timeout=300)
-        return unsharded
-
-
 def run_of(processes, draws, args, prompts=6):
     """{(step, place in the draw): advantages} and each process's table, after the given draws."""
-    barrier, rows = threading.Barrier(processes), [None] * processes
-    advantages, tables = {}, {}
+    advantages = {}
 
-    def process(rank):
-        accelerator, history = Process(rank, processes, barrier, rows), dcpo.History(prompts)
+    def process(accelerator):
+        rank, history = accelerator.process_index, dcpo.History(prompts)
         for step, draw in enumerate(draws):
             places = range(rank, len(draw), processes)
             random = [np.random.default_rng([step, place]).choice([-1.0, 0.0, 0.3, 1.0], size=4) for place in places]
@@ -233,15 +216,9 @@ def run_of(processes, draws, args, prompts=6):
             values, after = dcpo.compute_advantages(rewards, args, history.table[draw[rank::processes]])
             history.write(accelerator, draw, after)
             advantages.update({(step, p): v for p, v in zip(places, values.view(-1, 4).tolist(), strict=True)})
-        tables[rank] = history.table
+        return history.table
 
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(tables) == processes
-    return advantages, [tables[rank] for rank in range(processes)]
+    return advantages, Processes(processes).run(process)
 
 
 # With doubles in a step: on one process of two (0 and 2), on both (0 and 3), and three times.
