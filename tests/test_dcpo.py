@@ -309,9 +309,7 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
 
 def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     texts = ["#### 3", "#### 4", "no answer", "#### 3", r"\boxed{", "#### 3"]
-    truncated = torch.tensor(
-        [False, False, False, True, False, False]
-    )  # an answer at the very end of a truncated text is none
+    truncated = torch.tensor([False, False, False, True, False, False])  # an answer at its very end is none
     prompts = [Prompt([], "q", "3", {})] * 5 + [Prompt([], "q", None, {})]
     args = args_of(reward=["accuracy", "format"], reward_weights=[2.0, 0.5])
     rewards, correct, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts, truncated)

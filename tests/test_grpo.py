@@ -182,9 +182,9 @@ def test_the_weight_of_a_token(name, options, weight):
     # An empty row has weight 0 and still counts: TRL counts it, verl did not before its denominators were global.
     module, mask = script(name), torch.arange(5) < torch.tensor(LENGTHS)[:, None]
     args = module.Args(group_size=4, **options)
-    expected = [weight(n, g) if t < n else 0 for n, g in zip(LENGTHS, [9] * 4 + [16] * 4, strict=True) for t in range(5)]
-    weights = module.token_weights(mask, totals_of(mask, 4), args)
-    assert weights.flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    of_rows = [weight(n, g) if n else 0.0 for n, g in zip(LENGTHS, [9] * 4 + [16] * 4, strict=True)]
+    expected = mask * torch.tensor(of_rows, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(module.token_weights(mask, totals_of(mask, 4), args), expected)
     nothing = torch.zeros_like(mask)
     assert (module.token_weights(nothing, totals_of(nothing, 4), args) == 0).all()  # and not NaN
 
