@@ -40,6 +40,24 @@ def test_the_lists_are_those_that_the_script_makes():
     assert sum(path.stat().st_size for path in build.FOLDER.glob("*.*")) < 1e6
 
 
+def test_the_careless_teacher():
+    """One step in ten is off by 1 or 2, the next goes on from there, and one line in five is said twice."""
+    rng, steps, slips, twice = random.Random(0), 0, 0, 0
+    for _ in range(2000):
+        question, _ = build.make_problem(rng, 6, 8)
+        *lines, last = build.careless_answer(rng, question).split("\n")
+        said = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
+        total, terms = terms_of(question)[0], []
+        for line in said:
+            before, term, after = re.fullmatch(r"(-?\d+)([+-]\d)=(-?\d+)", line).groups()
+            assert before == total and abs(int(before) + int(term) - int(after)) <= 2
+            slips += int(before) + int(term) != int(after)
+            total, terms = after, [*terms, term]
+        assert terms == terms_of(question)[1:] and last == f"#### {total}"
+        steps, twice = steps + len(said), twice + len(lines) - len(said)
+    assert slips / steps == pytest.approx(0.1, abs=0.01) and twice / steps == pytest.approx(0.2, abs=0.015)
+
+
 EASY = "def easy(difficulty, **_):\n    return [float(name == 'easy') for name in difficulty]\n"
 
 
