@@ -118,6 +118,14 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
     assert seen["fuse_norms"] and seen["graphs_are_exact"] and not seen["head_is_last"]
 
 
+def test_a_prompt_is_said_to_be_computed_again_only_where_it_is():
+    policy, said = random_policy("qwen2"), "compute a prompt again"
+    for shares, packs in ((True, False), (False, True), (False, False)):
+        policy.shares_prompts, policy.packs = shares, packs
+        notes = " ".join(policy.notes(AutoTokenizer.from_pretrained(EMBEDDED)))
+        assert (said in notes) == (not shares and not packs)
+
+
 def test_a_policy_takes_its_shortcuts_as_they_are_given():
     lm, ran = random_policy("qwen2").lm, []
     lm.model.register_forward_hook(lambda *inputs: ran.append(inputs))

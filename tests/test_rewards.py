@@ -300,6 +300,9 @@ def test_a_reward_for_messages_says_why_it_got_text(user_file):
     assert score(reward, [row([{"role": "user", "content": "q"}])], ["abc"], [False]).tolist() == [3.0]
     with pytest.raises(InputError, match="row 0: TypeError.*completions are text here.*prompts are messages"):
         score(reward, [row()], ["abc"], [False])
+    (reward,) = chosen(user_file("def g(completions, **_):\n    return completions[0][0]['content']['x']\n") + ":g")
+    with pytest.raises(InputError, match="row 0: TypeError: string indices must be integers, not 'str'$"):
+        score(reward, [row([{"role": "user", "content": "q"}])], ["abc"], [False])
 
 
 @pytest.mark.parametrize(

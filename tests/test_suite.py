@@ -33,6 +33,7 @@ from testbed import (
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
     "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order": FAMILY,  # ppo whitens over the whole rollout
+    "test_zero_advantages_move_nothing": FAMILY,  # a critic's advantages are not those of the rewards
     # dapo's rounds: test_dapo.py
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [name for name in SCRIPTS if name != "dapo"],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
@@ -250,6 +251,16 @@ def test_first_ratio_is_exactly_one(name, updates):
     finally:
         module.policy_loss = original
     assert len(ratios) >= 7 and max(ratios) == 0  # bitwise, although micro-batches have other shapes than the rollout
+
+
+def test_zero_advantages_move_nothing(name):
+    # Weights change when rewards differ, and do not (bitwise) when all groups agree.
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    (moving,), _ = gradients(module, args, policy, batch)
+    assert max(float(g.abs().max()) for g in moving) > 1e-4
+    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    (still,), _ = gradients(module, args, policy, batch)
+    assert all((g == 0).all() for g in still)
 
 
 def test_a_rollout_without_valid_tokens_takes_its_step(name):
