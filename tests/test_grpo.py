@@ -127,7 +127,7 @@ def test_tokens_beyond_the_clamp_are_counted(name):
     assert (result["policy/clamped"], result["policy/clamped_ref"]) == (0.5, 0.25)
 
 
-GARBAGE = [(name, {}) for name in SCRIPTS]
+GARBAGE = [(name, {}) for name in DEFAULTS]
 GARBAGE += [("gspo", dict(ratio_level="token")), ("dcpo", dict(dynamic_clip=False)), ("ppo", dict(objective="penalty"))]
 
 

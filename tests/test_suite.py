@@ -29,6 +29,7 @@ from testbed import (
     script,
 )
 
+GLOSSARY = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo")
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
@@ -37,9 +38,11 @@ NAMES = {
     # dapo's rounds: test_dapo.py
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [name for name in SCRIPTS if name != "dapo"],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
-    "test_bad_input_that_no_script_sees": ["grpo"],
+    "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
     "test_config_file_gives_defaults_and_the_command_line_wins": ["grpo"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
+    # docs/metrics.md is about these; a script of your own logs what it likes
+    "test_the_glossary_names_what_is_logged": [name for name in SCRIPTS if name in GLOSSARY],
     "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
     "test_a_first_round_without_any_reward_is_made_anew_by_a_resume": ["dpo"],
     "test_a_round_without_any_reward_is_left_out": ["dpo"],
@@ -416,8 +419,6 @@ def check_refused(name, arguments, message):
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--model_name_or_path /no/such", "no/such"),
         ("--resume", "--output_dir"),
-        ("--dual_clip 0.5", "dual_clip"),
-        ("--clip_low 1.5", "clip_low"),
     ],
 )
 def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
@@ -432,6 +433,8 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--kl_estimator k4", "k4"),
         ("--group_size 0", "group_size 0"),
         ("--temperature 0", "temperature"),
+        ("--dual_clip 0.5", "dual_clip"),
+        ("--clip_low 1.5", "clip_low"),
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
@@ -442,7 +445,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--keep_checkpoints 0", "keep_checkpoints"),
     ],
 )
-def test_bad_input_that_no_script_sees(name, arguments, message, tmp_path, monkeypatch):
+def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_refused(name, arguments, message)
 
@@ -456,16 +459,13 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
 
     file = tmp_path / "run.yaml"
     file.write_text(
-        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\nnormalize_std: false\n", encoding="utf-8"
+        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\ngradient_checkpointing: true\n",
+        encoding="utf-8",
     )
     args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
-    assert (args.learning_rate, args.max_steps, args.reward, args.normalize_std) == (
-        1e-5,
-        9,
-        ["accuracy", "format"],
-        False,
-    )
-    for content, message in [("learning_rat: 1", "learning_rat"), ("kl_estimator: k9", "k9"), ("- 1", "option: value")]:
+    assert (args.learning_rate, args.max_steps, args.reward) == (1e-5, 9, ["accuracy", "format"])
+    assert args.gradient_checkpointing is True
+    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "option: value")]:
         file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             parse_args(script(name).Args, ["--config", str(file)])
