@@ -1,82 +1,238 @@
-"""Write a recipe of docs/your_own.md as a script that runs, by the diff that the page prints or links.
+"""Puts a file of recipes/, solutions/ or bugs/ into a script, function by function.
 
-python examples/recipes.py --list       their names, and the sections that explain them
-python examples/recipes.py cispo        writes cispo.py beside grpo.py; then: python cispo.py
+python examples/recipes.py --list                                the files, and what each one is
+python examples/recipes.py rloo                                  writes rloo.py beside grpo.py
+python examples/recipes.py micro_batches ppo.py                  the same, made of ppo.py
+python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs it, and writes no script
+
+Such a file is Python. What it defines is put into the script by its name:
+
+- A function replaces the script's function of that name, whether the script defines or imports it.
+- `script_update = update` keeps the script's own function under another name, so that the new one
+  can call it.
+- An option in `class Args` replaces the script's option of that name, and `del` in that class takes
+  options away.
+- Functions, constants and options that the script does not have are added. The file must use them
+  itself.
+- The docstring becomes that of the script, and a run of the script has the name of the file.
 """
 
-import re
+import ast
 import sys
+import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
 
 
-def blocks(page, kind):
-    """The code blocks of one kind in the text of a page, without the indentation of a list."""
-    found = re.findall(rf"^( *)```{kind}\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+def files():
+    """{name: path} of the files that can be put into a script."""
+    folders = [HERE / folder for folder in ("recipes", "solutions", "bugs")]
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.py"))}
 
 
-def is_comment(line):
-    return line.lstrip().startswith("#")
+class Source:
+    """The text of a script, or of a file to be put into it: what is in it, and its edits."""
+
+    def __init__(self, text):
+        self.lines = text.splitlines()
+        self.edits = []  # (first line from 0, line after the last one, the new text)
+        self.tree = ast.parse(text)
+        self.docstring, *self.statements = self.tree.body
+        self.functions, self.imports, self.args = {}, [], []
+        for node in self.statements:
+            if isinstance(node, ast.FunctionDef):
+                self.functions[node.name] = node
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.imports.append(node)
+            elif isinstance(node, ast.ClassDef) and node.name == "Args":
+                self.args = node.body
+        self.imported = {alias.name for node in self.imports for alias in node.names}
+        self.options = {node.target.id: node for node in self.args if isinstance(node, ast.AnnAssign)}
+
+    def names(self):
+        """The names that the code reads, and attributes, such as `teacher` in `args.teacher`."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+        return found
+
+    def place(self, node):
+        """The first line of a statement with its decorators, from 0, and the line after it."""
+        decorators = getattr(node, "decorator_list", [])
+        return min(part.lineno for part in (node, *decorators)) - 1, node.end_lineno
+
+    def text(self, node):
+        first, end = self.place(node)
+        return "\n".join(self.lines[first:end])
+
+    def replace(self, node, text):
+        self.edits.append((*self.place(node), text))
+
+    def insert(self, line, text):
+        self.edits.append((line, line, text))
+
+    def rename(self, node, old, new):
+        """Put `new` in the place of `old` in the first line of a piece of code."""
+        line = node.lineno - 1
+        self.edits.append((line, line + 1, self.lines[line].replace(old, new)))
+
+    def result(self):
+        for first, end, text in sorted(self.edits, reverse=True):  # line numbers above stay right
+            self.lines[first:end] = text.splitlines()
+        return "\n".join(self.lines) + "\n"
 
 
-def changed(diff, sources=()):
-    """The script that a diff makes of another: (name, source, lines changed). The other one is a script of
-    this project, or one of `sources` {name: source}. A ValueError if a hunk is not in it once."""
-    header, *hunks = re.split(r"^@@ .*\n", diff, flags=re.MULTILINE)
-    old_name, new_name = re.findall(r"^[+-]{3} (\S+)$", header, re.MULTILINE)
-    source = sources[old_name] if old_name in sources else (ROOT / old_name).read_text(encoding="utf-8")
-    source, changes = source.splitlines(), 0
-    for hunk in hunks:
-        lines = hunk.splitlines()
-        old = [line[1:] for line in lines if line[0] != "+" and not is_comment(line[1:])]
-        kept = [i for i, line in enumerate(source) if not is_comment(line)]  # a new comment is no conflict
-        places = [kept[i : i + len(old)] for i in range(len(kept))]
-        places = [place for place in places if [source[i] for i in place] == old]
-        if len(places) != 1:
-            raise ValueError("\n".join([f"this is not in {old_name} once:", *old]))
-        source[places[0][0] : places[0][-1] + 1] = [line[1:] for line in lines if line[0] != "-"]
-        changes += sum(line[0] != " " for line in lines)
-    return new_name, "\n".join(source) + "\n", changes
+def put(patch, script, name):
+    """The text of a script with that of a file put into it; its runs have this name.
+
+    A ValueError names what the script does not have: it was renamed there, and what the file defines
+    would do nothing.
+    """
+    new, script = Source(patch), Source(script)
+    script.replace(script.docstring, new.text(new.docstring))
+    put_options(new, script)
+    put_functions(new, script)
+    for node in ast.walk(script.functions["main"]):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Run":
+            script.rename(node, f'"{node.args[2].value}"', f'"{name}"')
+    return with_imports(script.result(), new)
 
 
-def diffs():
-    """The diffs of the page in its order, the printed and the linked ones: (where it stands, diff)."""
-    found = [(PAGE.index(diff), diff) for diff in blocks(PAGE, "diff")]
-    for link in re.finditer(r"\]\(\.\./examples/(\w+\.diff)\)", PAGE):
-        found.append((link.start(), (HERE / link[1]).read_text(encoding="utf-8")))
-    return sorted(found)
+def put_options(new, script):
+    end = max(node.end_lineno for node in script.options.values())
+    for node in new.args:
+        if isinstance(node, ast.Delete):
+            for target in node.targets:
+                must_have(script.options, target.id, "option")
+                script.replace(script.options[target.id], "")
+        elif node.target.id in script.options:
+            script.replace(script.options[node.target.id], new.text(node))
+        else:
+            must_have(new.names(), node.target.id, "option")
+            script.insert(end, new.text(node))
 
 
-def recipes():
-    """{name: (source, lines changed, title of its section)}, each made of grpo.py or of a recipe before it."""
-    made = {}
-    for place, diff in diffs():
-        title = PAGE[:place].rpartition("\n## ")[2].splitlines()[0]
-        name, source, changes = changed(diff, {name: source for name, (source, *_) in made.items()})
-        made[name] = source, changes, title
-    return made
+def put_functions(new, script):
+    kept, waiting = {}, ""  # new code waits for the next function that has a place in the script
+    for node in new.statements:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in script.functions:
+            kept[ast.unparse(node.value)] = node.targets[0].id
+        elif isinstance(node, ast.Assign):
+            if isinstance(node.value, ast.Name):
+                must_have(script.imported, node.value.id, "function")
+            waiting += f"{new.text(node)}\n\n\n"
+        elif isinstance(node, ast.FunctionDef) and node.name in script.functions:
+            own = script.functions[node.name]
+            if node.name in kept:
+                script.rename(own, f"def {node.name}(", f"def {kept[node.name]}(")
+                script.insert(own.end_lineno, f"\n\n{waiting}{new.text(node)}")
+            else:
+                script.replace(own, waiting + new.text(node))
+            waiting = ""
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name != "Args":
+            must_have(script.imported | new.names(), node.name, "function")
+            waiting += f"{new.text(node)}\n\n\n"
+    script.insert(script.place(script.functions["main"])[0], waiting)
 
 
-def main(name):
-    made = recipes()
-    if name == "--list":
-        for recipe, (_, changes, title) in made.items():
-            print(f"{recipe.removesuffix('.py'):14} {changes:3} lines, docs/your_own.md: {title}")
-        return
-    path = ROOT / f"{name.removesuffix('.py')}.py"
-    if path.name not in made:
-        raise SystemExit(f"no recipe {name}: --list has their names")
+def must_have(names, name, kind):
+    if name not in names:
+        raise ValueError(f"the script has no {kind} `{name}`")
+
+
+def with_imports(text, new):
+    """The script with the imports of the file, and without those that it no longer needs."""
+    script = Source(text)
+    replaced = script.functions.keys() - new.names()  # by a function of the same name
+    unused = replaced | (script.imported - script.names())
+    added = {node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)}
+    for node in script.imports:
+        if isinstance(node, ast.ImportFrom):
+            names = (names_of(node) | added.pop(node.module, set())) - unused
+            if names != names_of(node):
+                script.replace(node, import_line(node.module, names))
+    first, _ = script.place(script.imports[0])
+    for node in new.imports:
+        if isinstance(node, ast.Import) or node.module in added:
+            script.insert(first, new.text(node))
+    return script.result()
+
+
+def names_of(node):
+    return {alias.name for alias in node.names}
+
+
+def import_line(module, names):
+    ordered = sorted(names, key=import_order)
+    return f"from {module} import {', '.join(ordered)}" if names else ""
+
+
+def import_order(name):
+    """Constants, then classes, then functions, as ruff sorts them."""
+    return not name.isupper(), not name[0].isupper(), name
+
+
+def load(text, name):
+    """A script as a module, from its text; its `main` has not run."""
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = str(ROOT / f"{name}.py")  # it finds tools/ beside itself
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    return module
+
+
+def made(name, script="grpo.py"):
+    """The text of a script with a file put into it, both by name."""
+    if name not in files() or not (ROOT / script).is_file():
+        raise ValueError(f"no file {name}, or no script {script}: --list has the files")
+    path = files()[name]
+    try:
+        return put(path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"), name)
+    except ValueError as error:
+        raise ValueError(f"{path.relative_to(ROOT)} cannot be put into {script}: {error}") from None
+
+
+def show_list():
+    for name, path in files().items():
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        print(f"{path.parent.name:10} {name:14} {docstring.splitlines()[0]}")
+
+
+def write(text, name):
+    path = ROOT / f"{name}.py"
     if path.exists():
         raise SystemExit(f"{path} is there already: take it away first")
-    path.write_text(made[path.name][0], encoding="utf-8", newline="\n")
-    print(f"wrote {path.name}: docs/your_own.md, {made[path.name][2]}")
+    path.write_text(text, encoding="utf-8", newline="\n")
+    print(f"wrote {path.name}")
+
+
+def run(text, name, options):
+    sys.path.insert(0, str(ROOT))
+    module = load(text, name)
+    with module.clean_exit():
+        module.main(options)
+
+
+def main(words):
+    if words == ["--list"]:
+        return show_list()
+    running = words[:1] == ["run"]
+    names = words[1:3] if running else words
+    if not 1 + running <= len(names) <= 2:
+        raise SystemExit(__doc__)
+    try:
+        text = made(*names)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    if running:
+        run(text, names[0], words[3:])
+    else:
+        write(text, names[0])
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -446,7 +446,7 @@ def fastest(function) -> float:
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_huge_completions_take_under_50_ms(name):
+def test_huge_completions_take_no_time(name):
     """graders that hang on long digits, nested braces or a backtracking pattern."""
     text = HUGE[name]
     for function in (
@@ -482,13 +482,6 @@ def test_answers_are_exact_far_down_a_long_completion():
     """The bound on the text must cut the start, never the end."""
     assert accuracy_reward("x" * M + "#### 3", "3") == 1.0
     assert accuracy_reward(r"\boxed{4}" + "x" * M + r"\boxed{\frac{6}{2}} ok", "3") == 1.0
-
-
-def test_ordinary_completions_take_some_50_microseconds():
-    """A slow grader keeps the accelerators waiting (bound: ten times that, for loaded machines)."""
-    text = "She has 3 + 4 = 7 apples and buys 5 more.\n" * 20 + r"The answer is $\boxed{12}$."
-    seconds = min(fastest(lambda: [accuracy_reward(text, "12") for _ in range(50)]) / 50 for _ in range(3))
-    assert seconds < 500e-6
 
 
 # --- real solutions ---

@@ -8,26 +8,9 @@ from common.errors import InputError
 from common.harness.data import load_prompts
 from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_tokenizer
-from common.rewards import score
 from rows import gemma_tokenizer, pairs_from
 from small_models import learned, refused, reward_model_of, save_reward_model, small_model
 from testbed import embedded, script
-
-
-def test_a_reward_model_scores_what_the_policy_wrote(tmp_path):
-    _, args, tokenizer, _ = embedded("ppo", micro_batch_size=3)
-    model = save_reward_model(tmp_path, tokenizer)
-    prompts, _, _ = load_prompts(args, tokenizer, True)
-    args.reward_model_path = str(tmp_path)
-    reward = script("ppo").learned_reward(args, prompts, torch.device("cpu"))
-    texts = ["#### 12", "7+5=12\n#### 12", "1", "12+"]
-    truncated = [False, False, False, True]
-    scores = score(reward, prompts[:4], texts, truncated)
-    for prompt, text, cut, value in zip(prompts, texts, truncated, scores, strict=False):
-        ids = prompt.ids + tokenizer(text).input_ids + ([] if cut else [tokenizer.eos_token_id])
-        with torch.no_grad():
-            expected = model(input_ids=torch.tensor([ids])).logits[0, 0]  # alone, without padding
-        assert float(value) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):

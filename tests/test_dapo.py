@@ -1,9 +1,6 @@
-"""The functions of dapo.py: dynamic sampling on any number of processes, overlong rules, the worked examples."""
+"""dapo.py: dynamic sampling on any number of processes, overlong completions, and runs that end early."""
 
-import contextlib
-import math
 import pickle
-import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,19 +16,15 @@ from common.harness.metrics import Metrics
 from common.rewards import RULES, Reward, load_rewards
 from processes import run_processes
 from testbed import (
-    ORACLES,
-    b1,
     embedded,
     fill,
     gradients,
     hand_made_batch,
     largest_difference,
     metric_rows,
-    ragged,
-    totals_of,
 )
+from threads import Processes
 
-DAPO = ORACLES["dapo"]
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
 
 
@@ -40,58 +33,6 @@ def args_of(**options):
 
 
 # --- dynamic sampling: scripted completions, W processes as threads ---
-
-
-class Processes:
-    """W accelerators whose collectives wait for all of them; one that comes alone is a deadlock and fails."""
-
-    def __init__(self, number):
-        self.number, self.slots, self.local = number, [None] * number, threading.local()
-        self.barrier, self.calls = threading.Barrier(number, timeout=300), [[] for _ in range(number)]
-
-    def exchange(self, name, value):
-        rank = self.local.rank
-        self.calls[rank].append(name)
-        self.slots[rank] = value
-        self.barrier.wait()
-        values = list(self.slots)
-        self.barrier.wait()
-        return values
-
-    def gather_object(self, items):
-        return [item for items in self.exchange("gather_object", items) for item in items]
-
-    def run(self, function):
-        results, errors = [None] * self.number, []
-
-        def target(rank):
-            self.local.rank = rank
-            try:
-                results[rank] = function(FakeAccelerator(self, rank))
-            except BaseException as error:
-                errors.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=target, args=[rank]) for rank in range(self.number)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        if errors:
-            raise errors[0]
-        return results
-
-
-class FakeAccelerator:
-    device = torch.device("cpu")
-    autocast = contextlib.nullcontext
-
-    def __init__(self, processes, rank):
-        self.processes, self.process_index, self.num_processes = processes, rank, processes.number
-
-    def reduce(self, tensor, how):
-        return sum(self.processes.exchange("reduce", tensor))
-
-    def gather(self, tensor):
-        return torch.cat(self.processes.exchange("gather", tensor))
 
 
 class InOrder:
@@ -176,14 +117,11 @@ def groups_of(ranks, step=0):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-@pytest.mark.parametrize("reward", ["accuracy", "format"])
-def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(processes, reward, monkeypatch):
+def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(processes, monkeypatch):
     # verl filters on the standard deviation of a metric; with a score an all-right group of unequal lengths passes.
     # The format reward is 1 everywhere: only accuracy can tell. The batch is exact and the order that of the draw.
-    ranks, _ = sample(
-        monkeypatch, lambda i, visit: i % 5, processes, reward=[reward], overlong="soft", max_new_tokens=7,
-        overlong_cache=4,
-    )  # fmt: skip
+    options = dict(reward=["format"], overlong="soft", max_new_tokens=7, overlong_cache=4)
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, processes, **options)
     assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
     metrics = ranks[0][0][2]
     assert metrics["sampling/rounds"] == 2 and metrics["sampling/surplus"] == 1  # 4 of 0-7, 5 of 8-15
@@ -198,17 +136,6 @@ def test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept(pr
     penalties = [-max(0, length - 3) / 4 for length in lengths]
     assert metrics["overlong/penalty"] == pytest.approx(sum(penalties) / 64)
     assert metrics["overlong/fraction"] == pytest.approx(sum(p < 0 for p in penalties) / 64)
-
-
-def test_the_batch_does_not_depend_on_the_number_of_processes(monkeypatch):
-    results = [sample(monkeypatch, lambda i, visit: i * 7 % 5, W, steps=2, num_minibatches=2)[0] for W in (1, 2, 4)]
-    one = results[0]
-    for ranks in results[1:]:
-        for step in (0, 1):
-            assert groups_of(ranks, step) == groups_of(one, step)
-            assert ranks[0][step][2] == pytest.approx(one[0][step][2])
-            rewards = torch.stack([result[step][0]["rewards"].view(-1, G) for result in ranks], dim=1)
-            assert torch.equal(rewards.flatten(), one[0][step][0]["rewards"])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -235,12 +162,11 @@ def wrong_but_for_rounding(completions, **columns):
     return [1.0 if "1" in text else (0.3, 0.1 + 0.2)[row % 2] for row, text in enumerate(completions)]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_differ(processes, monkeypatch):
+def test_by_reward_the_groups_are_kept_whose_rewards_before_the_punishment_differ(monkeypatch):
     # Without answers. The lengths of a group differ, and so do its punished rewards: these must not keep it.
     functions = [Reward("own", 1.0, wrong_but_for_rounding)]
     options = dict(filter_by="reward", overlong="soft", max_new_tokens=7, overlong_cache=4)
-    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, processes, answer=None, functions=functions, **options)
+    ranks, _ = sample(monkeypatch, lambda i, visit: i % 5, 2, answer=None, functions=functions, **options)
     assert groups_of(ranks) == [i for i in range(100) if 0 < i % 5 < 4][:8]
     metrics = ranks[0][0][2]
     assert metrics["sampling/keep_rate"] == pytest.approx(9 / 16) and "reward/accuracy" not in metrics
@@ -301,30 +227,21 @@ def test_a_process_that_keeps_nothing_gets_its_share_from_the_others(monkeypatch
     assert [len(result[0][0]["rewards"]) for result in ranks] == [16, 16]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes, monkeypatch):
-    # DAPO#22: ValueError at the limit; AReaL#450: batches that are not the size they say. Every fifth prompt informs.
-    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=3)
-    ranks, _ = sample(monkeypatch, lambda i, visit: 1 if i % 5 == 0 else 0, processes, **options)
-    metrics = ranks[0][0][2]
-    assert groups_of(ranks) == [0, 5, 10, 15]  # of 0 5 10 15 20: the largest multiple of 2 x W
-    assert (metrics["sampling/rounds"], metrics["sampling/short"], metrics["sampling/surplus"]) == (3, 1, 1)
-    assert metrics["sampling/skipped"] == 0
-
-
 @pytest.mark.parametrize("processes, used", [(1, 6), (2, 4), (4, 0)])
-def test_a_short_batch_divides_over_processes_and_minibatches(processes, used, monkeypatch):
-    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=1)
+def test_an_exhausted_budget_trains_on_the_largest_batch_that_divides(processes, used, monkeypatch):
+    # DAPO#22: ValueError at the limit; AReaL#450: batches that are not the size they say. 7 of 24 prompts inform.
+    options = dict(prompts_per_step=8, num_minibatches=2, max_sampling_rounds=3)
     ranks, _ = sample(monkeypatch, lambda i, visit: int(i < 7), processes, **options)
-    assert ranks[0][0][2]["sampling/surplus"] == 7 - used
+    metrics = ranks[0][0][2]
+    assert (metrics["sampling/rounds"], metrics["sampling/surplus"]) == (3, 7 - used)
+    assert (metrics["sampling/short"], metrics["sampling/skipped"]) == (used > 0, used == 0)
     assert (groups_of(ranks) if used else ranks[0][0][0]) == (list(range(used)) or None)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(processes, monkeypatch):
+def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(monkeypatch):
     options = dict(num_minibatches=4, max_sampling_rounds=2, steps=2)
     # 3 groups in the first 16 prompts; then all inform. Nothing is carried over.
-    ranks, _ = sample(monkeypatch, lambda i, visit: int(i in (1, 2, 8) or i >= 16), processes, **options)
+    ranks, _ = sample(monkeypatch, lambda i, visit: int(i in (1, 2, 8) or i >= 16), 2, **options)
     for result in ranks:
         assert result[0][0] is None and result[0][2]["sampling/surplus"] == 3
         assert result[0][2]["sampling/skipped"] == 1 and result[0][2]["sampling/short"] == 0
@@ -332,12 +249,11 @@ def test_less_than_one_update_skips_the_step_and_the_next_one_starts_afresh(proc
     assert groups_of(ranks, 1) == list(range(16, 24))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("right, share", [(0, "wrong"), (G, "right")])
-def test_nothing_informative_ends_on_all_processes_after_the_budget(right, share, processes, monkeypatch):
-    ranks, seen = sample(monkeypatch, lambda i, visit: right, processes, max_sampling_rounds=3)
-    assert [(result[0][0], result[0][2]["sampling/surplus"]) for result in ranks] == [(None, 0)] * processes
-    assert len(seen) == 3 * processes and ranks[0][0][2][f"sampling/dropped_{share}"] == 1
+def test_nothing_informative_ends_on_all_processes_after_the_budget(right, share, monkeypatch):
+    ranks, seen = sample(monkeypatch, lambda i, visit: right, 2, max_sampling_rounds=3)
+    assert [(result[0][0], result[0][2]["sampling/surplus"]) for result in ranks] == [(None, 0)] * 2
+    assert len(seen) == 6 and ranks[0][0][2][f"sampling/dropped_{share}"] == 1
 
 
 def test_surplus_is_discarded_and_never_comes_back(monkeypatch):
@@ -379,81 +295,43 @@ def test_seeds_are_those_of_rank_step_and_round(monkeypatch):
 # --- rewards ---
 
 
-def scored(reward, weights=None):
-    args = args_of(reward=reward, reward_weights=weights)
-    prompts = [Prompt([1], "q", "1", {})] * 3
-    return dapo.compute_rewards(
-        load_rewards(args), prompts, ["#### 1", "#### 0", "none"], torch.zeros(3, dtype=torch.bool)
-    )
-
-
-def test_accuracy_is_plus_or_minus_one_and_nothing_else_is_recoded():
-    rewards, correct, parts = scored(["accuracy", "format"], [2.0, 0.5])
-    assert correct.tolist() == [1, 0, 0]
-    assert parts["accuracy"].tolist() == [1, -1, -1] and parts["format"].tolist() == [1, 1, 0]
-    assert rewards.tolist() == [2.5, -1.5, -2.0]
-    prompts = [Prompt([1], "q", "1", {})] * 3
-    functions = [Reward("accuracy", 1.0, RULES["accuracy"]), Reward("math_verify", 1.0, RULES["accuracy"])]
-    rewards, correct, parts = dapo.compute_rewards(
-        functions, prompts, ["#### 1", "#### 0", ""], torch.zeros(3, dtype=torch.bool)
-    )
-    assert parts["math_verify"].tolist() == [1, -1, -1]  # it decides what is correct
-    assert parts["accuracy"].tolist() == correct.tolist() == [1, 0, 0] and rewards.tolist() == [2, -1, -1]
-    rewards, correct, _ = scored(["format"])
-    assert rewards.tolist() == [1, 1, 0] and correct.tolist() == [1, 0, 0]
+@pytest.mark.parametrize(
+    "names, correct, rewards",
+    [
+        (["accuracy", "format"], [1, 0, 0], [2.5, -1.5, -2.0]),  # the accuracy is +1 or -1, times 2; the format 1, 1, 0
+        (["format", "accuracy"], [1, 0, 0], [2.5, 1.5, -0.5]),
+        (["format"], [1, 0, 0], [2, 2, 0]),
+        (["accuracy", "math_verify"], [1, 0, 0], [2.5, -0.5, -0.5]),  # math_verify decides; accuracy stays 1, 0, 0
+    ],
+)
+def test_what_decides_is_plus_or_minus_one_and_nothing_else_is_recoded(names, correct, rewards):
+    rules = RULES | {"math_verify": RULES["accuracy"]}
+    functions = [Reward(name, weight, rules[name]) for name, weight in zip(names, (2.0, 0.5), strict=False)]
+    prompts, texts = [Prompt([1], "q", "1", {})] * 3, ["#### 1", "#### 0", "none"]
+    found, decided, parts = dapo.compute_rewards(functions, prompts, texts, torch.zeros(3, dtype=torch.bool))
+    assert (found.tolist(), decided.tolist()) == (rewards, correct)
+    assert "format" not in names or parts["format"].tolist() == [1, 1, 0]
 
 
 # --- overlong ---
 
 
-def test_soft_overlong_oracle():
-    # verl#3855 puts the ramp on the wrong side, ms-swift#5557 has another formula, open-r1#567 counts characters.
-    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
-    for length, penalty in ORACLES["soft_overlong_10_4"].items():
-        assert dapo.overlong_penalty(torch.tensor([int(length)]), args).tolist() == [penalty]
+def test_the_punishment_of_long_completions():
     args = args_of(overlong="soft", max_new_tokens=20480, overlong_cache=4096)
-    penalties = dapo.overlong_penalty(torch.tensor([16384, 16385, 18432, 20480]), args)
-    assert penalties.dtype == torch.float64 and penalties.tolist() == [0, -1 / 4096, -0.5, -1]
-    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
-    lengths = torch.tensor([0, 5, 6, 7, 8, 9, 10, 11, 1000])  # beyond the cap, as a patch may have them, it stays -1
-    assert dapo.overlong_penalty(lengths, args).tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
+    penalties = dapo.overlong_penalty(torch.tensor([16384, 16385, 18432, 20480, 30000]), args)
+    assert penalties.dtype == torch.float64 and penalties.tolist() == [0, -1 / 4096, -0.5, -1, -1]
     for overlong in ("none", "filter"):
         args = args_of(overlong=overlong, max_new_tokens=10, overlong_cache=4)
         assert dapo.overlong_penalty(torch.tensor([5, 10]), args).tolist() == [0, 0]
 
 
-def test_group_statistics_are_those_of_the_shaped_rewards():
-    args = args_of(overlong="soft", max_new_tokens=10, overlong_cache=4)
-    rewards = torch.tensor([1.0, -1, -1, 1], dtype=torch.float64)
-    rewards = rewards + dapo.overlong_penalty(torch.tensor([3, 8, 10, 6]), args)
-    assert rewards.tolist() == [1, -1.5, -2, 1]
-    advantages = dapo.compute_advantages(rewards, args)
-    assert advantages[:, 0].tolist() == pytest.approx([0.858955, -0.702781, -1.015129, 0.858955], abs=1e-6)
-
-
-def test_the_stop_token_counts_towards_the_length(monkeypatch):
-    # a completion of exactly max_new_tokens that ends in its stop token is not truncated and has the full penalty.
-    options = dict(overlong="soft", max_new_tokens=6, overlong_cache=2)
-    ranks, _ = sample(monkeypatch, lambda i, visit: 2, **options)
-    batch = ranks[0][0][0]
-    lengths, signs = batch["completion_mask"].sum(dim=1), torch.tensor([1.0, 1, -1, -1]).repeat(8)
-    assert not batch["truncated"].any() and int(lengths.max()) == 6
-    assert batch["rewards"].tolist() == (signs - (lengths == 5) * 0.5 - (lengths == 6) * 1.0).tolist()
-
-
-def trained_batches(monkeypatch, tmp_path, *arguments):
-    """The batches that `main` hands to `update`, which does nothing."""
-    batches = []
-    monkeypatch.setattr(dapo, "update", lambda a, m, r, o, batch, step, args, metrics: batches.append(batch))
-    options = "--max_steps 1 --prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4".split()
-    dapo.main([*options, "--max_new_tokens", "12", "--output_dir", str(tmp_path / "run"), *arguments])
-    return batches
-
-
 def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_group(monkeypatch, tmp_path):
     # Most answers by steps do not end within 12 tokens.
-    arguments = "--overlong filter --max_sampling_rounds 20 --num_minibatches 1".split()
-    (batch,) = trained_batches(monkeypatch, tmp_path, *arguments)
+    batches = []
+    monkeypatch.setattr(dapo, "update", lambda *arguments: batches.append(arguments[4]))
+    options = "--overlong filter --max_sampling_rounds 20 --num_minibatches 1 --max_new_tokens 12 --max_steps 1"
+    dapo.main([*QUICK, *options.split(), "--output_dir", str(tmp_path / "run")])
+    (batch,) = batches
     truncated = batch["truncated"]
     assert 0 < truncated.sum() < len(truncated)
     assert (batch["loss_mask"][truncated] == 0).all() and batch["completion_mask"][truncated].any(dim=1).all()
@@ -465,73 +343,6 @@ def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_gr
     row = metric_rows(tmp_path / "run")[-1]
     assert row["overlong/fraction"] == row["completion/truncated"] > 0 and row["overlong/penalty"] == 0
     assert row["reward/mean"] == pytest.approx(float(batch["rewards"].mean()))
-
-
-def test_soft_and_none_leave_truncated_rows_in_the_loss(monkeypatch, tmp_path):
-    # The cache may be as long as the completions: then each token costs.
-    arguments = "--overlong soft --overlong_cache 12 --max_sampling_rounds 20 --num_minibatches 1".split()
-    (batch,) = trained_batches(monkeypatch, tmp_path, *arguments)
-    assert batch["truncated"].any() and torch.equal(batch["loss_mask"], batch["completion_mask"])
-    assert float(batch["rewards"].min()) == -2  # wrong and truncated
-
-
-# --- loss and weights ---
-
-
-def loss_of(args, dtype=torch.float64, mask_row=None):
-    old, new, _, mask = b1(dtype)
-    advantages = dapo.compute_advantages(torch.tensor([1.0, -1, -1, 1], dtype=dtype), args).to(dtype)
-    if mask_row is not None:
-        mask[mask_row] = False
-    losses, stats = dapo.policy_loss(new, old, advantages, mask, args)
-    return (losses * dapo.token_weights(mask, totals_of(mask, G), args)).sum(), losses, stats, new
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
-def test_oracles(dtype, tolerance):
-    args = args_of()
-    loss, losses, stats, new = loss_of(args, dtype)
-    assert float(loss.detach()) == pytest.approx(DAPO["loss"], abs=tolerance)
-    assert torch.allclose(losses, ragged(DAPO["token_loss"], dtype)[0], atol=tolerance, rtol=tolerance)
-    loss.backward()
-    assert torch.allclose(new.grad, ragged(DAPO["grad"], dtype)[0], atol=tolerance)
-    assert (int(stats["clip_fraction_high"].sum()), int(stats["clip_fraction_low"].sum())) == (1, 2)
-    assert float(loss_of(args_of(dual_clip=3.0), dtype)[0]) == pytest.approx(DAPO["loss_dual3"], abs=tolerance)
-    filtered, *_ = loss_of(args, dtype, mask_row=1)
-    assert float(filtered) == pytest.approx(ORACLES["overlong_filter_row1"]["token_mean"], abs=tolerance)
-
-
-def test_clip_higher_is_the_default_and_acts_above_only():
-    args = args_of()
-    assert (args.clip_low, args.clip_high, args.kl_coef, args.eval_top_p) == (0.2, 0.28, 0.0, 0.7)
-    new = torch.tensor([[math.log(1.25), math.log(1.3)]], dtype=torch.float64, requires_grad=True)
-    zeros, mask = torch.zeros_like(new), torch.ones_like(new, dtype=torch.bool)
-    losses, _ = dapo.policy_loss(new, zeros, zeros + 1, mask, args)
-    losses.sum().backward()
-    assert losses[0].tolist() == pytest.approx([-1.25, -1.28]) and new.grad[0].tolist() == pytest.approx([-1.25, 0])
-
-
-def scope(token_mean):
-    """Two groups of two rows whose token losses are given; the weighted sum."""
-    losses, mask = ragged([[1], [-1, -1, -1], [2, 2], [-2] * 6])
-    args = args_of(group_size=2, token_mean=token_mean)
-    return float((losses * dapo.token_weights(mask, totals_of(mask, 2), args)).sum())
-
-
-def test_scope_of_the_token_mean():
-    # verl#2776: the paper's formula is per group, the code's per batch; trl#5619: local denominators.
-    assert scope("step") == pytest.approx(-10 / 12)
-    assert scope("group") == pytest.approx(-0.75)
-
-
-@pytest.mark.parametrize("token_mean", ["step", "group"])
-def test_weights_sum_to_one_and_equal_within_their_scope(token_mean):
-    _, mask = ragged([[0] * n for n in (3, 5, 2, 4, 1, 1, 6, 2)])
-    weights = dapo.token_weights(mask, totals_of(mask, G), args_of(token_mean=token_mean))
-    assert float(weights.sum()) == pytest.approx(1) and (weights[~mask] == 0).all()
-    for rows in (slice(0, 4), slice(4, 8)):
-        assert weights[rows][mask[rows]].unique().numel() == 1
-    assert (weights[0, 0] == weights[4, 0]) == (token_mean == "step")
 
 
 def test_the_mean_over_groups_in_an_update():
@@ -551,27 +362,18 @@ def test_the_mean_over_groups_in_an_update():
     assert largest_difference(whole, mean) < 1e-5 * max(float(g.abs().max()) for g in mean)
 
 
-@pytest.mark.parametrize("token_mean", ["step", "group"])
-def test_nothing_left_in_the_loss_is_weight_zero_and_not_nan(token_mean):
-    mask = torch.zeros(G, 3, dtype=torch.bool)
-    weights = dapo.token_weights(mask, totals_of(mask, G), args_of(token_mean=token_mean))
-    assert (weights == 0).all()
-
-
 # --- a run ---
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4 --eval_every 0".split()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_without_anything_to_learn_ends_with_one_line_and_exit_code_1(processes, tmp_path):
+def test_a_run_without_anything_to_learn_ends_with_one_line_and_exit_code_1(tmp_path):
     # a loop that never ends, or a traceback. At this temperature the completions of a group are equal.
     arguments = [*QUICK, "--max_steps", 5, "--save_every", 5, "--temperature", 1e-4, "--max_sampling_rounds", 2]
-    result = run_processes("dapo.py", *arguments, "--output_dir", tmp_path, processes=processes)
+    result = run_processes("dapo.py", *arguments, "--output_dir", tmp_path, processes=2)
     assert result.returncode == 1, result.stderr
     (line,) = [line for line in result.stdout.splitlines() if "the run ends" in line]
     assert "step 1: " in line and "in 2 rounds" in line
-    assert processes > 1 or "Traceback" not in result.stderr  # the launcher adds its own
     rows = metric_rows(tmp_path)
     assert [row["step"] for row in rows] == [0, 1] and rows[1]["sampling/skipped"] == 1
     assert "eval/pass@1" in rows[1] and (tmp_path / "model").exists()
@@ -598,20 +400,10 @@ def test_a_run_that_has_learned_all_it_can_ends_well(monkeypatch, tmp_path, caps
     assert [row["step"] for row in rows] == [0, 1, 2] and "eval/pass@1" in rows[-1] and (tmp_path / "model").exists()
 
 
-def test_two_processes_sample_and_train(tmp_path):
-    arguments = [*QUICK, "--max_steps", 2, "--output_dir", tmp_path]
-    result = run_processes("dapo.py", *arguments, processes=2)
-    assert result.returncode == 0, result.stderr
-    for row in metric_rows(tmp_path)[1:]:
-        shares = sum(row[f"sampling/{name}"] for name in ("keep_rate", "dropped_right", "dropped_wrong"))
-        assert shares == pytest.approx(1)
-        kept = row["sampling/keep_rate"] * row["sampling/rounds"] * 8
-        assert kept - row["sampling/surplus"] == pytest.approx(8) and row["policy/ratio_max"] > 1
-
-
 def test_skipped_steps_change_nothing_and_the_run_goes_on(monkeypatch, tmp_path):
     updates = []
     informative_groups(monkeypatch, lambda step, sampling_round: None if step > 1 else 3 * (sampling_round == 0))
+    monkeypatch.setattr(dapo, "evaluate", lambda *arguments: ({}, None))
     monkeypatch.setattr(dapo, "update", lambda a, m, r, o, b, step, args, metrics: updates.append(step))
     dapo.main([*QUICK, "--max_steps", "3", "--output_dir", str(tmp_path)])
     assert updates == [2, 3] and len(metric_rows(tmp_path)) == 4
@@ -656,17 +448,3 @@ def test_by_reward_no_answers_are_needed(tmp_path, capsys):
         dapo.main([*QUICK, *options, *arguments, "--output_dir", str(tmp_path / "none")])
     assert end.value.code == 1
     assert "step 1: the rewards of every group agree in 1 rounds, nothing to train on" in capsys.readouterr().out
-
-
-def test_a_reward_of_ones_own_whose_groups_the_built_in_rule_drops_is_pointed_to_the_other_filter(tmp_path, capsys):
-    """The answers of the data are not in the form that the rule finds, though the user's reward would."""
-    own = "def own(completions, **columns):\n    return [0.0] * len(completions)\n"
-    (tmp_path / "own.py").write_text(own, encoding="utf-8")
-    rows = "".join(f'{{"prompt": "{i}+1+{i}?", "answer": "none"}}\n' for i in range(1, 41))
-    (tmp_path / "train.jsonl").write_text(rows, encoding="utf-8")
-    options = f"--dataset {tmp_path}/train.jsonl --reward {tmp_path}/own.py:own --max_new_tokens 24"
-    arguments = [*QUICK, *options.split(), "--max_steps", "1", "--max_sampling_rounds", "1"]
-    with pytest.raises(SystemExit):
-        dapo.main([*arguments, "--output_dir", str(tmp_path / "run")])
-    said = capsys.readouterr().out
-    assert "100% all wrong by the rule `accuracy` (--filter_by reward goes by your own rewards) in 1 rounds" in said

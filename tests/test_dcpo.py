@@ -1,9 +1,7 @@
-"""The functions of dcpo.py against the worked examples, literal loops, hand-made tables and exact gradients."""
+"""dcpo.py: its bounds and clip, its smoothed advantages by a literal loop, and the history on several processes."""
 
 import collections
-import json
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -15,9 +13,8 @@ import grpo
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.rewards import RULES, Reward, load_rewards
-from testbed import ORACLES, ROOT, b1, metric_rows, ragged, totals_of
-
-ORACLE = ORACLES["dcpo_loss"]
+from testbed import ROOT, b1, metric_rows, totals_of
+from threads import Processes
 
 
 def args_of(**options):
@@ -32,34 +29,12 @@ def tensor(values, dtype=torch.float64):
     return torch.tensor(values, dtype=dtype)
 
 
-def loss_of(args, dtype=torch.float64):
-    """The loss of batch B1 with the advantages of the worked example, which have ddof 1 and epsilon 1e-6."""
-    old, new, _, mask = b1(dtype)
-    settings = args_of(std_ddof=1, std_eps=1e-6)
-    advantages, _ = dcpo.compute_advantages(tensor(ORACLES["B1"]["R01"], dtype), settings, first())
-    advantages = advantages.to(dtype)  # as main() does
-    losses, stats = dcpo.policy_loss(new, old, advantages, mask, args)
-    return (losses * dcpo.token_weights(mask, totals_of(mask, 4), args)).sum(), losses, stats, new, mask
-
-
 # --- dynamic-adaptive clipping ---
 
 
 def bounds(logprobs, dtype=torch.float64, **options):
     q = tensor([logprobs], dtype)
     return [bound[0].tolist() for bound in dcpo.clip_bounds(q, torch.ones_like(q).bool(), args_of(**options))]
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
-def test_bounds_of_the_oracle(dtype, tolerance):
-    table = {float(q): pair for q, pair in ORACLES["dac"].items()}
-    low, high = bounds([math.log(q) for q in table], dtype)
-    # Around q = 0.64 the lower bound has the slope of a square root at 0: sqrt(1e-7) in float32.
-    loose = 3e-4 if dtype == torch.float32 else 3e-8
-    expected = list(table.values())
-    assert high == pytest.approx([pair[1] for pair in expected], rel=tolerance)
-    for q, value, pair in zip(table, low, expected, strict=True):
-        assert value == pytest.approx(pair[0], abs=loose if q == 0.64 else tolerance)
 
 
 def test_bounds_are_where_the_change_weighted_by_the_new_probability_reaches_epsilon():
@@ -76,16 +51,6 @@ def test_bounds_are_where_the_change_weighted_by_the_new_probability_reaches_eps
 def test_a_probability_that_underflows_has_the_widest_bounds(dtype):
     # DCPO's code: q of exp(-104) is 0 in float32, and its guard then makes the lower bound 1.0, above the ratio itself.
     assert bounds([-104.0, -800.0, -math.inf], dtype) == [[0.5] * 3, [10.0] * 3]
-
-
-def test_bounds_of_batch_b1():
-    old, _, _, mask = b1()
-    low, high = dcpo.clip_bounds(old, mask, args_of())
-    expected = [pair for row in ORACLE["bounds"] for pair in row]
-    assert low[mask].tolist() == pytest.approx([pair[0] for pair in expected], abs=1e-9)
-    assert high[mask].tolist() == pytest.approx([pair[1] for pair in expected], abs=1e-9)
-    _, _, stats, _, _ = loss_of(args_of())
-    assert torch.equal(stats["bound_low"], low) and torch.equal(stats["bound_high"], high)
 
 
 CASES = [  # options, q, advantage, ratio, loss, gradient with respect to the log-prob, clip_low, clip_high, clipped
@@ -119,65 +84,10 @@ def test_clip_table(options, q, advantage, ratio, loss, gradient, low, high, cli
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss, abs=1e-9)
     assert new.grad.item() == pytest.approx(gradient, abs=1e-9)
-    assert [int(stats[name]) for name in ("clip_fraction_low", "clip_fraction_high", "token_clip_ratio")] == [
-        low,
-        high,
-        clipped,
-    ]
+    names = "clip_fraction_low", "clip_fraction_high", "token_clip_ratio"
+    assert [int(stats[name]) for name in names] == [low, high, clipped]
     assert int(stats["dual_clip"]) == ("dual_clip" in options and gradient == 0 and advantage < 0)  # not the max_ratio
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
-def test_oracle_values_and_gradients(dtype, tolerance):
-    # DCPO's code takes the token mean of a micro-batch, 0.24, for the only-token-mean.
-    loss, losses, _, new, _ = loss_of(args_of(), dtype)
-    assert loss.item() == pytest.approx(ORACLE["otm"], rel=tolerance)
-    assert torch.allclose(losses, ragged(ORACLE["token_loss"], dtype)[0], atol=tolerance, rtol=tolerance)
-    loss.backward()
-    assert torch.allclose(new.grad, ragged(ORACLE["grad_otm"], dtype)[0], atol=tolerance, rtol=tolerance)
-    by_rows, *_ = loss_of(args_of(only_token_mean=False), dtype)
-    assert by_rows.item() == pytest.approx(ORACLE["seq_mean"], rel=tolerance)
-
-
-def test_dynamic_bounds_clip_fewer_tokens():
-    for options, clipped in (({}, 1), ({"dynamic_clip": False, "clip_low": 0.2}, 3)):
-        _, _, stats, _, mask = loss_of(args_of(**options))
-        assert int(stats["token_clip_ratio"][mask].sum()) == clipped
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_garbage_under_the_mask_changes_nothing(dynamic):
-    args = args_of(dynamic_clip=dynamic, dual_clip=3.0)
-    old, new, _, mask = b1()
-    results = []
-    for garbage in (0.0, 1e4, -1e4, math.nan, math.inf, -math.inf):
-        dirty = torch.where(mask, new.detach(), garbage).requires_grad_()
-        assert all(torch.isfinite(x).all() for x in dcpo.clip_bounds(torch.where(mask, old, garbage), mask, args))
-        advantages = tensor([[1.0], [-1.0], [-1.0], [1.0]])
-        losses, stats = dcpo.policy_loss(dirty, torch.where(mask, old, garbage), advantages, mask, args)
-        (gradient,) = torch.autograd.grad(losses.sum(), dirty)
-        results.append([losses, gradient, *(torch.where(mask, s.double(), 0) for s in stats.values())])
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize(
-    "base, change",
-    [
-        ({}, dict(dynamic_clip=False)),
-        ({}, dict(max_ratio=1.2)),
-        ({}, dict(clip_low=0.02)),
-        ({}, dict(clip_high=0.02)),
-        ({}, dict(only_token_mean=False)),
-        (dict(dynamic_clip=False), dict(dual_clip=1.5)),
-        (dict(dynamic_clip=False), dict(clip_low=0.5)),
-        (dict(dynamic_clip=False), dict(clip_high=0.5)),
-    ],
-    ids=str,
-)
-def test_every_option_of_the_loss_changes_it(base, change):
-    # An official option for the lower bound that no script sets: configured terms that contribute nothing.
-    assert abs(loss_of(args_of(**base))[0].item() - loss_of(args_of(**(base | change)))[0].item()) > 1e-3
+    assert [stats["bound_low"][0].tolist(), stats["bound_high"][0].tolist()] == bounds([math.log(q)], **options)
 
 
 # --- smooth advantage standardization ---
@@ -190,18 +100,6 @@ def visits_of(groups, args, dtype=torch.float64):
         advantages, history = dcpo.compute_advantages(tensor(rewards, dtype), args, history)
         results.append((advantages[:, 0].tolist(), history[0].tolist()))
     return results
-
-
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-9)])
-def test_four_visits_of_the_oracle(ddof, dtype, tolerance):
-    oracle = ORACLES[f"sas_ddof{ddof}"]
-    results = visits_of([visit["R"] for visit in oracle], args_of(std_ddof=ddof), dtype)
-    for (advantages, history), visit in zip(results, oracle, strict=True):
-        assert advantages == pytest.approx(visit["A"], abs=tolerance)
-        assert (history[0], history[3], history[4]) == (visit["i"], -1, 1)
-        assert history[1] == pytest.approx(visit["mu_tot"], abs=1e-9)
-        assert math.sqrt(history[2]) == pytest.approx(visit["sd_tot"], abs=1e-9)
 
 
 def test_visits_against_numpy_over_all_rewards_so_far():
@@ -229,7 +127,7 @@ def test_visits_against_numpy_over_all_rewards_so_far():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [0.1, 0.3, -1.0, 0.0, 1e6 + 0.1])
+@pytest.mark.parametrize("value", [0.1, -1.0, 1e6 + 0.1])
 def test_constant_rewards_give_exactly_zero_at_every_visit(value, dtype):
     # Of 24 rewards of 0.1 over six visits the pooled deviation is 5e-18, and the advantage 0.47 without min and max.
     for advantages, history in visits_of([[value] * 4] * 8, args_of(), dtype):
@@ -243,19 +141,6 @@ def test_rewards_that_differ_by_rounding_are_constant():
     assert all(x != 0 for x in visits_of([*groups, [0.3, 0.31, 0.3, 0.3]], args_of())[-1][0])
 
 
-@pytest.mark.parametrize("rewards", [[1, 0, 0, 1], [1, 0, 0, -1], [0.3, 0.1, 0.2, 0.3], [0.3] * 4])
-def test_the_first_visit_is_grpo_with_ddof_0_and_no_epsilon(rewards):
-    expected = grpo.compute_advantages(tensor(rewards), grpo.Args(group_size=4, std_ddof=0, std_eps=0.0))
-    ((advantages, _),) = visits_of([rewards], args_of())
-    assert advantages == pytest.approx(expected[:, 0].tolist(), abs=1e-14)
-
-
-def test_the_second_visit_is_a_tie():
-    history = visits_of([[1, 0, 0, -1]], args_of())[0][1]
-    new, total, _ = dcpo.smoothed_advantages(tensor([0.3, 0.1, 1, 1]), args_of(), tensor([history]))
-    assert torch.equal(new, total) and (new != 0).all()
-
-
 def test_a_tie_of_opposite_signs_takes_the_total():
     # Rewards (1, -1): A_new of 1 is 1. Before: two visits, mean 12, variance 25. All: mean 8, variance 49, A_tot -1.
     history = tensor([[2, 12, 25, 1, 30]])
@@ -264,14 +149,6 @@ def test_a_tie_of_opposite_signs_takes_the_total():
     assert new[0, 0] == 1 / 3 and total[0, 0] == -1 / 3
     advantages, _ = dcpo.compute_advantages(tensor([1, -1]), args_of(group_size=2), history)
     assert advantages[0, 0] == -1 / 3
-
-
-def test_a_group_that_agrees_learns_from_earlier_visits():
-    # The point of SAS: GRPO's advantage of (1, 1, 1, 1) is 0; here A_tot / i.
-    groups = [[1, 0, 0, -1], [1, 1, 0, 0], [1, 1, 1, 1]]
-    advantages, (i, mean, variance, *_) = visits_of(groups, args_of())[2]
-    assert i == 3 and advantages == pytest.approx([(1 - mean) / math.sqrt(variance) / 3] * 4)
-    assert advantages[0] > 0.2
 
 
 def test_a_group_without_any_reward_is_no_visit():
@@ -309,13 +186,6 @@ def test_without_smoothing_the_advantage_is_the_groups_own():
             assert advantages == pytest.approx(expected, abs=1e-14) and history[0] == i
 
 
-def test_options_of_the_advantage_change_it():
-    groups = [[1, 0, 0, -1], [1, 1, 1, 1], [1, 1, 0, 1]]
-    base = visits_of(groups, args_of())[2][0]
-    for change in (dict(smooth_advantage=False), dict(std_ddof=1), dict(std_eps=0.1)):
-        assert max(abs(a - b) for a, b in zip(base, visits_of(groups, args_of(**change))[2][0], strict=True)) > 1e-3
-
-
 def test_with_every_part_switched_off_the_loss_is_grpos():
     rewards = tensor([0.3, 0.1, 0.2, 0.3])
     old, new, _, mask = b1()
@@ -333,29 +203,12 @@ def test_with_every_part_switched_off_the_loss_is_grpos():
 # --- the history of all prompts ---
 
 
-class Process:
-    """In the place of an Accelerator: one of several threads, whose `gather` waits for the others."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank, processes, barrier, rows):
-        self.process_index, self.num_processes, self.barrier, self.rows = rank, processes, barrier, rows
-
-    def gather(self, rows):
-        self.rows[self.process_index] = rows
-        self.barrier.wait(timeout=300)
-        unsharded = torch.cat(self.rows)
-        self.barrier.wait(timeout=300)
-        return unsharded
-
-
 def run_of(processes, draws, args, prompts=6):
     """{(step, place in the draw): advantages} and each process's table, after the given draws."""
-    barrier, rows = threading.Barrier(processes), [None] * processes
-    advantages, tables = {}, {}
+    advantages = {}
 
-    def process(rank):
-        accelerator, history = Process(rank, processes, barrier, rows), dcpo.History(prompts)
+    def process(accelerator):
+        rank, history = accelerator.process_index, dcpo.History(prompts)
         for step, draw in enumerate(draws):
             places = range(rank, len(draw), processes)
             random = [np.random.default_rng([step, place]).choice([-1.0, 0.0, 0.3, 1.0], size=4) for place in places]
@@ -363,26 +216,19 @@ def run_of(processes, draws, args, prompts=6):
             values, after = dcpo.compute_advantages(rewards, args, history.table[draw[rank::processes]])
             history.write(accelerator, draw, after)
             advantages.update({(step, p): v for p, v in zip(places, values.view(-1, 4).tolist(), strict=True)})
-        tables[rank] = history.table
+        return history.table
 
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(tables) == processes
-    return advantages, [tables[rank] for rank in range(processes)]
+    return advantages, Processes(processes).run(process)
 
 
 # With doubles in a step: on one process of two (0 and 2), on both (0 and 3), and three times.
 DRAWS = [[0, 1, 2, 3], [4, 5, 4, 1], [2, 0, 1, 2], [3, 3, 5, 0], [1, 1, 1, 4], [5, 4, 3, 2]]
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_the_history_does_not_depend_on_the_number_of_processes(processes):
+def test_the_history_does_not_depend_on_the_number_of_processes():
     # A history kept by each process alone forgets the visits that fell to another one.
     alone, (table,) = run_of(1, DRAWS, args_of())
-    shared, tables = run_of(processes, DRAWS, args_of())
+    shared, tables = run_of(2, DRAWS, args_of())
     assert len(alone) == 24 and shared.keys() == alone.keys()
     for key, values in alone.items():  # sums of other shapes: the last bit may differ
         assert shared[key] == pytest.approx(values, abs=1e-12)
@@ -431,20 +277,6 @@ def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch
     assert len(set(visited.values())) > 1
 
 
-def test_the_history_survives_a_checkpoint():
-    # DCPO's code restores it within `try: ... except: pass`, and goes on without it.
-    accelerator, history = Accelerator(cpu=True), dcpo.History(6)
-    for draw in DRAWS[:3]:
-        rewards = tensor(np.random.default_rng(draw).random((4, 4))).flatten()
-        history.write(accelerator, draw, dcpo.compute_advantages(rewards, args_of(), history.table[draw])[1])
-    expected = history.table.clone()
-    state = json.dumps(history.state_dict())  # as in state.json
-    history.table = torch.zeros_like(history.table)
-    history.load_state_dict(json.loads(state))
-    assert torch.equal(history.table, expected) and history.table.dtype == torch.float64
-    assert expected[:, 0].tolist() == [2, 3, 2, 1, 1, 1]
-
-
 def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     """Eight problems that are drawn in every step, so that the advantages of steps 3 and 4 need the first two."""
     rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -472,29 +304,12 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     assert utilization[0] == 1 - nearly_equal[0] and utilization[3] > 1 - nearly_equal[3]
 
 
-# --- weights, rewards, options ---
-
-
-def test_weights_are_the_mean_over_prompts_of_the_sum_over_the_group_of_the_mean_over_tokens():
-    mask = torch.arange(5)[None] < tensor([[3], [5], [0], [1], [2], [4], [5], [5]])
-    losses = torch.rand(mask.shape, dtype=torch.float64)
-    expected = {True: 0.0, False: 0.0}
-    for row, length in enumerate(mask.sum(dim=1).tolist()):
-        mean = sum(float(losses[row, t]) for t in range(length)) / max(length, 1)
-        expected[True] += mean / 2  # two prompts
-        expected[False] += mean / 8  # eight rows
-    for only_token_mean, value in expected.items():
-        args = args_of(only_token_mean=only_token_mean)
-        weights = dcpo.token_weights(mask, totals_of(mask, 4), args)
-        assert float((losses * weights).sum()) == pytest.approx(value, abs=1e-12)
-        assert (weights[2] == 0).all()
+# --- rewards, options ---
 
 
 def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     texts = ["#### 3", "#### 4", "no answer", "#### 3", r"\boxed{", "#### 3"]
-    truncated = torch.tensor(
-        [False, False, False, True, False, False]
-    )  # an answer at the very end of a truncated text is none
+    truncated = torch.tensor([False, False, False, True, False, False])  # an answer at its very end is none
     prompts = [Prompt([], "q", "3", {})] * 5 + [Prompt([], "q", None, {})]
     args = args_of(reward=["accuracy", "format"], reward_weights=[2.0, 0.5])
     rewards, correct, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts, truncated)

@@ -1,7 +1,8 @@
-"""dpo.py: its losses against the worked examples and literal loops, and the pairs that it makes."""
+"""dpo.py: its losses by literal loops, and the pairs that it makes."""
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -11,44 +12,21 @@ import dpo
 from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.metrics import Metrics
-from common.harness.pairs import Pair, load_pairs
-from common.rewards import Reward, accuracy_reward
-from testbed import ORACLES, GradientRecorder, embedded, metric_rows
+from common.harness.pairs import Pair
+from common.rewards import Reward
+from testbed import GradientRecorder, embedded, metric_rows
 
-DPO = ORACLES["dpo"]
 VARIANTS = {
     "dpo": {},
-    "cdpo01": dict(label_smoothing=0.1),
+    "cdpo": dict(label_smoothing=0.1),
     "ipo": dict(loss="ipo"),
-    "ipo_lennorm": dict(loss="ipo", ipo_per_token=True),
-    "robust01": dict(loss="robust", label_smoothing=0.1),
-    "reference_free": dict(reference_free=True),
+    "ipo per token": dict(loss="ipo", ipo_per_token=True),
+    "robust": dict(loss="robust", label_smoothing=0.1),
+    "reference free": dict(reference_free=True),
 }
 
 
-def example(dtype=torch.float64):
-    """chosen and rejected (require grad), their references, and the lengths."""
-    names = "policy_chosen policy_rejected ref_chosen ref_rejected n_chosen n_rejected".split()
-    columns = [torch.tensor(DPO[name], dtype=dtype) for name in names]
-    return [column.requires_grad_() for column in columns[:2]] + columns[2:]
-
-
 # --- the loss ---
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("beta", [0.1, 0.5])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-8)])
-def test_oracle(variant, beta, dtype, tolerance):
-    columns, expected = example(dtype), DPO[f"beta{beta}"]
-    losses = dpo.preference_loss(*columns, dpo.Args(beta=beta, **VARIANTS[variant]))
-    assert losses.shape == (2,)
-    assert losses.tolist() == pytest.approx(expected[variant], rel=tolerance, abs=tolerance)
-    chosen, rejected = torch.autograd.grad(losses.sum(), columns[:2])
-    if variant in expected["grad_chosen"]:
-        assert chosen.tolist() == pytest.approx(expected["grad_chosen"][variant], rel=tolerance, abs=tolerance)
-    if variant != "ipo_lennorm":
-        assert torch.equal(chosen, -rejected)
 
 
 def literal_loss(chosen, rejected, ref_chosen, ref_rejected, n_chosen, n_rejected, args):
@@ -65,14 +43,12 @@ def literal_loss(chosen, rejected, ref_chosen, ref_rejected, n_chosen, n_rejecte
     return loss + args.nll_coef * -chosen / n_chosen
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("nll_coef", [0.0, 0.7])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_literal_loop_over_pairs(variant, nll_coef, seed):
-    generator = torch.Generator().manual_seed(seed)
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_a_literal_loop_over_pairs(options):
+    generator = torch.Generator().manual_seed(0)
     logprobs = [-20 * torch.rand(16, generator=generator, dtype=torch.float64) for _ in range(4)]
     lengths = [torch.randint(1, 30, (16,), generator=generator) for _ in range(2)]
-    args = dpo.Args(beta=0.3, nll_coef=nll_coef, **VARIANTS[variant])
+    args = dpo.Args(beta=0.3, nll_coef=0.7, **options)
     losses = dpo.preference_loss(*logprobs, *lengths, args)
     rows = zip(*(column.tolist() for column in (*logprobs, *lengths)), strict=True)
     assert losses.tolist() == pytest.approx([literal_loss(*row, args) for row in rows], abs=1e-10)
@@ -83,12 +59,6 @@ def at_h(h, **options):
     chosen, zero, length = torch.tensor([float(h)], dtype=torch.float64, requires_grad=True), torch.zeros(1), [1] * 2
     loss = dpo.preference_loss(chosen, zero, zero, zero, *map(torch.tensor, length), dpo.Args(**options))
     return float(loss.detach()), float(torch.autograd.grad(loss.sum(), chosen)[0])
-
-
-@pytest.mark.parametrize("beta", [0.01, 0.1, 2.0])
-@pytest.mark.parametrize("variant", ["dpo", "cdpo01", "robust01"])
-def test_ln_2_where_policy_and_reference_agree(variant, beta):
-    assert at_h(0, beta=beta, **VARIANTS[variant])[0] == pytest.approx(math.log(2), abs=1e-12)
 
 
 @pytest.mark.parametrize("h", [-30, -1, 0, 0.5, 40])
@@ -110,14 +80,6 @@ def test_where_the_losses_come_to_rest():
     assert at_h(1000, beta=1.0)[0] == 0 and math.isfinite(at_h(-1000, beta=1.0)[0])  # no overflow on either side
 
 
-def test_per_token_ipo_divides_each_log_ratio_by_its_own_length():
-    columns = example()
-    columns[4], columns[5] = columns[4] * 2, columns[5]
-    losses = dpo.preference_loss(*columns, dpo.Args(loss="ipo", ipo_per_token=True))
-    h = [1 / 20 + 1 / 8, 0.5 / 40 - 1.5 / 25]
-    assert losses.tolist() == pytest.approx([(x - 5) ** 2 for x in h])
-
-
 # --- the model's side ---
 
 
@@ -132,26 +94,26 @@ def model():
     return embedded("dpo")
 
 
-def test_log_probs_are_sums_over_the_completion_with_its_eos(model):
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_losses_and_metrics_of_pairs_are_those_of_sums_over_the_completion_with_its_eos(options, model):
     # minimind#659: means in place of sums are another algorithm. B25: prompt or padding in the sum, EOS left out.
-    _, args, _, policy = model
+    policy, args = model[3], dpo.Args(nll_coef=0.7, **options)
     with torch.no_grad():
         losses, stats = dpo.pair_losses(policy, dpo.pair_batch(PAIRS, "cpu"), args)
-        for i, pair in enumerate(PAIRS):
-            sums = []
-            for completion in (pair.chosen, pair.rejected):
-                logits = policy.lm(torch.tensor([pair.prompt + completion])).logits[0].log_softmax(-1)
-                start = len(pair.prompt) - 1
-                sums.append(sum(float(logits[start + t, token]) for t, token in enumerate(completion)))
-            assert float(stats["logps/chosen"][i]) == pytest.approx(sums[0], abs=1e-4)
-            assert float(stats["logps/rejected"][i]) == pytest.approx(sums[1], abs=1e-4)
-            rewards = [0.1 * (sums[0] - pair.ref_chosen), 0.1 * (sums[1] - pair.ref_rejected)]
-            assert float(stats["rewards/chosen"][i]) == pytest.approx(rewards[0], abs=1e-5)
-            assert float(stats["rewards/rejected"][i]) == pytest.approx(rewards[1], abs=1e-5)
-            margin = rewards[0] - rewards[1]
-            assert float(stats["rewards/margin"][i]) == pytest.approx(margin, abs=1e-5)
-            assert float(stats["rewards/accuracy"][i]) == (margin > 0)
-            assert float(losses[i]) == pytest.approx(math.log(1 + math.exp(-margin)), abs=1e-5)
+    for i, pair in enumerate(PAIRS):
+        sums = []
+        for completion in (pair.chosen, pair.rejected):
+            logits = policy.lm(torch.tensor([pair.prompt + completion])).logits[0].log_softmax(-1)
+            start = len(pair.prompt) - 1
+            sums.append(sum(float(logits[start + t, token].detach()) for t, token in enumerate(completion)))
+        references = pair.ref_chosen, pair.ref_rejected
+        chosen, rejected = (args.beta * (logp - ref) for logp, ref in zip(sums, references, strict=True))
+        lengths = len(pair.chosen), len(pair.rejected)
+        expected = {"logps/chosen": sums[0], "logps/rejected": sums[1], "rewards/chosen": chosen}
+        expected |= {"rewards/rejected": rejected, "rewards/margin": chosen - rejected}
+        assert {name: float(stats[name][i]) for name in expected} == pytest.approx(expected, abs=1e-4)
+        assert float(stats["rewards/accuracy"][i]) == (chosen > rejected)
+        assert float(losses[i]) == pytest.approx(literal_loss(*sums, *references, *lengths, args), rel=1e-4, abs=1e-4)
 
 
 def test_a_common_beginning_cancels(model):
@@ -167,26 +129,6 @@ def test_a_common_beginning_cancels(model):
         gradients.append([parameter.grad.clone() for parameter in policy.parameters()])
         policy.zero_grad()
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(beta=0.2),
-        dict(loss="ipo"),
-        dict(loss="robust", label_smoothing=0.1),
-        dict(label_smoothing=0.1),
-        dict(reference_free=True),
-        dict(nll_coef=0.1),
-    ],
-    ids=str,
-)
-def test_every_option_changes_the_loss(model, options):
-    policy = model[3]
-    batch = dpo.pair_batch(PAIRS, "cpu")
-    with torch.no_grad():
-        before, after = (dpo.pair_losses(policy, batch, args)[0].sum() for args in (dpo.Args(), dpo.Args(**options)))
-    assert abs(float(before - after)) > 1e-3
 
 
 def test_a_loss_of_pairs_that_is_not_finite_ends_the_run():
@@ -210,53 +152,16 @@ def rows_of(file):
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.fixture(scope="module")
-def two_rounds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dpo") / "run"
-    run(folder)
-    return folder
-
-
-def test_the_first_loss_of_each_round_is_ln_2(two_rounds):
-    # The reference of a round is the policy at its start, in the same arithmetic: DPO's loss is then ln 2, whatever
-    # the pairs. NeMo-Aligner#228: a reference from other micro-batches.
-    rows, second = metric_rows(two_rounds), len(rows_of(two_rounds / "pairs-round-1.jsonl")) // 8 + 1
-    for step in (1, second):
-        assert rows[step]["optim/loss"] == pytest.approx(math.log(2), abs=1e-5)
-        assert rows[step]["rewards/margin"] == pytest.approx(0, abs=1e-4)
-    assert "pairs/made" in rows[0] and "pairs/made" in rows[second]  # a round's own row comes with its first one
-    assert sum("pairs/made" in row for row in rows) == 2
-    assert rows[second - 1]["rewards/margin"] > 0.05
-
-
-def test_each_pair_is_one_right_and_one_wrong_completion_of_a_prompt(two_rounds):
-
-    _, args, tokenizer, _ = embedded("dpo")
-    answers = {prompt.prompt: prompt.answer for prompt in load_prompts(args, tokenizer, True)[0]}
-    for number in (1, 2):
-        rows = rows_of(two_rounds / f"pairs-round-{number}.jsonl")
-        assert len(rows) > 20 and len({row["prompt"] for row in rows}) == len(rows)
-        for row in rows:
-            assert list(row) == ["prompt", "chosen", "rejected"]
-            scores = [accuracy_reward(row[name], answers[row["prompt"]]) for name in ("chosen", "rejected")]
-            assert scores == [1, 0]
-    first, second = (rows_of(two_rounds / f"pairs-round-{number}.jsonl") for number in (1, 2))
-    assert {row["prompt"] for row in first} != {row["prompt"] for row in second}  # the sampler went on
-
-
-def test_the_written_pairs_are_the_trained_pairs(two_rounds, tmp_path):
-    # Read again by --dataset they give the same tokens, so the same run (here without the second round).
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text(
-            (two_rounds / "pairs-round-1.jsonl").read_text(encoding="utf-8"), encoding="utf-8"
-        )
+def test_the_written_pairs_are_the_trained_pairs(tmp_path):
+    # Read again by --dataset they give the same tokens, so the same run.
     run(tmp_path / "own", "--rounds", 1)
+    for name in ("train", "test"):
+        shutil.copy(tmp_path / "own" / "pairs-round-1.jsonl", tmp_path / f"{name}.jsonl")
     run(tmp_path / "given", "--rounds", 1, "--dataset", tmp_path, "--eval_dataset", "embedded")
     own, given = (metric_rows(tmp_path / name) for name in ("own", "given"))
     for a, b in zip(own[1:], given[1:], strict=True):
         assert all(a[key] == b[key] for key in a if key.startswith(("optim/", "rewards/", "logps/", "completion/")))
     assert given[-1]["eval/pass@1"] == own[-1]["eval/pass@1"]  # and the prompts of --eval_dataset are evaluated
-    assert {"eval/accuracy", "eval/margin", "eval/loss"} <= given[-1].keys()
     assert given[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-5) and given[-1]["eval/accuracy"] > 0.8
 
 
@@ -299,8 +204,11 @@ def test_conversational_prompts_give_conversational_pairs():
     assert row["rejected"] == [{"role": "assistant", "content": "#### 11"}]
 
 
-def test_max_steps_zero_makes_the_pairs_and_evaluates(tmp_path):
-    run(tmp_path, "--max_steps", 0)
+def test_max_steps_zero_evaluates_and_makes_the_pairs(tmp_path, monkeypatch):
+    original, calls = dpo.rollout, []
+    monkeypatch.setattr(dpo, "rollout", lambda *options: calls.append(options[2:6]) or original(*options))
+    run(tmp_path, "--max_steps", 0, "--seed", 3, "--temperature", 1.3, "--eval_temperature", 0.7, "--eval_top_p", 0.9)
+    assert sorted(calls) == [(4, 0.7, 0.9, (3, 0, 0, 0)), (4, 1.3, 1.0, (3, 0, 1, 1))]  # n, temperature, top_p, seed
     (row,) = metric_rows(tmp_path)
     assert {"eval/pass@1", "pairs/made", "pairs/yield", "pairs/accuracy"} <= row.keys()
     assert len(rows_of(tmp_path / "pairs-round-1.jsonl")) == row["pairs/made"]
@@ -316,49 +224,26 @@ def test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_ends(tmp_path):
     assert metric_rows(tmp_path)[-1]["step"] == 2 and (tmp_path / "model").exists()
 
 
-def test_the_temperature_is_that_of_sampling_alone(few_pairs, tmp_path):
-    run(tmp_path / "a", "--max_steps", 0)
-    run(tmp_path / "b", "--max_steps", 0, "--temperature", 0.5)
-    assert (tmp_path / "a/pairs-round-1.jsonl").read_text(encoding="utf-8") != (
-        tmp_path / "b/pairs-round-1.jsonl"
-    ).read_text(encoding="utf-8")
-    # The log-probs of given pairs do not change with it.
-    given = ["--rounds", 1, *few_pairs, "--max_steps", 1]
-    run(tmp_path / "c", *given)
-    run(tmp_path / "d", *given, "--temperature", 0.5)
-    assert metric_rows(tmp_path / "c") == metric_rows(tmp_path / "d")
-
-
 def test_a_first_round_without_a_pair_says_what_a_pair_is(tmp_path):
     with pytest.raises(InputError, match=r"0 pairs x 1 passes .*; two finished completions of a prompt with different"):
         run(tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
 
 
-def test_a_round_without_enough_pairs_ends_the_run(tmp_path, capsys):
+def test_a_round_without_enough_pairs_ends_the_run(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match=r"pairs x 1 passes do not fill a step of 128"):
         run(tmp_path / "a", "--pairs_per_step", 128)
-    pairs = len(rows_of(tmp_path / "a" / "pairs-round-1.jsonl"))
-    # After a step of all pairs at a large rate the policy answers everything alike: hardly a pair is left.
-    run(tmp_path / "b", "--pairs_per_step", pairs, "--learning_rate", 0.05, "--micro_batch_size", 256)
+    original, made = dpo.make_pairs, []
+
+    def make_pairs(*arguments):
+        made.append(original(*arguments))
+        return made[0] if len(made) == 1 else ([], [])
+
+    monkeypatch.setattr(dpo, "make_pairs", make_pairs)
+    run(tmp_path / "b", "--pairs_per_step", 16)
     assert "the run ends" in capsys.readouterr().out
-    rows = metric_rows(tmp_path / "b")
-    assert [row["step"] for row in rows] == [0, 1] and "eval/pass@1" in rows[-1]
+    rows, steps = metric_rows(tmp_path / "b"), len(made[0][0]) // 16
+    assert [row["step"] for row in rows] == list(range(steps + 1)) and "eval/pass@1" in rows[-1]
     assert (tmp_path / "b" / "model").exists()
-
-
-def test_pairs_that_do_not_fill_a_step_are_left_for_the_next_pass():
-    current = dpo.Round(dpo.Args(num_epochs=3, pairs_per_step=8))
-    current.begin([Pair([i], [1], [2]) for i in range(10)], [])
-    assert current.steps_left() == 3  # 30 of 10 pairs x 3 passes in steps of 8
-    drawn = [current.sampler.draw(8) for _ in range(3)]
-    assert current.steps_left() == 0
-    flat = [i for step in drawn for i in step]
-    assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(10))
-
-
-def test_rounds_need_prompts(tmp_path):
-    with pytest.raises(InputError, match="--rounds 2: .*holds pairs"):
-        run(tmp_path, "--dataset", "common/tiny/pairs")
 
 
 def test_it_learns(tmp_path):
@@ -368,11 +253,3 @@ def test_it_learns(tmp_path):
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.4
     assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 10
     assert rows[-1]["rewards/margin"] > 0.3 and rows[-1]["rewards/accuracy"] > 0.8
-
-
-def test_the_embedded_pairs_are_as_documented():
-    """common/tiny/pairs: one pair a prompt, training and test of disjoint prompts."""
-    args, tokenizer = dpo.Args(dataset="embedded"), embedded("dpo")[2]
-    train, test, summary = load_pairs(args, tokenizer)
-    assert (len(train), len(test)) == (995, 498) and "also in training" not in summary
-    assert len({tuple(pair.prompt) for pair in train}) == len(train)

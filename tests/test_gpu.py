@@ -25,8 +25,8 @@ from common import packing
 from common.generation import race_sample, seeded
 from common.harness import gpu_probes
 from common.harness.distributed import choose_device, launch
+from common.harness.ladder import find_shortcuts
 from common.harness.loading import load_policy, load_reference, load_tokenizer
-from common.harness.probes import find_shortcuts
 from common.shortcuts.graphs import OneTokenByGraph
 from testbed import (
     ROOT,
@@ -98,6 +98,8 @@ def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
         policy.packs = reference.packs = True
         batch |= policy.prompt_columns(8, 4)
     edit(args, batch)
+    for model in (policy, reference):  # as in a run
+        gpu_probes.fuse_norms(model.lm)
     accelerator = launch(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
     reference.to(accelerator.device)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from common.harness import gpu_probes, probes
 from common.harness.gpu_probes import fuse_norms, norms
-from common.harness.probes import find_shortcuts
+from common.harness.ladder import find_shortcuts
 from processes import run_processes
 from small_models import random_policy
 from testbed import metric_rows

@@ -5,14 +5,12 @@ import re
 import shlex
 
 import pytest
-import recipes
 import torch
-from accelerate import Accelerator
 
 from common.errors import InputError
 from common.harness.command_line import parse_args
 from exercises import load
-from testbed import ALL, ROOT, b1, script, totals_of
+from testbed import ALL, ROOT, script
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("monitoring", "your_own")}
 TEXT = "\n".join(PAGES.values())
@@ -20,13 +18,15 @@ SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 1 --eval_samples 4".
 
 
 def blocks(page, kind):
-    return recipes.blocks(PAGES[page], kind)
+    """The code blocks of one kind in a page, without the indentation of a list."""
+    found = re.findall(rf"^( *)```{kind}\n(.*?)^ *```$", PAGES[page], re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
 
 
 def commands():
     """The command lines of both pages that start a script of this project: (script, arguments)."""
     lines = "\n".join("\n".join(blocks(page, "bash")) for page in PAGES).replace("\\\n", " ").splitlines()
-    start = rf"(python|accelerate launch) ({'|'.join(ALL)})\.py "  # what a diff of a page makes has tests of its own
+    start = rf"(python|accelerate launch) ({'|'.join(ALL)})\.py "  # recipes have tests of their own
     words = [shlex.split(line, comments=True) for line in lines if re.match(start, line)]
     return [(line[i].removesuffix(".py"), line[i + 1 :]) for line in words for i in [1 + (line[0] == "accelerate")]]
 
@@ -166,84 +166,6 @@ def test_a_column_with_another_name_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = run("grpo.py --dataset my.jsonl", tmp_path / "run", 0)
     assert len(lines) == 1024 and rows[0]["eval/pass@1"] > 0
-
-
-# --- an algorithm of your own ---
-
-
-@pytest.fixture(params=[0, 1, 4], ids=["rloo", "cispo", "reinforce_pp"])
-def own(request, tmp_path):
-    """A script of the page: (module, source, its section's title)."""
-    diff = blocks("your_own", "diff")[request.param]
-    name, source, changes = recipes.changed(diff)
-    title = PAGES["your_own"].split(diff)[0].rpartition("\n## ")[2].splitlines()[0]
-    assert title.lower().endswith(f"{name.removesuffix('.py').replace('_pp', '++ with a baseline')} in {changes} lines")
-    (tmp_path / name).write_text(source, encoding="utf-8")
-    return load(tmp_path / name), source
-
-
-def test_a_script_of_the_page_runs(own, tmp_path):
-    module, _ = own
-    module.main([*SMALL, "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert rows[-1]["step"] == 2 and rows[-1]["optim/grad_norm"] > 0
-
-
-@pytest.mark.parametrize("own", [0], indirect=True)
-def test_rloo_is_reinforce_with_the_mean_of_the_others(own):
-    """arXiv 2402.14740: the gradient of 1/R sum_i (R_i - mean of the other rewards) log pi(o_i)."""
-    module, _ = own
-    args, rewards = module.Args(group_size=4), torch.tensor([0.3, 1.0, 0.0, 0.25], dtype=torch.float64)
-    advantages = module.compute_advantages(rewards, args)
-    expected = [r - (sum(rewards.tolist()) - r) / 3 for r in rewards.tolist()]
-    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-12)
-    assert (module.compute_advantages(torch.full((4,), 0.3), args) == 0).all()
-    _, new, _, mask = b1()
-    losses, _ = module.policy_loss(new, new.detach(), advantages, mask, args)
-    (losses * module.token_weights(mask, totals_of(mask, 4), args)).sum().backward()
-    gradient, new.grad = new.grad.clone(), None
-    (-(torch.where(mask, new, 0).sum(dim=1) * advantages[:, 0]).sum() / 4).backward()
-    assert torch.allclose(gradient, new.grad, atol=1e-12) and gradient.abs().max() > 0.01
-
-
-@pytest.mark.parametrize("own", [1], indirect=True)
-def test_cispo_keeps_the_gradient_of_a_clipped_token(own):
-    """arXiv 2506.13585, Eq. 4: it is the clipped weight times the advantage, over the tokens."""
-    module, _ = own
-    ratios = [0.5, 1.0, 4.0, 50.0]
-    new = torch.tensor([ratios, ratios], dtype=torch.float64).log().requires_grad_()
-    mask, advantages = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
-    losses, _ = module.policy_loss(new, torch.zeros_like(new), advantages, mask, module.Args())
-    (losses * module.token_weights(mask, totals_of(mask, 2), module.Args())).sum().backward()
-    weights = torch.tensor([[0.5, 1.0, 4.0, 5.0]], dtype=torch.float64)
-    assert torch.allclose(new.grad, -weights * advantages / 8, atol=1e-12)
-
-
-@pytest.mark.parametrize("own", [4], indirect=True)
-def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(own, tmp_path, monkeypatch):
-    module, _ = own
-    rewards = (
-        "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
-    )
-    (tmp_path / "mine.py").write_text(rewards, encoding="utf-8")
-    batches, sums = [], []
-    monkeypatch.setattr(module, "update", lambda *arguments: batches.append(arguments[4]))
-    monkeypatch.setattr(Accelerator, "reduce", lambda self, tensor, how=None: sums.append(how) or tensor)
-    arguments = [
-        *SMALL,
-        "--reward",
-        f"{tmp_path}/mine.py:mine",
-        "--max_steps",
-        "1",
-        "--output_dir",
-        str(tmp_path / "run"),
-    ]
-    module.main(arguments)
-    (batch,) = batches
-    counted = batch["loss_mask"] & ~batch["rewards"].isnan()[:, None]
-    tokens = batch["advantages"].expand(counted.shape)[counted].double()
-    assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
-    assert sums.count(None) == 2 and not counted.any(dim=1).all()
 
 
 # --- functions elsewhere ---

@@ -72,6 +72,14 @@ def test_tokens_per_second_by_hand(monkeypatch):
         assert found == pytest.approx(each | {"time/rollout_s": 10.0, "time/update_s": 4.0})
 
 
+@pytest.mark.parametrize("platform, peak", [("linux", 2.048), ("darwin", 0.002)])
+def test_the_peak_memory_of_a_process_comes_in_kib_and_on_a_mac_in_bytes(platform, peak, monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=2_000_000))
+    assert peak_memory_gb(torch.device("cpu")) == pytest.approx(peak)
+
+
 def test_without_resource_as_on_windows_the_peak_memory_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
     assert peak_memory_gb(torch.device("cpu")) == -math.inf

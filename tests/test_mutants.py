@@ -1,45 +1,15 @@
-"""The table of mutants.py fits the project: each old text is there once, each named test exists."""
-
-import pytest
+"""tools/mutants.py: a row whose code has gone says so, and only a test that fails kills."""
 
 import mutants
 
 
-def test_the_table_fits_the_project():
-    assert mutants.problems(mutants.MUTANTS) == []
-    assert len(mutants.MUTANTS) >= 80
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(old="no such text"), "found {'grpo.py': 0}"),
-        (dict(old="losses"), "must stand once in grpo"),
-        (dict(files="common"), "found nowhere"),
-        (dict(tests=()), "name the tests"),
-        (dict(tests=("test_grpo.py::test_no_such",)), "no test test_grpo.py::test_no_such"),
-        (dict(tests=("test_refresh.py::test_nothing_is_due",)), "may kill it"),
-        (dict(equivalent="it is not"), "or why nothing can"),
-    ],
-)
-def test_a_row_that_does_not_fit_is_named(change, message):
-    row = mutants.mutant("a row", "grpo", "losses = -objective", "losses = 0", "test_grpo.py::test_oracle_values")
-    assert mutants.problems([row]) == []
-    (line,) = mutants.problems([row._replace(**change)])
-    assert line.startswith("a row: ") and message in line
-    assert "two rows" in mutants.problems([row, row])[0]
-
-
-@pytest.mark.parametrize(
-    "code, failures, word",
-    [
-        (0, [], "survived"),
-        (1, [("test_x", "assert 1 == 2")], "killed"),
-        (None, [("", "no end in 300 s")], "killed"),
-        (1, [("test_x", "NameError: name 'a' is not defined")], "broken"),
-        (2, [], "broken"),  # a file that cannot be imported
-        (4, [], "broken"),  # no such test
-    ],
-)
-def test_only_a_test_that_fails_kills(code, failures, word):
-    assert mutants.verdict(code, failures)[0] == word
+def test_a_row_has_its_bug_or_no_text_and_only_a_failure_kills(monkeypatch):
+    right = ("wrong sign", "grpo.py", "losses = -objective", "losses = objective", "test_grpo.py")
+    gone = ("gone", "grpo.py", "no such code", "", "test_grpo.py")
+    often = ("often", "grpo.py", "losses", "", "test_grpo.py")
+    monkeypatch.setattr(mutants, "MUTANTS", [right, gone, often])
+    *bugs, text, none, ambiguous = [text for _, _, text, _ in mutants.rows()]
+    assert len(bugs) == len(mutants.BUGS) and all(bugs) and "losses = objective" in text
+    assert none is None and ambiguous is None
+    found = [mutants.verdict(code, output) for code, output in ((0, ""), (1, ""), (1, "E   NameError: x"), (4, ""))]
+    assert found == ["survived", "killed", "broken", "broken"]

@@ -1,6 +1,5 @@
 """What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
 
-import functools
 import re
 import shutil
 
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 
 import pair_worker
 from common.errors import InputError
-from common.harness.embedded import EMBEDDED_PAIRS
 from common.harness.loading import load_policy, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.pairs import Pair, load_pairs
@@ -63,7 +61,7 @@ def relative(a, b):
 # --- the gradient ---
 
 
-@pytest.mark.parametrize("size", [2, 3, 6, 10, 32])
+@pytest.mark.parametrize("size", [2, 3, 10])
 def test_gradient_is_invariant_to_micro_batches(name, size, monkeypatch):
     module, args, model, pairs = prepared(name, micro_batch_size=64)
     expected, metrics = gradient(module, args, model, pairs)
@@ -137,7 +135,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6
     assert sum("pairs/made" in row for row in rows) == (2 if name == "dpo" else 0)
-    for step in range(1, len(rows) - 1):  # dpo: within the rounds and between them
+    second = [row["step"] for row in rows if "pairs/made" in row][-1] if name == "dpo" else 4  # the first of round 2
+    for step in sorted({1, second - 1, second}):  # dpo: within the rounds and between them
         shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
         for later in range(step + 1, len(rows)):
             shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
@@ -157,22 +156,6 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
             assert path.read_bytes() == (tmp_path / "a" / path.parent.name / path.name).read_bytes()
     early, last = (load_file(tmp_path / "a" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
     assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
-
-
-@pytest.mark.parametrize("missing", ["optimizer.bin", "state.json"])
-def test_a_missing_piece_of_a_checkpoint_is_an_error(name, missing, tmp_path):
-    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
-    (piece,) = tmp_path.glob(f"checkpoints/*/{missing}")
-    piece.unlink()
-    with pytest.raises(InputError, match=missing):
-        run(name, tmp_path, "--max_steps", 2, "--save_every", 1, "--resume")
-
-
-def test_resume_with_other_options_names_them(name, tmp_path):
-    run(name, tmp_path, "--max_steps", 1, "--save_every", 1)
-    with pytest.raises(InputError, match="--pairs_per_step was 8, is 4"):
-        run(name, tmp_path, "--max_steps", 2, "--resume", "--pairs_per_step", 4)
-    run(name, tmp_path, "--max_steps", 2, "--resume", "--eval_every", 1)
 
 
 def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
@@ -195,34 +178,6 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert re.search(
         r"the model gets it: '[\d+-]+\?'\nits completion with its stop token: '.*#### \d+<eos>'\n", printed
     )
-
-
-@pytest.fixture(scope="module")
-def last_loss(of_few_pairs, tmp_path_factory):
-    """The last evaluation's loss of a run of two steps a pass, as a function of script and options."""
-    data = tmp_path_factory.mktemp("pairs")
-    for split in ("train", "test"):
-        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:16]
-        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-    @functools.cache
-    def loss(name, *options):
-        folder = tmp_path_factory.mktemp("run")
-        run(name, folder, "--dataset", data, "--pairs_per_step", 8, "--eval_every", 0, "--max_steps", 3, *options)
-        return metric_rows(folder)[-1]["eval/loss"]
-
-    return loss
-
-
-@pytest.mark.parametrize(
-    "option, value",
-    [("learning_rate", 1e-5), ("weight_decay", 10.0), ("adam_beta1", 0.0), ("adam_beta2", 0.5), ("max_grad_norm", 1e-3),
-     ("warmup_steps", 4), ("lr_scheduler", "linear"), ("seed", 1), ("num_epochs", 2), ("max_length", 20),
-     ("prompt_template", "1+{prompt}"), ("system_prompt", "1+2?")],
-)  # fmt: skip
-def test_every_option_changes_the_run(name, option, value, last_loss):
-    epochs = ["--num_epochs", 1 if option == "num_epochs" else 2]
-    assert last_loss(name, *epochs) != last_loss(name, *epochs, f"--{option}", value)
 
 
 # --- several processes ---

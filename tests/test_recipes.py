@@ -1,36 +1,30 @@
-"""The recipes of docs/your_own.md: their diffs fit the scripts, and what they make is what the page says."""
+"""examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
+import dataclasses
 import json
-import re
-import shlex
 import types
 
 import pytest
 import recipes
 import torch
+from accelerate import Accelerator
 
 from common.batches import completion_texts, take_rows
-from common.harness.command_line import parse_args
 from common.harness.data import Prompt, load_prompts
-from common.harness.loading import load_policy, load_tokenizer
+from common.harness.loading import load_tokenizer
 from common.masked import log_ratio
 from exercises import load
 from small_models import copy_of_embedded
-from test_help import PAGES, blocks
-from testbed import ROOT, ragged, script, totals_of
+from testbed import ROOT, b1, ragged, script, totals_of
 
-NAMES = "rloo cispo mean_baseline reinforce reinforce_pp calculator distill".split()
+NAMES = [name for name, path in recipes.files().items() if path.parent.name == "recipes"]
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory):
+def modules():
     """{name: module} of the scripts that the recipes make."""
-    folder, modules = tmp_path_factory.mktemp("recipes"), {}
-    for name, (source, *_) in recipes.recipes().items():
-        (folder / name).write_text(source, encoding="utf-8")
-        modules[name.removesuffix(".py")] = load(folder / name)
-    return modules
+    return {name: recipes.load(recipes.made(name), name) for name in NAMES}
 
 
 def train(module, folder, *arguments):
@@ -38,41 +32,144 @@ def train(module, folder, *arguments):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_recipe_changes_as_many_lines_as_its_title_says():
-    found = {name: changes for name, (_, changes, _) in recipes.recipes().items()}
-    assert list(found) == [f"{name}.py" for name in NAMES]
-    assert max(found.values()) <= 40
-    assert f"## Several turns: a calculator in {found['calculator.py']} lines\n" in PAGES["your_own"]
-    assert f"## On-policy distillation in {found['distill.py']} lines\n" in PAGES["your_own"]
+# --- what is put into a script ---
+
+SCRIPT = '''"""Old."""
+
+import time
+from shapes import Circle, area
+
+from numbers import double, half
 
 
-def test_the_lines_that_the_page_shows_are_those_of_the_linked_diffs():
-    for name in ("calculator", "distill"):
-        diff = (ROOT / "examples" / f"{name}.diff").read_text(encoding="utf-8")
-        section = next(part for part in PAGES["your_own"].split("\n## ") if f"examples/{name}.diff" in part)
-        shown, added = recipes.blocks(section, "python")[0], re.findall(r"^\+ *(.*)$", diff, re.MULTILINE)
-        assert "\n".join(line.strip() for line in shown.splitlines()) in "\n".join(added)
+class Args:
+    size: int = option(1)
+    unused: int = option(2)
+
+
+@timed
+def first(x):
+    return double(x)  # a comment
+
+
+def second(x):
+    return half(first(x))
+
+
+def main():
+    run = Run(accelerator, args, "old", first)
+    time.sleep(second(Circle))
+'''
+NEW = '''"""New."""
+
+import math
+from numbers import thrice
+
+own_half = half
+own_second = second
+
+
+class Args:
+    size: int = option(3)
+    added: int = option(4)
+    del unused
+
+
+def first(x):
+    return thrice(x)
+
+
+def half(x):
+    return own_half(x) + args.added
+
+
+def helper(x):
+    return math.pi
+
+
+def second(x):
+    return own_second(x) + helper(x)
+'''
+MADE = '''"""New."""
+
+import math
+import time
+from shapes import Circle
+
+from numbers import half, thrice
+
+
+class Args:
+    size: int = option(3)
+    added: int = option(4)
+
+
+own_half = half
+
+
+def first(x):
+    return thrice(x)
+
+
+def own_second(x):
+    return half(first(x))
+
+
+def half(x):
+    return own_half(x) + args.added
+
+
+def helper(x):
+    return math.pi
+
+
+def second(x):
+    return own_second(x) + helper(x)
+
+
+def main():
+    run = Run(accelerator, args, "new", first)
+    time.sleep(second(Circle))
+'''
+
+
+def test_what_a_file_defines_is_put_into_a_script_by_name():
+    assert recipes.put(NEW, SCRIPT, "new") == MADE
+
+
+@pytest.mark.parametrize(
+    "patch, message",
+    [
+        ("def third(x):\n    return 1\n", "no function `third`"),
+        ("own = third\n\n\ndef first(x):\n    return own(x)\n", "no function `third`"),
+        ("class Args:\n    width: int = option(1)\n", "no option `width`"),
+        ("class Args:\n    del width\n", "no option `width`"),
+    ],
+)
+def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
+    """It was renamed there, and the file would do nothing."""
+    with pytest.raises(ValueError, match=message):
+        recipes.put(f'"""New."""\n\n{patch}', SCRIPT, "new")
 
 
 def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
+    text = recipes.made("cispo")
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
-    recipes.main("cispo")
-    assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == recipes.recipes()["cispo.py"][0]
-    for name, says in (("cispo", "is there already"), ("nothing", "no recipe nothing")):
+    recipes.main(["cispo"])
+    assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == text
+    for words, says in ((["cispo"], "is there already"), (["nothing"], "no file nothing"), ([], "python examples")):
         with pytest.raises(SystemExit, match=says):
-            recipes.main(name)
-    recipes.main("--list")
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [*NAMES]
+            recipes.main(words)
+    recipes.main(["--list"])
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == [*recipes.files()]
 
 
-def test_the_commands_of_the_recipes_are_accepted(modules):
-    lines = "\n".join(blocks("your_own", "bash")).replace("\\\n", " ").splitlines()
-    start = rf"python ({'|'.join(modules)})\.py "
-    words = [shlex.split(line, comments=True)[1:] for line in lines if re.match(start, line)]
-    assert {name for name, *_ in words} == {"calculator.py", "distill.py"}
-    for name, *arguments in words:
-        parse_args(modules[name.removesuffix(".py")].Args, arguments)
+def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
+    recipes.main(["run", "rloo", "dapo.py", *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
+    args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
+    assert not args["normalize_std"] and "max_sampling_rounds" in args  # RLOO's option, and one of dapo.py
+    assert not (ROOT / "rloo.py").exists()
 
 
 # --- several turns ---
@@ -92,9 +189,7 @@ def sampled(modules, task):
     module = modules["calculator"]
     args = module.Args(model_name_or_path=str(task[1] / "model"), dataset=str(task[1]), group_size=4, max_new_tokens=40)
     tokenizer = load_tokenizer(args)
-    policy, (prompts, *_) = load_policy(args, tokenizer), load_prompts(args, tokenizer, True)
-    policy.tokenizer = tokenizer
-    policy.stop_tokens = [*policy.stop_tokens, tokenizer.convert_tokens_to_ids("]")]
+    policy, (prompts, *_) = module.load_policy(args, tokenizer), load_prompts(args, tokenizer, True)
     batch = module.rollout(policy, prompts[:12], 4, args.temperature, 1.0, (0, 0, 1, 0), args)
     return module, args, tokenizer, policy, batch
 
@@ -109,7 +204,7 @@ def test_the_calculator_answers_a_call_at_the_end_of_a_text(modules):
 def test_each_call_is_followed_by_its_result_and_by_no_gap(sampled):
     module, args, tokenizer, _, batch = sampled
     eos, call = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("]")
-    mask, own = batch["completion_mask"], batch["loss_mask"]
+    mask, own = batch["completion_mask"], batch["own_mask"]
     calls, ends = 0, 0
     for ids, length, sampled_here, logprobs in zip(
         batch["completions"].tolist(), mask.sum(dim=1).tolist(), own.tolist(), batch["rollout_logprobs"].tolist(),
@@ -135,12 +230,12 @@ def test_each_call_is_followed_by_its_result_and_by_no_gap(sampled):
 
 def test_log_probs_and_ratios_hold_across_the_seam(sampled):
     _, _, _, policy, batch = sampled
-    mask = batch["loss_mask"]
+    mask = batch["own_mask"]
     logprobs, _ = policy(batch)
     assert torch.allclose(logprobs[mask], batch["rollout_logprobs"][mask], atol=1e-5)
     lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1).tolist()
     rows = (mask != batch["completion_mask"]).any(dim=1).nonzero()[:4, 0].tolist()  # with a call
-    part = take_rows(batch | {"lengths": lengths}, rows)
+    part = take_rows(batch | {"lengths": lengths, "loss_mask": mask}, rows)
     part.pop("prompt_index")  # whole rows, one by one
     alone, _ = policy(part)
     ratio = log_ratio(alone, logprobs[rows, : alone.shape[1]], part["loss_mask"]).exp()
@@ -149,7 +244,7 @@ def test_log_probs_and_ratios_hold_across_the_seam(sampled):
 
 def test_what_the_calculator_wrote_has_no_gradient(sampled):
     module, args, _, policy, batch = sampled
-    mask = batch["loss_mask"]
+    mask = batch["own_mask"]
     logprobs = policy(batch)[0].detach().requires_grad_()
     advantages = module.compute_advantages(torch.rand(48, generator=torch.Generator().manual_seed(0)), args)
     losses, stats = module.policy_loss(logprobs, logprobs.detach(), advantages, mask, args)
@@ -184,7 +279,7 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monke
     texts = completion_texts(tokenizer, batch)
     assert texts == [f"[47+85]=132\n[132-29]=103\n{last}", "#### 5"]
     assert batch["truncated"].tolist() == [most < 34, False]
-    own = batch["loss_mask"][0].nonzero()[:, 0].tolist()
+    own = batch["own_mask"][0].nonzero()[:, 0].tolist()
     assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
 
 
@@ -207,9 +302,9 @@ def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(modules):
     logits, teacher = torch.randn(2, 5, generator=generator, dtype=torch.float64)
     logits.requires_grad_()
     logprobs, teacher = logits.log_softmax(-1)[:, None], teacher.log_softmax(-1)[:, None]  # (V, 1)
-    advantages = module.compute_advantages(logprobs, teacher)
-    assert not advantages.requires_grad
-    losses, _ = module.policy_loss(logprobs, logprobs.detach(), advantages, torch.ones(5, 1).bool(), args, teacher)
+    assert not module.teacher_advantages(logprobs, teacher).requires_grad
+    of_rewards = module.compute_advantages(torch.ones(5), args)
+    losses, _ = module.policy_loss(logprobs, logprobs.detach(), of_rewards, torch.ones(5, 1).bool(), args, teacher)
     (losses * logprobs.detach().exp()).sum().backward()
     gradient, logits.grad = logits.grad.clone(), None
     student = logits.log_softmax(-1)
@@ -223,15 +318,15 @@ def test_the_teacher_scores_at_the_temperature_of_the_student(modules, tmp_path)
     assert [(row["optim/loss"], row["optim/grad_norm"], row["policy/kl_ref"]) for row in rows[1:]] == [(0, 0, 0)] * 2
 
 
-def test_the_student_comes_closer_to_a_teacher_without_groups(modules, tmp_path):
+def test_the_student_comes_closer_to_a_teacher(modules, tmp_path):
     def noise(weights):
         generator = torch.Generator().manual_seed(0)
         for weight in weights.values():
             weight += 0.02 * torch.randn(weight.shape, generator=generator)
 
     copy_of_embedded(tmp_path / "teacher", noise)
-    alone = ["--prompts_per_step", "16", "--group_size", "1", "--num_minibatches", "2", "--max_steps", "6"]
-    rows = train(modules["distill"], tmp_path / "run", *alone, "--teacher", str(tmp_path / "teacher"))
+    pairs = ["--prompts_per_step", "16", "--group_size", "2", "--num_minibatches", "2", "--max_steps", "6"]
+    rows = train(modules["distill"], tmp_path / "run", *pairs, "--teacher", str(tmp_path / "teacher"))
     assert rows[-1]["policy/kl_ref"] < 0.7 * rows[1]["policy/kl_ref"] and rows[-1]["policy/ratio_max"] > 1
 
 
@@ -250,10 +345,59 @@ def test_the_advantages_of_each_rung(modules):
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "mean_baseline"])
-def test_a_rung_runs(name, modules, tmp_path):
-    rows = train(modules[name], tmp_path, "--max_steps", "1")
-    assert rows[-1]["optim/grad_norm"] > 0
+@pytest.mark.parametrize("name", ["reinforce", "mean_baseline", "rloo", "cispo", "reinforce_pp"])
+def test_a_recipe_runs_without_options_that_do_nothing(name, modules, tmp_path):
+    rows = train(modules[name], tmp_path, "--max_steps", "2")
+    assert len(rows) == 3 and rows[1]["optim/grad_norm"] > 0
+    options = {field.name for field in dataclasses.fields(modules[name].Args)}
+    gone = {"reinforce": {"std_eps"}, "mean_baseline": {"normalize_std"}, "cispo": {"dual_clip"}}
+    assert not options & gone.get(name, set()) and {"kl_coef", "seed"} <= options
+
+
+def test_rloo_is_reinforce_with_the_mean_of_the_others(modules):
+    """arXiv 2402.14740: the gradient of 1/R sum_i (R_i - mean of the other rewards) log pi(o_i)."""
+    module = modules["rloo"]
+    args, rewards = module.Args(group_size=4), torch.tensor([0.3, 1.0, 0.0, 0.25], dtype=torch.float64)
+    advantages = module.compute_advantages(rewards, args)
+    expected = [r - (sum(rewards.tolist()) - r) / 3 for r in rewards.tolist()]
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-12)
+    assert (module.compute_advantages(torch.full((4,), 0.3), args) == 0).all()
+    _, new, _, mask = b1()
+    losses, _ = module.policy_loss(new, new.detach(), advantages, mask, args)
+    (losses * module.token_weights(mask, totals_of(mask, 4), args)).sum().backward()
+    gradient, new.grad = new.grad.clone(), None
+    (-(torch.where(mask, new, 0).sum(dim=1) * advantages[:, 0]).sum() / 4).backward()
+    assert torch.allclose(gradient, new.grad, atol=1e-12) and gradient.abs().max() > 0.01
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token(modules):
+    """arXiv 2506.13585, Eq. 4: it is the clipped weight times the advantage, over the tokens."""
+    module = modules["cispo"]
+    ratios = [0.5, 1.0, 4.0, 50.0]
+    new = torch.tensor([ratios, ratios], dtype=torch.float64).log().requires_grad_()
+    mask, advantages = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    losses, _ = module.policy_loss(new, torch.zeros_like(new), advantages, mask, module.Args())
+    (losses * module.token_weights(mask, totals_of(mask, 2), module.Args())).sum().backward()
+    weights = torch.tensor([[0.5, 1.0, 4.0, 5.0]], dtype=torch.float64)
+    assert torch.allclose(new.grad, -weights * advantages / 8, atol=1e-12)
+
+
+REWARD = "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
+
+
+def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path, monkeypatch):
+    module = modules["reinforce_pp"]
+    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
+    batches, sums = [], []
+    monkeypatch.setattr(module, "train_on", lambda *arguments: batches.append(arguments[4]))
+    monkeypatch.setattr(Accelerator, "reduce", lambda self, tensor, how=None: sums.append(how) or tensor)
+    words = [*SMALL, "--reward", f"{tmp_path}/mine.py:mine", "--max_steps", "1"]
+    module.main([*words, "--output_dir", str(tmp_path / "run")])
+    (batch,) = batches
+    counted = batch["loss_mask"] & ~batch["rewards"].isnan()[:, None]
+    tokens = batch["advantages"].expand(counted.shape)[counted].double()
+    assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
+    assert sums.count(None) == 2 and not counted.any(dim=1).all()
 
 
 def test_the_relative_variance_of_known_gradients():
@@ -271,8 +415,8 @@ def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_re
     chosen = [*map(modules.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
     sizes = dict(prompts_per_step=4, group_size=4)
     plain, shifted = (measure(chosen, "embedded", shift, 0, 4, **sizes) for shift in (0, 2))
-    assert shifted["loaded_reinforce"] > 3 * plain["loaded_reinforce"] > 0
-    for name in ("loaded_mean_baseline", "loaded_rloo", "grpo"):
+    assert shifted["reinforce"] > 3 * plain["reinforce"] > 0
+    for name in ("mean_baseline", "rloo", "grpo"):
         assert shifted[name] == pytest.approx(plain[name], rel=1e-3)
     # That the mean contains the own reward is but a factor.
-    assert plain["dr_grpo"] == pytest.approx(plain["loaded_rloo"], rel=1e-3)
+    assert plain["dr_grpo"] == pytest.approx(plain["rloo"], rel=1e-3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import common.shortcuts.shared_prompts
-from common.harness.probes import find_shortcuts, layer_types
+from common.harness.ladder import find_shortcuts, layer_types
 from common.shortcuts.shared_prompts import runs_of_similar_length, shared_states
 from small_models import backward, random_batch, random_policy
 from testbed import largest_difference

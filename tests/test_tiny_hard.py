@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 import grpo
 from common.tiny_hard import build
 from small_run import QUICK
-from testbed import ROOT, metric_rows
 
 TERMS = {"easy": {2}, "medium": {3, 4}, "hard": {6, 7, 8}}
 
@@ -33,11 +32,6 @@ def test_the_shares_of_the_classes(split, easy, medium, hard):
         assert len(terms) in TERMS[row["difficulty"]]
         assert row["answer"].endswith(f"\n#### {sum(map(int, terms))}")
         assert row["answer"].count("\n") == len(terms) - 1  # right, in steps, no line twice
-
-
-def test_no_problem_is_there_twice():
-    questions = [row["question"] for split in ("train", "test") for row in rows_of(split)]
-    assert len(set(questions)) == 640
 
 
 def test_the_lists_are_those_that_the_script_makes():
@@ -64,15 +58,15 @@ def test_the_careless_teacher():
     assert slips / steps == pytest.approx(0.1, abs=0.01) and twice / steps == pytest.approx(0.2, abs=0.015)
 
 
-@pytest.mark.beside("lab")
+EASY = "def easy(difficulty, **_):\n    return [float(name == 'easy') for name in difficulty]\n"
+
+
 def test_a_run_reaches_model_data_and_column(tmp_path):
-    classes = [f"{ROOT}/lab/by_class.py:{name}" for name in TERMS]
-    options = ["--model_name_or_path", "embedded-hard", "--dataset", "embedded-hard", "--max_steps", "1"]
-    options += ["--reward", "accuracy", *classes, "--reward_weights", "1", "0", "0", "0"]
-    grpo.main([*QUICK, *options, "--prompts_per_step", "16", "--output_dir", str(tmp_path)])
-    row = metric_rows(tmp_path)[-1]
-    parts = {name: row[f"reward_part/{name}"] for name in TERMS}  # with 16 tokens an easy sum can be answered
-    assert parts["easy"] > 0.5 and parts["hard"] < parts["easy"]
+    (tmp_path / "mine.py").write_text(EASY, encoding="utf-8")
+    options = f"--model_name_or_path embedded-hard --dataset embedded-hard --reward accuracy {tmp_path}/mine.py:easy"
+    grpo.main([*QUICK, *options.split(), "--max_steps", "1", "--output_dir", str(tmp_path)])
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert samples and all(x["parts"]["easy"] == (len(terms_of(x["prompt"])) == 2) for x in samples)
     before, after = (load_file(path / "model.safetensors") for path in (build.FOLDER, tmp_path / "model"))
     changes = [(after[name] - weights).abs().max() for name, weights in before.items()]
     assert 0 < max(changes) < 2 * grpo.Args.learning_rate  # one step of AdamW from these weights

@@ -10,15 +10,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "exercises.md"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def exercises():
-    """{number: (task, solution)} of the page."""
-    own = PAGE.read_text(encoding="utf-8").partition("\n## Which curve")[0]
-    parts = re.split(r"^## (\d+)\. ", own, flags=re.MULTILINE)
-    numbered = zip(map(int, parts[1::2]), parts[2::2], strict=True)
-    return {number: tuple(text.split("<details>")) for number, text in numbered}
 
 
 def load(path):
@@ -31,25 +22,30 @@ def load(path):
     return module
 
 
+def code_of(number):
+    """The check of an exercise: the Python in its section above the solution, or ""."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {number}. ")[2].partition("\n## ")[0]
+    block = re.search(r"^```python\n(.*?)^```$", section.partition("<details>")[0], re.MULTILINE | re.DOTALL)
+    return block[1] if block else ""
+
+
 def check(number, mine=None):
-    """Run the check of an exercise, the Python in its task, with `mine`, the module to be checked."""
-    task, _ = exercises()[number]
-    for code in [text for kind, text in FENCE.findall(task) if kind == "python"]:
-        exec(compile(code, f"check of exercise {number}", "exec"), {"mine": mine})
+    """Run the check of an exercise on `mine`, the module to be checked."""
+    exec(compile(code_of(number), f"check of exercise {number}", "exec"), {"mine": mine})
 
 
 def main(arguments):
-    if not 1 <= len(arguments) <= 2 or not arguments[0].isdigit() or int(arguments[0]) not in exercises():
+    if not 1 <= len(arguments) <= 2:
         raise SystemExit(__doc__)
     sys.path.insert(0, str(ROOT))
-    number, files = int(arguments[0]), [pathlib.Path(argument) for argument in arguments[1:]]
-    task, _ = exercises()[number]
-    if "```python" not in task:
-        raise SystemExit(f"exercise {number} is checked by its run")
-    if bool(files) != ("mine." in task):
+    number, *files = arguments
+    code = code_of(number)
+    if not code:
+        raise SystemExit(f"exercise {number} has no check: its run shows it")
+    if bool(files) != ("mine." in code):
         raise SystemExit(f"exercise {number} checks " + ("no file" if files else "a file: name yours"))
     try:
-        check(number, *map(load, files))
+        check(number, *(load(pathlib.Path(file)) for file in files))
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
     print(f"exercise {number}: the check passes")

@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT))
 import grpo  # noqa: E402
 from common.harness import lora  # noqa: E402
 from common.harness.distributed import first_device  # noqa: E402
+from common.harness.ladder import find_shortcuts  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
-from common.harness.probes import find_shortcuts  # noqa: E402
 from common.policy import Policy  # noqa: E402
 from dry_run import GIB, Job, Sizes, estimate, peak  # noqa: E402
 

@@ -17,8 +17,8 @@ from transformers import (
 from common.errors import InputError
 from common.harness.data import Prompt
 from common.harness.embedded import EMBEDDED
+from common.harness.ladder import find_shortcuts
 from common.harness.loading import load_policy, load_tokenizer
-from common.harness.probes import find_shortcuts
 from common.policy import Policy
 from testbed import script
 

@@ -1,0 +1,9 @@
+"""For grpo.py: the stop token is masked, as by `completions != pad` where the two are one token."""
+
+healthy_update = update
+
+
+def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+    (stop_token,) = accelerator.unwrap_model(model).stop_tokens
+    batch["loss_mask"] = batch["completion_mask"] & (batch["completions"] != stop_token)
+    healthy_update(accelerator, model, reference, optimizer, batch, step, args, metrics)

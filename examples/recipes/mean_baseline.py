@@ -1,0 +1,22 @@
+"""REINFORCE with one baseline for all prompts: the mean reward of the rollout.
+
+Second from the bottom of the ladder to GRPO in docs/your_own.md. Each process takes the mean of its
+own rows, so with two processes this is another algorithm; reinforce_pp shows how to count the rows
+of all processes.
+"""
+
+
+class Args:
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    del normalize_std, std_ddof, std_eps  # there is no standard deviation
+
+
+def compute_advantages(rewards, args):
+    """Advantages (R, 1), float64: each reward less the mean of all; 0 without a reward."""
+    advantages = rewards.double() - rewards.double().nanmean()
+    return advantages.nan_to_num().view(-1, 1)
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
+    return loss_mask.double() / totals["rows"]

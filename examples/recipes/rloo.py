@@ -1,0 +1,31 @@
+"""RLOO: REINFORCE Leave-One-Out (arXiv 2402.14740).
+
+The baseline of a completion is the mean reward of the others of its group:
+
+    A_i = R_i - 1/(G-1) sum over j != i of R_j
+
+The action is the whole completion, so its log-prob is the sum over its tokens. With one update per
+rollout the ratio is 1, and the gradient is that of -A log pi. The paper's KL is part of the reward;
+with --kl_coef it is here part of the loss, as in grpo.py.
+"""
+
+
+class Args:
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    normalize_std: bool = option(False, "divide advantages by the group's standard deviation (RLOO: no)")
+
+
+def compute_advantages(rewards, args):
+    """Advantages (R, 1), float64: each reward less the mean of the others; 0 where all are equal."""
+    groups = rewards.double().view(-1, args.group_size)
+    mean, _, std, zero = group_statistics(groups, args.std_ddof)
+    scored = groups.isfinite().sum(dim=1, keepdim=True)  # a row may have no reward
+    advantages = (groups - mean) * scored / (scored - 1)  # less the mean of the others
+    if args.normalize_std:
+        advantages = advantages / (std + args.std_eps)
+    return advantages.masked_fill(zero, 0).view(-1, 1)
+
+
+def token_weights(loss_mask, totals, args):
+    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
+    return loss_mask.double() / totals["rows"]

@@ -1,0 +1,58 @@
+"""Processes as threads: accelerators whose collectives wait for all of them."""
+
+import contextlib
+import threading
+
+import torch
+
+
+class Processes:
+    """W accelerators whose collectives wait for all of them; one that comes alone is a deadlock and fails."""
+
+    def __init__(self, number):
+        self.number, self.slots, self.local = number, [None] * number, threading.local()
+        self.barrier, self.calls = threading.Barrier(number, timeout=300), [[] for _ in range(number)]
+
+    def exchange(self, name, value):
+        rank = self.local.rank
+        self.calls[rank].append(name)
+        self.slots[rank] = value
+        self.barrier.wait()
+        values = list(self.slots)
+        self.barrier.wait()
+        return values
+
+    def gather_object(self, items):
+        return [item for items in self.exchange("gather_object", items) for item in items]
+
+    def run(self, function):
+        results, errors = [None] * self.number, []
+
+        def target(rank):
+            self.local.rank = rank
+            try:
+                results[rank] = function(FakeAccelerator(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=target, args=[rank]) for rank in range(self.number)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        if errors:
+            raise errors[0]
+        return results
+
+
+class FakeAccelerator:
+    device = torch.device("cpu")
+    autocast = contextlib.nullcontext
+
+    def __init__(self, processes, rank):
+        self.processes, self.process_index, self.num_processes = processes, rank, processes.number
+
+    def reduce(self, tensor, how):
+        return sum(self.processes.exchange("reduce", tensor))
+
+    def gather(self, tensor):
+        return torch.cat(self.processes.exchange("gather", tensor))
