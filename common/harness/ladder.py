@@ -92,8 +92,8 @@ def layer_types(lm):
 
 @torch.enable_grad()
 def sharing_is_exact(lm):
-    """Whether computing each prompt once gives the log-probs of whole rows, and their gradient: layers that use the keys
-    of another one may cut it off."""
+    """Whether computing each prompt once gives the log-probs of whole rows and their gradient, which layers that use the
+    keys of another one may cut off."""
     batch = rows_of_two_prompts(lm)
     logprobs, gradient = logprobs_and_gradient(lm, batch)
     shared, shared_gradient = logprobs_and_gradient(lm, batch, shares_prompts=True)
