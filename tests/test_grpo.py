@@ -177,7 +177,7 @@ WEIGHTS = [  # the weight of a token in a row of n tokens whose group has g
 ]
 
 
-@pytest.mark.parametrize("name, options, weight", WEIGHTS, ids=str)
+@pytest.mark.parametrize("name, options, weight", WEIGHTS, ids=[f"{name}-{options}" for name, options, _ in WEIGHTS])
 def test_the_weight_of_a_token(name, options, weight):
     # An empty row has weight 0 and still counts: TRL counts it, verl did not before its denominators were global.
     module, mask = script(name), torch.arange(5) < torch.tensor(LENGTHS)[:, None]
