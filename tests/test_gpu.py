@@ -21,7 +21,7 @@ import common.shortcuts.graphs
 import grpo
 import memory
 import worker
-from common import packing
+from common.shortcuts import packing
 from common.generation import race_sample, seeded
 from common.harness import gpu_probes
 from common.harness.distributed import choose_device, launch

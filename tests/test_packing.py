@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
 import common.shortcuts.packing
-from common import packing
+from common.shortcuts import packing
 from common.batches import micro_batches
 from common.harness import gpu_probes, probes
 from common.harness.gpu_probes import packing_is_exact

@@ -9,7 +9,7 @@ import torch
 
 import attention
 import worker
-from common import packing
+from common.shortcuts import packing
 from common.errors import clean_exit
 from testbed import pretend_gpus, script
 

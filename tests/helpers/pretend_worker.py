@@ -127,7 +127,7 @@ def not_counted(self, run=OneTokenByGraph.run):
 
 def packed(folder):
     """As `steps` of grpo.py, with packed passes: attention is a loop here, which is not counted."""
-    from common import packing
+    from common.shortcuts import packing
     from common.harness import probes
 
     found, calls = probes.find_shortcuts, []
