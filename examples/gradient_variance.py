@@ -26,7 +26,7 @@ from common.rewards import load_rewards
 SEEDS, ROLLOUTS = 3, 16
 
 
-def step_gradients(modules, policy, micro_batches, args):
+def step_gradients(modules, policy, micro_batches, totals, args):
     """The gradient (N,) of one optimizer step by each module, float64; `advantages` are a column of each micro-batch
     by the module's name."""
     gradients = [0] * len(modules)
@@ -35,7 +35,8 @@ def step_gradients(modules, policy, micro_batches, args):
         for i, module in enumerate(modules):
             advantages, mask = micro[module.__name__], micro["loss_mask"]
             losses, _ = module.policy_loss(logprobs, logprobs.detach(), advantages, mask, args[i])
-            loss = (losses * module.token_weights(mask, micro["totals"], args[i])).sum()
+            weights = module.token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args[i])
+            loss = (losses * weights).sum()
             parts = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
             gradients[i] = gradients[i] + torch.cat([part.flatten() for part in parts]).double()
     return gradients
@@ -74,8 +75,8 @@ def measure(modules, model, shift, seed, number, **sizes):
     for policy, batch in rollouts(first, args[0], number):
         for i, module in enumerate(modules):
             batch[module.__name__] = module.compute_advantages(batch["rewards"] + shift, args[i]).float()
-        (micro_batches,) = split_rollout(accelerator, batch, args[0])
-        gradients.append(step_gradients(modules, policy, micro_batches, args))
+        ((micro_batches, totals),) = split_rollout(accelerator, batch, args[0])
+        gradients.append(step_gradients(modules, policy, micro_batches, totals, args))
     rows = zip(modules, zip(*gradients, strict=True), strict=True)
     return {module.__name__: relative_variance(torch.stack(row)) for module, row in rows}
 
@@ -85,6 +86,7 @@ def best_baseline(module, model, seed, **sizes):
     b that makes the mean of (R - b)^2 |grad log pi|^2 smallest, which is the mean of the rewards by these weights."""
     ((policy, batch),) = rollouts(module, module.Args(model_name_or_path=model, seed=seed, **sizes), 1)
     rewards, squares = batch.pop("rewards"), []
+    batch.pop("packed", None)  # a row is computed alone
     for row in range(len(rewards)):
         logprobs, _ = policy({name: column[row : row + 1] for name, column in batch.items()}, with_entropy=False)
         parts = torch.autograd.grad(logprobs.sum(), list(policy.parameters()))

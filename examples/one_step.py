@@ -50,7 +50,7 @@ def table(title, *rows):
 
 
 def rows_of(module, args, functions, prompts, texts, batch):
-    """The micro-batch that a script makes of the rollout, with its own rewards and advantages."""
+    """The micro-batch that a script makes of the rollout, with its own rewards and advantages; its totals."""
     rewards, _, _ = module.compute_rewards(functions, prompts, texts, batch["truncated"])
     if module is dapo:
         rewards = rewards + dapo.overlong_penalty(batch["completion_mask"].sum(dim=1), args)
@@ -61,12 +61,14 @@ def rows_of(module, args, functions, prompts, texts, batch):
     elif module is not ppo:  # its advantages are those of tokens, and need a critic
         batch["advantages"] = module.compute_advantages(rewards, args).float()
     if module is dapo:  # it trains on groups with right and with wrong completions: here on the first one
-        batch = {name: column[: args.group_size] for name, column in batch.items()}
-    ((micro,),) = split_rollout(accelerator(), batch, args)
-    return micro
+        packed = batch.pop("packed")  # a fact of the whole batch
+        batch = {name: column[: args.group_size] for name, column in batch.items()} | {"packed": packed}
+    ((micro_batches, totals),) = split_rollout(accelerator(), batch, args)
+    (micro,) = micro_batches
+    return micro, totals
 
 
-def backward(module, args, model, micro):
+def backward(module, args, model, micro, totals):
     """One forward and backward of a script; what it computed on the way."""
     model.zero_grad()
     logprobs, entropy = model(micro)
@@ -74,7 +76,7 @@ def backward(module, args, model, micro):
     losses, stats = module.policy_loss(
         logprobs, micro["old_logprobs"], micro["advantages"], mask, args, ref_logprobs, entropy
     )
-    weights = module.token_weights(mask, micro["totals"], args)
+    weights = module.token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
     loss = (losses * weights).sum()
     loss.backward()
     found = stats | {"logprobs": logprobs, "losses": losses, "weights": weights, "loss": loss}
@@ -91,7 +93,7 @@ def second_update(module, old, new, reference, functions, rollout):
     args = module.Args(**SIZES, num_minibatches=1)
     if module is dapo:
         args.overlong_cache = 7  # a quarter of max_new_tokens
-    micro = rows_of(module, args, functions, *rollout)
+    micro, totals = rows_of(module, args, functions, *rollout)
     if module is ppo:
         model = ppo.ActorCritic(old, ppo.load_critic(args, old))
         ppo.assign_advantages(accelerator(), model, None, [micro], args, Metrics(), ppo.Coefficients(args))
@@ -99,7 +101,7 @@ def second_update(module, old, new, reference, functions, rollout):
         micro["old_logprobs"], _ = old(micro, with_entropy=False)
         if args.kl_coef:
             micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
-    found = backward(module, args, new, micro)
+    found = backward(module, args, new, micro, totals)
     low, high = 1 - args.clip_low, 1 + args.clip_high
     if module is dcpo:
         low, high = (bound[SHORT, TOKEN] for bound in dcpo.clip_bounds(micro["old_logprobs"], micro["loss_mask"], args))
@@ -139,7 +141,7 @@ def main():
     table("1. Sample", *([row, prompts[row // 4].prompt, shown[row], lengths[row]] for row in range(8)))
     print(f"\ncompletions\n{batch['completions']}")
 
-    micro = rows_of(grpo, args, functions, prompts, texts, batch)
+    micro, totals = rows_of(grpo, args, functions, prompts, texts, batch)
     mean, _, std, _ = group_statistics(micro["rewards"].view(-1, args.group_size), args.std_ddof)
     columns = micro["rewards"], mean.repeat_interleave(4), std.repeat_interleave(4), micro["advantages"][:, 0]
     rows = zip(range(8), *(column.tolist() for column in columns), strict=True)
@@ -149,13 +151,12 @@ def main():
     with torch.no_grad():
         micro["old_logprobs"], _ = policy(micro, with_entropy=False)
         micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
-    first = backward(grpo, args, policy, micro)
+    first = backward(grpo, args, policy, micro, totals)
     first_norm = norm_of(policy, args.max_grad_norm)
     optimizer.step()
-    totals = {name: micro["totals"][name] for name in ("tokens", "rows", "prompts")}
     print(f"\n3. The first update\n\ntotals {totals}, loss {first['loss']:.4f}, gradient norm {first_norm:.3f}")
 
-    second = backward(grpo, args, policy, micro) | {"old": micro["old_logprobs"]}
+    second = backward(grpo, args, policy, micro, totals) | {"old": micro["old_logprobs"]}
     second_norm = norm_of(policy)
     second["loss x weight"] = second["losses"] * second["weights"]
     names = "old", "logprobs", "ratio_max", "kl_ref", "losses"

@@ -2,7 +2,7 @@
 
 python examples/recipes.py --list                                the files, and what each one is
 python examples/recipes.py rloo                                  writes rloo.py beside grpo.py
-python examples/recipes.py micro_batches ppo.py                  the same, made of ppo.py
+python examples/recipes.py vapo ppo.py                           the same, made of ppo.py
 python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs it, and writes no script
 
 Such a file is Python. What it defines is put into the script by its name:
@@ -14,10 +14,12 @@ Such a file is Python. What it defines is put into the script by its name:
   options away.
 - Functions, constants and options that the script does not have are added. The file must use them
   itself.
+- The file may call whatever the script defines or imports, without importing it.
 - The docstring becomes that of the script, and a run of the script has the name of the file.
 """
 
 import ast
+import builtins
 import sys
 import types
 from pathlib import Path
@@ -61,6 +63,25 @@ class Source:
                 found.add(node.attr)
         return found
 
+    def defined(self):
+        """The names of its functions, classes and constants, and of what it imports."""
+        found = set(self.imported)
+        for node in self.statements:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign):
+                found.update(target.id for target in node.targets)
+        return found
+
+    def called(self):
+        """The names of the functions that its functions call."""
+        found = set()
+        for function in self.functions.values():
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    found.add(node.func.id)
+        return found
+
     def place(self, node):
         """The first line of a statement with its decorators, from 0, and the line after it."""
         decorators = getattr(node, "decorator_list", [])
@@ -90,10 +111,13 @@ class Source:
 def put(patch, script, name):
     """The text of a script with that of a file put into it; its runs have this name.
 
-    A ValueError names what the script does not have: it was renamed there, and what the file defines
-    would do nothing.
+    A ValueError names what the script does not have. It was renamed there, or the file belongs to
+    another script: what it defines would do nothing, or what it calls would be missing in the run.
     """
     new, script = Source(patch), Source(script)
+    known = new.defined() | script.defined() | set(dir(builtins))
+    for function in sorted(new.called()):
+        must_have(known, function, "function")
     script.replace(script.docstring, new.text(new.docstring))
     put_options(new, script)
     put_functions(new, script)

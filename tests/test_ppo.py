@@ -77,29 +77,6 @@ def test_gae_equals_its_definition_on_ragged_rows(gamma, lam):
     assert (advantages[~mask] == 0).all() and (returns[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_the_critic_may_have_a_lambda_of_its_own(lam):
-    rewards, values, mask = [0.1, -0.3, 1.0], [0.2, 0.4, 0.5], torch.ones(1, 3, dtype=torch.bool)
-    options = args_of(gae_lambda=0.95, gae_lambda_critic=lam)
-    advantages, returns = ppo.compute_advantages(row(rewards), row(values), mask, options)
-    assert advantages[0].tolist() == pytest.approx(by_definition(rewards, values, 1.0, 0.95))
-    assert (returns - row(values))[0].tolist() == pytest.approx(by_definition(rewards, values, 1.0, lam))
-
-
-@pytest.mark.parametrize("length", [1, 20, 40])
-def test_length_adaptive_lambda_is_clamped(length):
-    # 1 - 1 / (0.05 l) is negative up to l = 20.
-    generator = torch.Generator().manual_seed(length)
-    rewards, values = (torch.randn(1, length, generator=generator, dtype=torch.float64) for _ in range(2))
-    mask = torch.ones(1, length, dtype=torch.bool)
-    advantages, returns = ppo.compute_advantages(rewards, values, mask, args_of(length_adaptive_alpha=0.05))
-    lam = max(0.0, 1 - 1 / (0.05 * length))
-    expected = by_definition(rewards[0].tolist(), values[0].tolist(), 1.0, lam)
-    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
-    expected = by_definition(rewards[0].tolist(), values[0].tolist(), 1.0, 1.0)  # the critic keeps its own
-    assert (returns - values)[0].tolist() == pytest.approx(expected, abs=1e-9)
-
-
 def test_moments_of_equal_values_and_of_none():
     _, variance = moments(torch.full((5,), 0.1), 1, lambda x: x)
     assert variance < 1e-30

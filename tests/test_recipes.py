@@ -9,6 +9,7 @@ import recipes
 import torch
 from accelerate import Accelerator
 
+import ppo
 from common.batches import completion_texts, take_rows
 from common.harness.data import Prompt, load_prompts
 from common.harness.loading import load_tokenizer
@@ -21,10 +22,14 @@ NAMES = [name for name, path in recipes.files().items() if path.parent.name == "
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
 
 
+def base_of(name):
+    return "ppo.py" if name == "vapo" else "grpo.py"
+
+
 @pytest.fixture(scope="module")
 def modules():
     """{name: module} of the scripts that the recipes make."""
-    return {name: recipes.load(recipes.made(name), name) for name in NAMES}
+    return {name: recipes.load(recipes.made(name, base_of(name)), name) for name in NAMES}
 
 
 def train(module, folder, *arguments):
@@ -144,12 +149,18 @@ def test_what_a_file_defines_is_put_into_a_script_by_name():
         ("own = third\n\n\ndef first(x):\n    return own(x)\n", "no function `third`"),
         ("class Args:\n    width: int = option(1)\n", "no option `width`"),
         ("class Args:\n    del width\n", "no option `width`"),
+        ("def first(x):\n    return treble(x)\n", "no function `treble`"),
     ],
 )
 def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
-    """It was renamed there, and the file would do nothing."""
+    """It was renamed there, and the file would do nothing, or end a run with a NameError."""
     with pytest.raises(ValueError, match=message):
         recipes.put(f'"""New."""\n\n{patch}', SCRIPT, "new")
+
+
+def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
+    with pytest.raises(SystemExit, match="vapo.py cannot be put into grpo.py: the script has no function `gae`"):
+        recipes.main(["vapo"])
 
 
 def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
@@ -345,7 +356,7 @@ def test_the_advantages_of_each_rung(modules):
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "mean_baseline", "rloo", "cispo", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["reinforce", "mean_baseline", "rloo", "cispo", "reinforce_pp", "vapo"])
 def test_a_recipe_runs_without_options_that_do_nothing(name, modules, tmp_path):
     rows = train(modules[name], tmp_path, "--max_steps", "2")
     assert len(rows) == 3 and rows[1]["optim/grad_norm"] > 0
@@ -381,6 +392,49 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token(modules):
     weights = torch.tensor([[0.5, 1.0, 4.0, 5.0]], dtype=torch.float64)
     assert torch.allclose(new.grad, -weights * advantages / 8, atol=1e-12)
 
+
+# --- lambdas of critic and policy ---
+
+
+@pytest.fixture
+def rows_for_gae():
+    """Rewards and values (3, 40) of the tokens of rows of three lengths, and their mask."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([[1], [20], [40]])
+    rewards, values = torch.randn(2, 3, 40, generator=generator, dtype=torch.float64)
+    return rewards, values, torch.arange(40) < lengths
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_the_critic_may_have_a_lambda_of_its_own(lam, modules, rows_for_gae):
+    rewards, values, mask = rows_for_gae
+    args = modules["vapo"].Args(gae_lambda=0.95, gae_lambda_critic=lam)
+    advantages, returns = modules["vapo"].compute_advantages(rewards, values, mask, args)
+    assert torch.equal(advantages, ppo.gae(rewards, values, mask, 1.0, 0.95))
+    expected = ppo.gae(rewards, values, mask, 1.0, lam)
+    assert torch.allclose((returns - values)[mask], expected[mask], atol=1e-12) and (returns[~mask] == 0).all()
+
+
+def test_length_adaptive_lambda_is_clamped(modules, rows_for_gae):
+    # 1 - 1 / (0.05 l) is negative up to l = 20, and one half at 40.
+    rewards, values, mask = rows_for_gae
+    args = modules["vapo"].Args(length_adaptive_alpha=0.05)
+    advantages, returns = modules["vapo"].compute_advantages(rewards, values, mask, args)
+    for row, lam in enumerate([0.0, 0.0, 0.5]):
+        of_row = slice(row, row + 1)
+        expected = ppo.gae(rewards[of_row], values[of_row], mask[of_row], 1.0, lam)
+        assert torch.allclose(advantages[of_row], expected, atol=1e-12)
+    expected = ppo.gae(rewards, values, mask, 1.0, 1.0)  # the critic keeps its own
+    assert torch.allclose((returns - values)[mask], expected[mask], atol=1e-12)
+
+
+def test_without_its_options_vapo_is_ppo(modules, rows_for_gae):
+    found = modules["vapo"].compute_advantages(*rows_for_gae, modules["vapo"].Args(gae_lambda=0.9))
+    expected = ppo.compute_advantages(*rows_for_gae, ppo.Args(gae_lambda=0.9))
+    assert all(torch.equal(mine, own) for mine, own in zip(found, expected, strict=True))
+
+
+# --- over all processes ---
 
 REWARD = "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
 

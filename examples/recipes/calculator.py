@@ -11,6 +11,10 @@ hf), and a vocabulary in which one token ends a call. examples/calculator_task.p
 import re
 from dataclasses import replace
 
+from torch.nn.utils.rnn import pad_sequence
+
+from common.masked import completion_mask
+
 sample_turn = rollout
 
 
