@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import common.policy
 import dapo
@@ -70,10 +71,10 @@ def scripted_rollout(right, seen):
                 logprobs.append(torch.full((length,), -float(100 * i + row + 1)))
         prompt_ids, prompt_mask = dapo.left_pad(ids, PAD, "cpu")
         batch = {"prompts": prompt_ids.repeat_interleave(n, 0), "prompt_mask": prompt_mask.repeat_interleave(n, 0)}
-        batch["completions"] = dapo.pad_sequence(completions, batch_first=True, padding_value=PAD)
+        batch["completions"] = pad_sequence(completions, batch_first=True, padding_value=PAD)
         batch["completion_mask"], batch["truncated"] = dapo.completion_mask(batch["completions"], [STOP])
         batch["prompt_index"] = torch.arange(len(prompts)).repeat_interleave(n)[:, None]
-        batch["rollout_logprobs"] = dapo.pad_sequence(logprobs, batch_first=True)
+        batch["rollout_logprobs"] = pad_sequence(logprobs, batch_first=True)
         return batch
 
     return rollout
