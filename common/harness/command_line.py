@@ -2,14 +2,13 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import sys
-from pathlib import Path
 
 from transformers import HfArgumentParser
 
 from common.errors import InputError
 from common.harness.args import GROUPS
+from common.tools import load_tool
 
 
 class Parser(HfArgumentParser):
@@ -48,16 +47,3 @@ def parse_args(cls, argv=None):
         load_tool(cls, "dry_run", needed_by="--dry_run").dry_run(args)
         raise SystemExit(0)
     return args
-
-
-def load_tool(cls, name, needed_by=None):
-    """The module tools/NAME.py beside the script of `cls`; without it None, or an InputError that names `needed_by`."""
-    path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
-    if not path.is_file():
-        if needed_by:
-            raise InputError(f"{needed_by} needs tools/ (beside the script)")
-        return None
-    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)  # by path: `tools` is a common name
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
