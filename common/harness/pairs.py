@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.batches import left_pad, raw_lines
 from common.errors import InputError
-from common.harness.data import EMBEDDED, PROMPT_COLUMNS, find_column, find_sources, load_prompts, load_rows, read_rows
+from common.harness.data import EMBEDDED, find_column, find_sources, load_prompts, load_rows, read_rows
 from common.harness.distributed import own_places
 from common.harness.metrics import Metrics, peak_memory_gb
 from common.harness.prompts import TEMPLATE_COLUMNS, encode_completions, end_token, read_prompt, read_text, tokenize
@@ -86,7 +86,7 @@ def read_pairs(source, args, tokenizer):
     spelled = tokenizer.convert_ids_to_tokens(end)  # some data end an answer so, or by EOS, or both
     for where, row in read_rows(source):
         if not rows:
-            column = find_column("prompt", args.prompt_column, PROMPT_COLUMNS, row, source, needed=False)
+            column = find_column("prompt", args, row, source, needed=False)
         prompt, *answers = split_pair(row, column, where)
         rows.append((where, prompt, row))
         texts += [answer.removesuffix(tokenizer.eos_token).removesuffix(spelled) for answer in answers]
