@@ -16,7 +16,7 @@ import numpy as np
 
 from common.answers import extract_answer
 from common.errors import InputError, one_line, refuse
-from common.harness.prompts import TEMPLATE_COLUMNS, read_prompt, tokenize
+from common.harness.prompts import TEMPLATE_COLUMNS, begins_answer, read_prompt, tokenize
 
 EMBEDDED = Path(__file__).parents[1] / "tiny"
 EMBEDDED_FOLDERS = {"embedded": EMBEDDED, "embedded-hard": EMBEDDED.with_name("tiny_hard")}
@@ -31,7 +31,7 @@ COLUMNS = {  # by which a prompt or an answer is recognized
 class Prompt:
     ids: list[int]  # what the model is given
     prompt: str | list[dict]  # as it stands in the row, for reward functions
-    answer: str | None  # the gold: what `extract_answer` finds in its column, else the text of that
+    answer: str | None  # the gold: what `extract_answer` finds in its column, else all its text
     columns: dict  # the row's other columns, the answer column among them
     thinks: bool = False  # whether it ends with `<think>`, so that the model begins in a thought
 
@@ -50,8 +50,8 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
 
     `read(source, args, tokenizer, *options)` returns [(key, row)], in which rows of one prompt have
     one key, and {what to tell: how many}. There are at most `most_eval` evaluation rows (0: all).
-    Without evaluation data some prompts are held out of the training data; if `train` is false,
-    that is all that training data is read for. None leaves it to `args` whether there is training.
+    Without evaluation data some prompts are held out of the training data. `train` says whether the
+    run trains (None: what `args` say); if not, training data is read only to hold some of it out.
     """
     if args.prompt_template and "{prompt}" not in args.prompt_template:
         refuse(args, "prompt_template", "does not contain {prompt}")
@@ -109,7 +109,7 @@ def choose(rows, number, seed):
     return [rows[i] for i in sorted(permutation[:number])]
 
 
-# --- where they are ---
+# --- where data is ---
 
 
 def find_sources(args, train=True):
@@ -201,7 +201,7 @@ def load_splits(path, config):
     return {split: (f"{path} [{split}]", [dataset]) for split, dataset in loaded.items()}
 
 
-# --- their rows ---
+# --- rows of files and datasets ---
 
 
 def read_rows(source):
@@ -392,11 +392,7 @@ def merge_repeated(rows):
     return list(first_rows.values()), merged, differing
 
 
-def begins_answer(prompt):
-    return isinstance(prompt, list) and prompt[-1]["role"] == "assistant"
-
-
-# --- their order ---
+# --- the order in which rows are drawn ---
 
 
 class PromptSampler:
