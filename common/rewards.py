@@ -19,9 +19,9 @@ from common.answers import answers_match, extract_answer
 from common.errors import InputError, one_line, world_size
 from common.tools import load_tool
 
-# ppo's value loss and the norm of a gradient square a reward in float32, whose largest number is
-# 3e38.
+# The value loss of ppo.py and the norm of a gradient square rewards in float32, which ends at 3e38.
 MAX_REWARD = 1e15
+
 
 # --- rules ---
 
@@ -181,7 +181,8 @@ def users_code(what: str, completions: list = ()):
     except BaseException as error:  # also SystemExit, and what libraries in Rust raise
         place = place_of_error(error, completions)
         message = f"{what} failed{place}: {type(error).__name__}: {one_line(error)}"
-        if "string indices must be integers" in message and isinstance(completions[0], str):
+        reads_text = completions and isinstance(completions[0], str)
+        if reads_text and "string indices must be integers" in message:
             message += "; completions are text here"
             message += "; completion[0]['content'] needs data whose prompts are messages"
         raise InputError(message) from error
@@ -209,9 +210,10 @@ def score_rewards(reward_functions: list[Reward], prompts: list, texts: list[str
     Rows of one prompt are adjacent. `correct` is 1.0 or 0.0 by `deciding_part`, or else by
     accuracy. It is NaN for a row without a gold answer, and None if no row has one.
     """
+    rows_of_prompt = len(texts) // len(prompts)
     row_prompts = []
     for prompt in prompts:
-        row_prompts += [prompt] * (len(texts) // len(prompts))
+        row_prompts += [prompt] * rows_of_prompt
     truncated = torch.as_tensor(truncated).tolist()
     parts = {}
     for reward in reward_functions:

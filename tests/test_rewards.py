@@ -407,10 +407,11 @@ def test_wrong_reward_options_are_input_errors(names, weights, message):
     assert "\n" not in str(caught.value)
 
 
-def test_broken_file_is_an_input_error(user_file):
-    with pytest.raises(InputError, match="SyntaxError") as caught:
-        chosen(user_file("def f(:\n", "broken") + ":f")
-    assert isinstance(caught.value.__cause__, SyntaxError)
+@pytest.mark.parametrize("body, error", [("def f(:\n", SyntaxError), ("'text'['key']\n", TypeError)])
+def test_broken_file_is_an_input_error(user_file, body, error):
+    with pytest.raises(InputError, match=f"the import failed: {error.__name__}") as caught:
+        chosen(user_file(body, "broken") + ":f")
+    assert isinstance(caught.value.__cause__, error)
 
 
 def test_weighted_sum_of_format_and_accuracy():

@@ -232,14 +232,14 @@ def sample_rows(prompts, texts, rewards, parts, number):
             "tokens": len(text.ids),
             "truncated": text.truncated,
         }
-        if text.extra:  # of `log_extra`
+        if text.extra:  # what a reward gave to `log_extra`
             row["extra"] = text.extra
         rows.append(row)
     return rows
 
 
 def float_or_none(value):
-    """JSON has no NaN."""
+    """The value as JSON has it, which has no NaN."""
     return None if math.isnan(value) else float(value)
 
 
