@@ -572,9 +572,8 @@ def main(argv=None):
         lr = learning_rate(run.step, args)
         policy_lr = 0.0 if run.step < args.critic_warmup_steps else lr
         critic_lr = lr / args.learning_rate * args.critic_learning_rate
-        policy_group, critic_group = optimizer.param_groups
-        policy_group["lr"] = policy_lr
-        critic_group["lr"] = critic_lr
+        for group, group_lr in zip(optimizer.param_groups, (policy_lr, critic_lr), strict=True):
+            group["lr"] = group_lr
         update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
         # Log the step, and evaluate and save where that is due.
         run.step = step
@@ -590,7 +589,7 @@ def main(argv=None):
 
     run.finish(model, policy, tokenizer)
     # gloo can hang if the prepared model outlives Accelerate's end.
-    del policy, critic, model, reference, optimizer, groups, policy_group, critic_group, evaluation
+    del policy, critic, model, reference, optimizer, groups, evaluation
     run.close()
 
 

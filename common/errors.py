@@ -14,12 +14,19 @@ class InputError(ValueError):
     """Bad input: the scripts print its message as one line and exit with code 2."""
 
 
-class Process:
-    """The handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one. The first signal ends
-    the run after the current step, or at once if no step would be lost; the next one has its default action."""
+# --- signals ---
 
-    ECHO = 1.0  # seconds in which a second signal is taken for the first one, passed on by a launcher
-    run, signal = None, 0  # the number of the signal received
+
+class Process:
+    """The handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one.
+
+    The first signal ends the run after the current step, or at once if no step would be lost. The
+    next signal has its default action.
+    """
+
+    ECHO = 1.0  # seconds in which a second signal is taken for the first, passed on by a launcher
+    run = None
+    signal = 0  # the number of the signal that was received
 
     def __call__(self, number, frame):
         if self.run is None or self.run.first_eval is None:
@@ -27,39 +34,51 @@ class Process:
             raise KeyboardInterrupt(number)
         set_handlers(signal.SIG_IGN)
         self.signal = number
-        if os.environ.get("RANK", "0") == "0":  # not by print(), which the signal may have interrupted
+        if os.environ.get("RANK", "0") == "0":
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: stops after this step; a second one ends at once\n".encode())
+            line = f"\n{name}: stops after this step; a second one ends at once\n"
+            os.write(2, line.encode())  # the signal may have interrupted a print()
         time.sleep(self.ECHO)
         set_handlers(signal.SIG_DFL)
 
 
 def set_handlers(action):
-    """Set the action of SIGINT and SIGTERM; returns {signal: the one before}, empty outside of the main thread."""
-    main = threading.current_thread() is threading.main_thread()
-    return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM) if main}
+    """Set the action of SIGINT and SIGTERM, and return {signal: its action before}.
+
+    Only the main thread may do that; any other one sets nothing, and gets {}.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def in_worker(process):
-    """Take a Pool's worker out of the group that Ctrl-C signals, as the step still needs it; it ends with the run."""
+    """Take a worker of a Pool out of the group that Ctrl-C signals, since the step still needs it.
+
+    It ends with the run.
+    """
 
     def end_with_parent():
         multiprocessing.parent_process().join()
-        os.killpg(0, signal.SIGKILL)  # with the programs that it started
+        os.killpg(0, signal.SIGKILL)  # also the programs that the worker has started
 
     set_handlers(signal.SIG_DFL)  # a Pool ends its workers by SIGTERM
     os.setpgid(0, 0)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
+# --- the end of a process ---
+
+
 @contextlib.contextmanager
 def clean_exit():
-    """End on an InputError with its message as one line and exit code 2, on a signal after the step (`Process`)."""
+    """End on an InputError with one line and exit code 2, on a signal after the step."""
     process = Process()
     before = set_handlers(process)
-    multiprocessing.util.register_after_fork(process, in_worker)  # in the workers that fork
-    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
-        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal's encoding does not
+    multiprocessing.util.register_after_fork(process, in_worker)
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook has another kind of stdout
+        # A sample may have characters that the encoding of the terminal does not have.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
         return
@@ -71,45 +90,56 @@ def clean_exit():
             signal.signal(number, action)
     sys.stdout.flush()
     sys.stderr.flush()
-    if world_size() > 1:  # without clean-up: to free a process group that a wrapped model still uses can hang
+    if world_size() > 1:
+        # No clean-up: to free a process group that a wrapped model still uses can hang.
         os._exit(code)
     raise SystemExit(code)
 
 
 def report(error, run):
-    """Print why the process ends, and abandon its run, unless that is None; returns the exit code."""
-    name, first = os.path.basename(sys.argv[0]), os.environ.get("LOCAL_RANK", "0") == "0"
+    """Print why the process ends, and abandon its run, if it has one; returns the exit code."""
+    script = os.path.basename(sys.argv[0])
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if world_size() > 1 and not isinstance(error, KeyboardInterrupt):
-        time.sleep(1 if first else 3)  # once it is gone, the launcher ends the others before they print
+        # Once the first process is gone, the launcher ends the others before they print.
+        time.sleep(1 if is_first else 3)
     when = run.abandon() if run else ""
     if isinstance(error, KeyboardInterrupt):
-        (number,) = error.args or (signal.SIGINT,)
-        if first:
-            print(f"{name}: {signal.Signals(number).name} before the first step", file=sys.stderr)
+        number = error.args[0] if error.args else signal.SIGINT
+        if is_first:
+            name = signal.Signals(number).name
+            print(f"{script}: {name} before the first step", file=sys.stderr)
         return 128 + number
     if not isinstance(error, InputError):
         traceback.print_exception(error)
         return 1
-    if error.__cause__ is not None:  # the user's own code failed: they need to see where
+    if error.__cause__ is not None:  # the user's own code has failed, and they need to see where
         traceback.print_exception(error.__cause__)
-    print(f"{name}: error: {error}{when}", file=sys.stderr)
+    print(f"{script}: error: {error}{when}", file=sys.stderr)
     return 2
 
 
+# --- what is told ---
+
+
 def refuse(args, option, problem):
-    """Raise an InputError about what an option names."""
+    """Raise an InputError about the value of an option."""
     raise InputError(f"--{option} {getattr(args, option)}: {problem}") from None
 
 
 def say(args, option, note):
-    """Print a note on what an option names, on the first process only."""
+    """Print a note on the value of an option, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         print(f"--{option} {getattr(args, option)}: {note}")
 
 
 def in_short(error):
-    """Type and message of a library's exception in one short line; the message alone may be a mere name."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
+    """Type and message of a library's exception in one short line.
+
+    Some messages, as that of a KeyError, are a mere name.
+    """
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message:.300}"
 
 
 def one_line(error):

@@ -58,10 +58,10 @@ def test_the_totals_count_rows_by_their_reward_and_tokens_by_the_loss_mask():
     args = types.SimpleNamespace(group_size=2, num_minibatches=2, micro_batch_size=8, micro_batch_tokens=0)
     tokens = (kept.sum(dim=1) * ~batch["rewards"].isnan()).tolist()
     minibatches = split_rollout(Accelerator(cpu=True), batch, args)
-    for start, (micro,), rows, prompts in zip((0, 6), minibatches, (3, 5), (2, 3), strict=True):
-        totals, groups = micro["totals"], [sum(tokens[i : i + 2]) for i in range(start, start + 6, 2)]
+    for start, ((micro,), totals), rows, prompts in zip((0, 6), minibatches, (3, 5), (2, 3), strict=True):
+        groups = [sum(tokens[i : i + 2]) for i in range(start, start + 6, 2)]
         assert (totals["tokens"], totals["rows"], totals["prompts"]) == (sum(groups), rows, prompts)
-        assert sorted(totals["group_tokens"][:, 0].tolist()) == sorted(2 * groups)
+        assert sorted(micro["group_tokens"][:, 0].tolist()) == sorted(2 * groups)
 
 
 @pytest.mark.parametrize("kind, pinned", [("cpu", False), ("cuda", True)])

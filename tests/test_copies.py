@@ -32,7 +32,6 @@ def test_a_script_and_common_run_in_an_empty_folder(name, tmp_path):
     errors = re.findall(rf"^{name}\.py: error: (.*)$", result.stderr, re.MULTILINE)
     assert errors == [
         "unknown option --num_generations (--help lists the options)",
-        "--config needs tools/ (beside the script)",
         "--dry_run needs tools/ (beside the script)",
     ]
     rows = metric_rows(tmp_path / "run")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.harness import gpu_probes, probes
+from common.harness import gpu_probes, ladder
 from common.harness.gpu_probes import fuse_norms, norms
 from common.harness.ladder import find_shortcuts
 from processes import run_processes
@@ -41,7 +41,7 @@ def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, mo
     def fails(lm):
         raise error("CUDA error")
 
-    monkeypatch.setattr(probes, "has_plain_cache", fails)
+    monkeypatch.setattr(ladder, "has_plain_cache", fails)
     with pytest.raises(error):
         find_shortcuts(random_policy("qwen2").lm)
 
@@ -68,9 +68,9 @@ def test_a_norm_that_another_process_does_not_fuse_is_not_fused_here(monkeypatch
     fuse_norms(lm)
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(gpu_probes, "find_gpu_shortcuts", lambda lm, refused, **found: {"packs": True, "graphs": True})
-    monkeypatch.setattr(probes, "tried", lambda *inputs: True)
-    second = len(probes.EXACT) + 1
-    found = find_shortcuts(lm, accelerator=OtherProcess(probes.EXACT.index("packs"), second))
+    monkeypatch.setattr(ladder, "tried", lambda *inputs: True)
+    second = len(ladder.EXACT) + 1
+    found = find_shortcuts(lm, accelerator=OtherProcess(ladder.EXACT.index("packs"), second))
     fused = ["forward" in vars(norm) for norm in norms(lm)]
     assert fused == [True, False, True, True, True] and found["fused_norms"] == 4
     assert found["graphs"] and not found["packs"] and found["refused"] == {"packs": "another process refused it"}
@@ -207,6 +207,6 @@ def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
     for kind, fsdp2, packs in (("cuda", True, True), ("cuda", False, None), ("cpu", True, None)):
         accelerator = OtherProcess()
         accelerator.device, accelerator.is_fsdp2 = types.SimpleNamespace(type=kind), fsdp2
-        monkeypatch.setattr(probes, "agree", lambda found, norms, refused, accelerator: found)
+        monkeypatch.setattr(ladder, "agree", lambda found, norms, refused, accelerator: found)
         assert find_shortcuts(lm, may_share=False, accelerator=accelerator).get("packs") == packs
     assert len(tried) == 1

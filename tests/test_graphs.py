@@ -139,7 +139,7 @@ def test_columns_grow_by_half_up_to_the_last_token(width, most, expected):
     token, found = object.__new__(OneTokenByGraph), []
     token.next, token.end = width, width + most
     while token.next < token.end:
-        token.next = token.wider()
+        token.next = token.columns_to_have()
         found.append(token.next)
     assert found == expected
 

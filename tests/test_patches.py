@@ -7,12 +7,10 @@ import torch
 from accelerate import Accelerator
 
 import dapo
-import dpo
 import grpo
 import gspo
 import patched
 from common.harness.metrics import Metrics
-from common.harness.pairs import Pair
 from small_run import QUICK
 from testbed import ROOT, metric_rows
 
@@ -67,15 +65,6 @@ def test_the_punishment_on_top_of_the_filter():
     lengths = torch.tensor([10, 51, 64])
     assert dapo.overlong_penalty(lengths, args).tolist() == [0, 0, 0]
     assert names_of(dapo, "stacked_overlong")["overlong_penalty"](lengths, args).tolist() == [0, 0, -1]
-
-
-def test_every_fifth_pair_is_swapped_and_no_pair_of_the_evaluation(monkeypatch):
-    pairs = [Pair([1], [2, i], [3, i]) for i in range(7)]
-    monkeypatch.setattr(dpo, "load_pairs", lambda *arguments: (list(pairs), list(pairs), "seven"))
-    found, held_out, summary = names_of(dpo, "swapped_pairs")["load_pairs"](None, None, 0)
-    assert held_out == pairs and summary == "seven"
-    swapped = [i for i, (pair, old) in enumerate(zip(found, pairs, strict=True)) if pair != old]
-    assert swapped == [0, 5] and found[5] == Pair([1], [3, 5], [2, 5])
 
 
 def test_a_step_of_all_groups_has_one_round_and_those_that_agree(monkeypatch, tmp_path):

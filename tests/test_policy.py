@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer
 
 import common.policy
-from common.harness import gpu_probes, probes
+from common.harness import gpu_probes, ladder, probes
 from common.harness.embedded import EMBEDDED
 from common.harness.gpu_probes import fuse_norms
 from common.harness.ladder import find_shortcuts
@@ -114,7 +114,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
     lm, seen = random_policy("qwen2").lm, {}
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     look = lambda name, *inputs: seen.update({name: torch.is_autocast_enabled("cpu")}) or True  # noqa: E731
-    monkeypatch.setattr(probes, "tried", look)
+    monkeypatch.setattr(ladder, "tried", look)
     monkeypatch.setattr(gpu_probes, "tried", look)
     find_shortcuts(lm, accelerator=Accelerator(cpu=True, mixed_precision="bf16"))
     assert seen["fused_norms"] and seen["graphs"] and not seen["head_is_last"]

@@ -200,7 +200,7 @@ def test_advantages_are_centred_and_divided_over_the_tokens_of_the_whole_rollout
     module, args, policy, batch = filled(gae_lambda=0.9, micro_batch_size=5, **options)
     model, _, (coefficients,) = trainable(module, args, policy)
     accelerator = Accelerator(cpu=True)
-    (micro_batches,) = split_rollout(accelerator, batch, args)
+    ((micro_batches, _),) = split_rollout(accelerator, batch, args)
     module.assign_advantages(accelerator, model, None, micro_batches, args, Metrics(), coefficients)
     found = torch.cat([micro["advantages"][micro["loss_mask"]] for micro in micro_batches])
     raw = torch.cat([(micro["returns"] - micro["old_values"])[micro["loss_mask"]] for micro in micro_batches])

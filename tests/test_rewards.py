@@ -367,6 +367,13 @@ def test_wrong_reward_options_are_input_errors(names, weights, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("body, error", [("def f(:\n", SyntaxError), ("'text'['key']\n", TypeError)])
+def test_broken_file_is_an_input_error(user_file, body, error):
+    with pytest.raises(InputError, match=f"the import failed: {error.__name__}") as caught:
+        chosen(user_file(body, "broken") + ":f")
+    assert isinstance(caught.value.__cause__, error)
+
+
 def test_weighted_sum_of_format_and_accuracy():
     """0.5 x format + 0.5 x accuracy, and a weight that is not ignored."""
     functions = chosen("format", "accuracy", weights=[0.5, 0.25])

@@ -43,13 +43,29 @@ def test_the_probe_has_a_padded_prompt(monkeypatch):
     assert not find_shortcuts(lm)["shares_prompts"]
 
 
-def test_layers_that_use_the_keys_of_another_one_share_no_prompts():
-    # Gemma 4: the shared rollout serves it, as its layers without keys and values have nothing to repeat.
+def test_layers_that_use_the_keys_of_another_one_share_prompts_where_the_gradient_is_that_of_whole_rows():
+    # Gemma 4: its layers without keys and values have nothing to repeat, and the gradient reaches the keys they use.
     options = dict(num_key_value_heads=2, head_dim=8, global_head_dim=8, vocab_size_per_layer_input=40)
     options |= dict(num_kv_shared_layers=1, layer_types=["full_attention"] * 2, hidden_size_per_layer_input=4)
     policy = random_policy("gemma4_text", **options)
     assert layer_types(policy.lm) <= {"DynamicLayer", "DummyLayer"}  # the second since a version after 5.17
-    assert policy.head_is_last and policy.plain_cache and not policy.shares_prompts
+    assert policy.head_is_last and policy.plain_cache and policy.shares_prompts
+
+
+def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
+    """Log-probs are equal then, and the prompt's keys and values learn nothing from the completions."""
+    cut = common.shortcuts.shared_prompts.select_cache
+
+    def detached(cache, rows):
+        selected = cut(cache, rows)
+        for layer in selected.layers:
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        return selected
+
+    lm = random_policy("qwen2").lm
+    assert find_shortcuts(lm)["shares_prompts"]
+    monkeypatch.setattr(common.shortcuts.shared_prompts, "select_cache", detached)
+    assert not find_shortcuts(lm)["shares_prompts"]
 
 
 @pytest.mark.parametrize("most_padding", [0, 10, 300, 1e9])

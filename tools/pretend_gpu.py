@@ -51,15 +51,20 @@ class Counted:
         cls.kernels.clear()
 
 
+EVALUATIONS = ("evaluate", "evaluate_both", "evaluate_pairs")
+
+
 def note(what):
-    """Count a wait under the last line of the project that leads to it, and the function that `main` has called."""
+    """Count a wait under the last line of the project that leads to it, and the function that `main` has called, which
+    is an evaluation where one runs."""
     frame, line, phase, below = sys._getframe(1), "", "", ""
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__:  # not the README's .venv
             if frame.f_code.co_name == "main":
                 phase = phase or below
-            below = frame.f_code.co_name
+            if below not in EVALUATIONS:
+                below = frame.f_code.co_name
             line = line or f"{file.removeprefix(str(ROOT) + '/')}:{frame.f_lineno}"
         frame = frame.f_back
     Counted.waits[phase or below or "backward", what, line] += 1  # the backward pass runs in a thread of its own

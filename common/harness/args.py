@@ -1,4 +1,4 @@
-"""Options: how a script declares them, which values are refused, and the batch sizes and learning rate of a step."""
+"""Options: how a script declares them, which values are refused, the sizes and rate of a step."""
 
 import dataclasses
 import math
@@ -7,21 +7,41 @@ from typing import Literal
 
 from common.errors import InputError, refuse, world_size
 
-GROUPS = {name: name for name in "model data reward run batch sampling optimizer algorithm evaluation".split()}
-GROUPS |= {"batch": "batch (sizes are global: over all processes)", "optimizer": "optimizer (AdamW)"}  # as in --help
-BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}  # functions of `operator`, and their words
+GROUPS = {  # of --help, with their titles
+    "model": "model",
+    "data": "data",
+    "reward": "reward",
+    "run": "run",
+    "batch": "batch (sizes are global: over all processes)",
+    "sampling": "sampling",
+    "optimizer": "optimizer (AdamW)",
+    "algorithm": "algorithm",
+    "evaluation": "evaluation",
+}
+# Bounds of a value: functions of `operator`, and how an error says them.
+BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
 
 
 def option(default, help, group="algorithm", *, several=False, **bounds):
-    """A field of `Args` with its help text, its group in `--help` and BOUNDS. `several`: it takes one value or more."""
-    default = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    metadata = {"help": help.replace("%", "%%"), "group": group, "bounds": bounds} | ({"nargs": "+"} if several else {})
-    return dataclasses.field(**default, metadata=metadata)
+    """A field of `Args` with its help text, its group in `--help` and its bounds, as `gt=0`.
+
+    With `several` it takes one value or more on the command line.
+    """
+    metadata = {"help": help.replace("%", "%%"), "group": group, "bounds": bounds}
+    if several:
+        metadata["nargs"] = "+"
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass
 class RunArgs:
-    """The options of all scripts. A subclass says what a step is: `step_size`, `num_minibatches`, `describe_step`."""
+    """The options of all scripts.
+
+    A subclass says what a step is: `step_size` names the option of its size, `num_minibatches` cuts
+    it, and `describe_step` tells it.
+    """
 
     model_name_or_path: str = option("embedded", "hub id or folder of a causal LM; or `embedded-hard`", "model")
     dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of weights; bfloat16 loses small updates", "model")
@@ -66,7 +86,8 @@ class RunArgs:
             value = getattr(self, field.name)
             for item in value if isinstance(value, list) else [value]:
                 check_value(field.name, item, field.metadata["bounds"])
-        for name, needed in (("resume", "output_dir"), ("reward_changed", "resume"), ("lora_merge", "lora_rank")):
+        needs = {"resume": "output_dir", "reward_changed": "resume", "lora_merge": "lora_rank"}
+        for name, needed in needs.items():
             if getattr(self, name) and not getattr(self, needed):
                 raise InputError(f"--{name} needs --{needed}")
         if getattr(self, self.step_size) % (world_size() * self.num_minibatches):
@@ -76,10 +97,11 @@ class RunArgs:
 
 @dataclasses.dataclass
 class RolloutArgs(RunArgs):
-    """The options that all scripts with a rollout have: those of `RunArgs`, reward, sampling and evaluation."""
+    """The options of all scripts with a rollout: `RunArgs`, reward, sampling and evaluation."""
 
     step_size = "prompts_per_step"
-    sampled_by = "prompts_per_step", "group_size"  # the options that count the prompts of a rollout and samples of each
+    # The options that count the prompts of a rollout, and the samples of each.
+    sampled_by = "prompts_per_step", "group_size"
 
     answer_column: str | None = option(None, "column of the gold answers [recognized by its name]", "data")
     max_prompt_tokens: int = option(512, "prompts with more tokens are dropped", "data", gt=0)
@@ -104,37 +126,57 @@ class RolloutArgs(RunArgs):
     def check(self):
         super().check()
         if self.eval_k > self.eval_samples and self.eval_temperature > 0:
-            raise InputError(f"--eval_k {self.eval_k} is more than --eval_samples {self.eval_samples}")
+            most = f"--eval_samples {self.eval_samples}"
+            raise InputError(f"--eval_k {self.eval_k} is more than {most}")
         if 0 < getattr(self, "dual_clip", 0) <= 1:
             refuse(self, "dual_clip", "must be above 1 (0 turns it off)")
-        needed = max(getattr(self, self.sampled_by[1]), self.eval_samples)
+        _, samples = self.sampled_by
+        needed = max(getattr(self, samples), self.eval_samples)
         if 0 < self.generate_batch_size < needed:
-            refuse(self, "generate_batch_size", f"a prompt needs {needed}, by --{self.sampled_by[1]} or --eval_samples")
+            problem = f"a prompt needs {needed}, by --{samples} or --eval_samples"
+            refuse(self, "generate_batch_size", problem)
 
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
         rows = self.prompts_per_step * self.group_size
         update_rows = rows // self.num_minibatches
         return (
-            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; {self.num_epochs} epochs "
-            f"x {self.num_minibatches} minibatches of {update_rows} rows, {update_rows // processes} on each process"
+            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; "
+            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {update_rows} rows, "
+            f"{update_rows // processes} on each process"
         )
 
 
 def check_value(name, value, bounds):
-    """Refuse text that is not UTF-8, and numbers that are NaN, out of `bounds`, or so large that products overflow."""
+    """Refuse text that is not UTF-8, and a number out of its bounds.
+
+    NaN is refused too, and a number so large that a product with it would overflow.
+    """
     if isinstance(value, str) and value != value.encode(errors="ignore").decode():
         raise InputError(f"--{name} {value!r}: has bytes that are not UTF-8")
-    if type(value) in (int, float):
-        large = 2**31 if isinstance(value, int) else 1e31
-        for bound, limit in ({"gt": -large, "lt": large} | bounds).items():
-            if not getattr(operator, bound)(value, limit):
-                raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
+    if type(value) not in (int, float):
+        return
+    large = 2**31 if isinstance(value, int) else 1e31
+    for bound, limit in ({"gt": -large, "lt": large} | bounds).items():
+        is_within = getattr(operator, bound)
+        if not is_within(value, limit):
+            raise InputError(f"--{name} {value}: must be {BOUNDS[bound]} {limit}")
 
 
 def learning_rate(step, args, last=None):
-    """The learning rate of step `step` (from 0): linear warm-up times a schedule that ends at `last` [max_steps]."""
-    warmup = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
-    progress = step / max(args.max_steps if last is None else last, 1)
-    schedule = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    """The learning rate of a step, from 0: linear warm-up times a schedule that ends at `last`.
+
+    Without `last` it ends at --max_steps.
+    """
+    if last is None:
+        last = args.max_steps
+    warmup = 1.0
+    if args.warmup_steps:
+        warmup = min(1.0, (step + 1) / args.warmup_steps)
+    progress = step / max(last, 1)
+    schedule = {
+        "constant": 1.0,
+        "linear": 1 - progress,
+        "cosine": (1 + math.cos(math.pi * progress)) / 2,
+    }
     return args.learning_rate * warmup * schedule[args.lr_scheduler]

@@ -1,48 +1,66 @@
-"""The command line, and what is loaded from tools/ when an option asks for it."""
+"""The command line: options from words and from a YAML file."""
 
 import argparse
 import dataclasses
-import importlib.util
+import re
 import sys
-from pathlib import Path
 
+import yaml
 from transformers import HfArgumentParser
 
-from common.errors import InputError
+from common.errors import InputError, one_line
 from common.harness.args import GROUPS
+from common.tools import load_tool
 
 
 class Parser(HfArgumentParser):
-    """Puts each option into its group of `--help`, and raises an InputError where argparse would exit."""
+    """Puts options into the groups of `--help`, and raises an InputError where argparse exits."""
 
     groups = None
 
     def add_argument(self, *names, group=None, bounds=None, **options):
-        if group and not self.groups:
+        """Add an option to its group; its `bounds` are for `check_value`, and argparse has none."""
+        if group is None:
+            return super().add_argument(*names, **options)
+        if self.groups is None:
             self.groups = {name: self.add_argument_group(title) for name, title in GROUPS.items()}
-        return (self.groups[group] if group else super()).add_argument(*names, **options)
+        return self.groups[group].add_argument(*names, **options)
 
     def error(self, message):
         raise InputError(f"{message} (--help lists the options)")
 
+    def parse(self, words):
+        """(`Args`, options that are none of its fields, words that are no option)."""
+        how = dict(return_remaining_strings=True, look_for_args_file=False)
+        return self.parse_args_into_dataclasses(words, **how)
+
 
 def parse_args(cls, argv=None):
-    """The `Args` of the command line and --config, or an InputError. With --dry_run print an estimate and exit."""
-    argv = sys.argv[1:] if argv is None else argv
-    formatter, text = argparse.RawDescriptionHelpFormatter, sys.modules[cls.__module__].__doc__
-    parser = Parser(cls, allow_abbrev=False, description=text, formatter_class=formatter)
-    parser.add_argument("--config", help="YAML file with defaults for the options below; the command line wins")
-    how = dict(return_remaining_strings=True, look_for_args_file=False)
-    args, own, unknown = parser.parse_args_into_dataclasses(argv, **how)
-    if own.config is not None:  # through argparse too, which converts types and refuses unknown names
-        given = load_tool(cls, "config", needed_by="--config").arguments(own.config)
-        args, _, unknown = parser.parse_args_into_dataclasses([*given, *argv], **how)
+    """The `Args` of the command line and of the file of --config, or an InputError.
+
+    With --dry_run it prints an estimate of the memory, and ends the process.
+    """
+    if argv is None:
+        argv = sys.argv[1:]
+    parser = Parser(
+        cls,
+        allow_abbrev=False,
+        description=sys.modules[cls.__module__].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    config = "YAML file with defaults for the options below; the command line wins"
+    parser.add_argument("--config", help=config)
+    args, others, unknown = parser.parse(argv)
+    if others.config is not None:
+        # The words of the file stand first: of an option that is given twice the last value counts.
+        args, _, unknown = parser.parse([*words_of_file(others.config), *argv])
     if unknown:
         names = load_tool(cls, "names")
         parser.error(names.answer(unknown, vars(args)) if names else f"unknown option {unknown[0]}")
     for field in dataclasses.fields(cls):
-        if "nargs" in field.metadata and len(getattr(args, field.name) or []) == 1:  # one is not a list
-            setattr(args, field.name, getattr(args, field.name)[0])
+        value = getattr(args, field.name)
+        if "nargs" in field.metadata and isinstance(value, list) and len(value) == 1:
+            setattr(args, field.name, value[0])  # one dataset is no list of datasets
     args.check()
     if args.dry_run:
         load_tool(cls, "dry_run", needed_by="--dry_run").dry_run(args)
@@ -50,14 +68,43 @@ def parse_args(cls, argv=None):
     return args
 
 
-def load_tool(cls, name, needed_by=None):
-    """The module tools/NAME.py beside the script of `cls`; without it None, or an InputError that names `needed_by`."""
-    path = Path(getattr(sys.modules[cls.__module__], "__file__", "")).parent / "tools" / f"{name}.py"
-    if not path.is_file():
-        if needed_by:
-            raise InputError(f"{needed_by} needs tools/ (beside the script)")
-        return None
-    spec = importlib.util.spec_from_file_location(f"tools.{name}", path)  # by path: `tools` is a common name
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def words_of_file(path):
+    """The options of a YAML file as words of a command line: "seed: 3" -> ["--seed=3"].
+
+    So argparse converts their types and refuses unknown names. A word is as it is spelled in the
+    file: `yaml.safe_load`, which HfArgumentParser uses too, reads 010 as 8, 1:30 as 90, no as
+    False, and 1e-6 as a text. An option that is null is left out.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            root = yaml.compose(file, yaml.SafeLoader)
+        return words_of_mapping(root) if root else []
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path}: {one_line(error)}") from None
+
+
+def words_of_mapping(root):
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError("expected `option: value` lines")
+    words = []
+    names = ["config"]  # a file names no other file
+    for key, node in root.value:
+        name = str(key.value).replace("-", "_")
+        if name in names:
+            raise ValueError(f"{name} is given twice, or is no option of a file")
+        names.append(name)
+        words += words_of_option(name, node)
+    return words
+
+
+def words_of_option(name, node):
+    """["--seed=3"] of a value; ["--reward", "accuracy", "format"] of a list, [] if it is empty."""
+    is_list = isinstance(node, yaml.SequenceNode)
+    values = [part.value for part in node.value] if is_list else [node.value]
+    for value in values:
+        is_text = isinstance(value, str)
+        if not is_text or (is_list and re.match(r"-[^\d.]", value)):
+            raise ValueError(f"{name}: expected a value, or a list of values that are no options")
+    if not values or node.tag == "tag:yaml.org,2002:null":
+        return []
+    return [f"--{name}", *values] if is_list else [f"--{name}={node.value}"]

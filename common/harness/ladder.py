@@ -92,8 +92,10 @@ def layer_types(lm):
 
 @torch.enable_grad()
 def sharing_is_exact(lm):
-    """Whether computing each prompt once gives the log-probs of whole rows and their gradient, which layers that use the
-    keys of another one may cut off."""
+    """Whether computing each prompt once gives the log-probs of whole rows, and their gradient.
+
+    Layers that use the keys of another one could cut the gradient off.
+    """
     batch = rows_of_two_prompts(lm)
     logprobs, gradient = logprobs_and_gradient(lm, batch)
     shared, shared_gradient = logprobs_and_gradient(lm, batch, shares_prompts=True)

@@ -1,9 +1,11 @@
-"""Metrics: global sums, maxima and quantiles, and what every script logs of a rollout and of a step."""
+"""Metrics: means, maxima and quantiles over all processes, and what every script logs of a step."""
 
 import math
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,58 +16,88 @@ from common.masked import group_statistics, moments
 
 @dataclass
 class Metrics:
-    """The metrics of one step: each a global sum over a global count, a global maximum, or quantiles of all values.
-    Every process must add the same names in the same order, whatever its data."""
+    """The metrics of one step over all processes: means, maxima, and quantiles of all values.
 
-    sums: dict = field(default_factory=dict)  # {name: (numerator, denominator)}
+    Every process must add the same names in the same order, whatever its data.
+    """
+
+    sums: dict = field(default_factory=dict)  # {name: (sum, count)} of the means
     maxima: dict = field(default_factory=dict)  # {name: value}
-    values: dict = field(default_factory=dict)  # {name: [values]}, whose quantiles leave NaN out
+    # {name: [values (N,)]}, whose quantiles leave NaN out.
+    values: dict = field(default_factory=lambda: defaultdict(list))
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
         values = torch.as_tensor(values).detach().double()
-        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.expand_as(values)
+        if mask is None:
+            mask = torch.ones_like(values, dtype=torch.bool)
+        mask = mask.expand_as(values)
         self.add_ratio(name, torch.where(mask, values, 0).sum(), mask.sum())
 
     def add_max(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the maximum `name`."""
         values = torch.as_tensor(values).detach().double()
-        value = (values if mask is None else torch.where(mask, values, -math.inf)).max()
-        self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+        if mask is not None:
+            values = torch.where(mask, values, -math.inf)
+        value = values.max()
+        if name in self.maxima:
+            value = torch.maximum(self.maxima[name], value)
+        self.maxima[name] = value
+
+    def add_quantiles(self, name, values, mask):
+        """Count `values` where `mask` is true; `name`_p50, _p90 and _p99 are their percentiles."""
+        values = torch.where(mask, values.detach().double(), math.nan)
+        self.values[name].append(values.flatten())
 
     def add_stats(self, group, stats, mask):
-        """Count {name: values} as `group/name`: means over the tokens of `mask` (R, T), of values (R, 1) over its rows.
-        Names in `_max` are maxima; of `x_quantiles` 50th, 90th and 99th percentile are `x_p50`, `x_p90` and `x_p99`."""
+        """Count {name: values} as `group/name`, over the tokens of `mask` (R, T).
+
+        Values (R, 1) count over the rows that have such a token. A name that ends in `_max` is a
+        maximum, one that ends in `_quantiles` has quantiles, and any other one is a mean.
+        """
         for name, values in stats.items():
             counted = mask if values.shape == mask.shape else mask.any(dim=1, keepdim=True)
             if name.endswith("_quantiles"):
-                values = torch.where(counted, values.detach().double(), math.nan).flatten()
-                self.values.setdefault(f"{group}/{name.removesuffix('_quantiles')}", []).append(values)
-                continue
-            add = self.add_max if name.endswith("_max") else self.add
-            add(f"{group}/{name}", values, counted)
+                name = name.removesuffix("_quantiles")
+                self.add_quantiles(f"{group}/{name}", values, counted)
+            elif name.endswith("_max"):
+                self.add_max(f"{group}/{name}", values, counted)
+            else:
+                self.add(f"{group}/{name}", values, counted)
 
     def add_ratio(self, name, numerator, denominator):
-        """Count towards `name` = sum of numerators / sum of denominators. Tensors stay on their device: no waiting."""
+        """Count towards `name`, the sum of all numerators over the sum of all denominators.
+
+        Tensors stay on their device, so nothing waits for it.
+        """
         total, count = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = total + numerator, count + denominator
 
     def add_rollout(self, batch, rewards, correct, parts, group_size):
-        """Count a rollout: reward_part/, completion/, reward/accuracy and reward/unscored."""
+        """Count a rollout: reward_part/, completion/, reward/accuracy and reward/unscored.
+
+        `correct` (R,) is None where no row has a gold answer.
+        """
         lengths = batch["completion_mask"].sum(dim=1).cpu()
-        right = torch.full(lengths.shape, math.nan, dtype=torch.float64) if correct is None else correct
-        self.add("reward/accuracy", right, ~right.isnan())
+        if correct is None:
+            correct = torch.full(lengths.shape, math.nan, dtype=torch.float64)
+        self.add("reward/accuracy", correct, ~correct.isnan())
         for name, part in parts.items():
             self.add(f"reward_part/{name}", part, ~part.isnan())
         self.add("reward/unscored", rewards.isnan())
         self.add("completion/length", lengths)
-        self.add("completion/length_correct", lengths, right == 1)
-        self.add("completion/length_incorrect", lengths, right == 0)
+        self.add("completion/length_correct", lengths, correct == 1)
+        self.add("completion/length_incorrect", lengths, correct == 0)
         self.add("completion/truncated", batch["truncated"].cpu())
         if group_size > 1:
-            rows = [tuple(row[:n]) for row, n in zip(batch["completions"].tolist(), lengths.tolist(), strict=True)]
-            for start in range(0, len(rows), group_size):
-                self.add("completion/unique", len(set(rows[start : start + group_size])) / group_size)
+            self.add_unique(batch["completions"].tolist(), lengths.tolist(), group_size)
+
+    def add_unique(self, completions, lengths, group_size):
+        """Count the share of different completions in each group."""
+        rows = [tuple(row[:length]) for row, length in zip(completions, lengths, strict=True)]
+        for start in range(0, len(rows), group_size):
+            different = set(rows[start : start + group_size])
+            self.add("completion/unique", len(different) / group_size)
 
     def add_rewards(self, rewards, group_size):
         """Count the rewards that the advantages are made of."""
@@ -75,13 +107,19 @@ class Metrics:
         self.add("reward/std squared", rewards[scored].double().square())
         if group_size > 1:
             *_, zero = group_statistics(rewards.view(-1, group_size), 0)
-            self.add("advantage/zero_groups", zero.all(dim=1), scored.view(-1, group_size).any(dim=1))
+            has_score = scored.view(-1, group_size).any(dim=1)
+            self.add("advantage/zero_groups", zero.all(dim=1), has_score)
 
     def add_times(self, batch, start, rollout_end, args, drawn_tokens=None):
-        """Count speed of rollout and update, peak memory, and on a GPU whether the rollout replayed graphs;
-        `drawn_tokens`: of a rollout that `batch` is part of."""
-        update_s, tokens = time.perf_counter() - rollout_end, batch["completion_mask"].sum().double()
-        self.add_speed("rollout", rollout_end - start, tokens if drawn_tokens is None else drawn_tokens)
+        """Count the speed of rollout and update, peak memory, and on a GPU whether the rollout replayed graphs.
+
+        `drawn_tokens` are those of a rollout of which `batch` is only a part.
+        """
+        update_s = time.perf_counter() - rollout_end
+        tokens = batch["completion_mask"].sum().double()
+        if drawn_tokens is None:
+            drawn_tokens = tokens
+        self.add_speed("rollout", rollout_end - start, drawn_tokens)
         self.add_speed("update", update_s, tokens * args.num_epochs)
         self.add_max("memory/peak_gb", peak_memory_gb(batch["completions"].device))
         if batch["completions"].device.type == "cuda":
@@ -90,49 +128,91 @@ class Metrics:
             self.add("rollout/graphs", float(OneTokenByGraph.replayed))
 
     def add_speed(self, phase, seconds, tokens):
-        """Count the seconds that this process took for `phase` and for so many tokens of its own."""
+        """Count the seconds that this process took for `phase`, and its tokens in that time."""
         self.add(f"time/{phase}_s", seconds)
-        # Own tokens x processes over the sum of seconds is all tokens over the mean of seconds.
+        # All tokens x processes over the sum of seconds is all tokens over the mean of seconds.
         self.add_ratio(f"time/{phase}_tokens_per_s", tokens * world_size(), seconds)
 
     def reduce(self, accelerator, reward_functions=()):
-        """{name: float} over all processes, with what the user's rewards logged; without metrics that count nothing."""
-        result, numbers = {}, [x for pair in self.sums.values() for x in pair] + list(self.maxima.values())
-        # Put together on the device and fetched at once: fetched one by one, each would wait for the GPU.
-        numbers = [torch.as_tensor(x, dtype=torch.float64).to(accelerator.device, non_blocking=True) for x in numbers]
-        if self.sums:
-            pairs = accelerator.reduce(torch.stack(numbers[: 2 * len(self.sums)]).view(-1, 2), "sum").tolist()
-            result = {name: total / count for name, (total, count) in zip(self.sums, pairs, strict=True) if count}
-            for name in [name for name in result if f"{name} squared" in result]:  # from sums, ddof 0
-                result[name] = max(0.0, result.pop(f"{name} squared") - result[name] ** 2) ** 0.5
-        if self.maxima:
-            maxima = accelerator.gather(torch.stack(numbers[2 * len(self.sums) :])[None]).amax(dim=0).tolist()
-            result |= {name: value for name, value in zip(self.maxima, maxima, strict=True) if value > -math.inf}
+        """{name: float} over all processes, with what the user's rewards have logged.
+
+        What counts nothing is left out.
+        """
+        result = self.reduce_sums(accelerator)
+        result |= self.reduce_maxima(accelerator)
+        result |= self.reduce_quantiles(accelerator)
+        users_rewards = [reward for reward in reward_functions if not reward.built_in]
+        if users_rewards:
+            result |= take_logged(accelerator, users_rewards, result)
+        return result
+
+    def reduce_sums(self, accelerator):
+        """The means. Those of `x` and `x squared` become the standard deviation of x (ddof 0)."""
+        if not self.sums:
+            return {}
+        numbers = stack_on(accelerator.device, chain.from_iterable(self.sums.values()))
+        pairs = accelerator.reduce(numbers.view(-1, 2), "sum").tolist()
+        result = {}
+        for name, (total, count) in zip(self.sums, pairs, strict=True):
+            if count:
+                result[name] = total / count
+        for name in list(result):
+            if f"{name} squared" in result:
+                mean_square = result.pop(f"{name} squared")
+                variance = mean_square - result[name] ** 2
+                result[name] = max(0.0, variance) ** 0.5
+        return result
+
+    def reduce_maxima(self, accelerator):
+        if not self.maxima:
+            return {}
+        numbers = stack_on(accelerator.device, self.maxima.values())
+        maxima = accelerator.gather(numbers[None]).amax(dim=0).tolist()
+        named = zip(self.maxima, maxima, strict=True)
+        return {name: value for name, value in named if value > -math.inf}
+
+    def reduce_quantiles(self, accelerator):
+        result = {}
         for name, parts in self.values.items():
-            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)  # N may differ between them
+            # The processes may have different numbers of values.
+            values = accelerator.pad_across_processes(torch.cat(parts), pad_index=math.nan)
             values = accelerator.gather(values).cpu().numpy()
-            if not np.isnan(values).all():
-                result |= {f"{name}_p{p}": float(np.nanpercentile(values, p)) for p in (50, 90, 99)}
-        own = [reward for reward in reward_functions if not reward.built_in]
-        return result | (take_logged(accelerator, own, result) if own else {})
+            if np.isnan(values).all():
+                continue
+            for percentile in (50, 90, 99):
+                result[f"{name}_p{percentile}"] = float(np.nanpercentile(values, percentile))
+        return result
+
+
+def stack_on(device, numbers):
+    """Numbers and tensors as one tensor (N,) on the device.
+
+    It is then fetched at once: fetched one by one, each number would wait for the GPU.
+    """
+    moved = [torch.as_tensor(x, dtype=torch.float64).to(device, non_blocking=True) for x in numbers]
+    return torch.stack(moved)
 
 
 def take_logged(accelerator, rewards, beside):
-    """{logged/name: mean over processes} of what rewards logged since the last call; eval/ where `beside` has eval/."""
+    """{logged/name: mean over processes} of what rewards have logged since the last call.
+
+    The name begins with eval/ if one of the other metrics, `beside`, does.
+    """
     from accelerate.utils import gather_object
 
-    values = {}
+    values = defaultdict(list)
     for logged in gather_object([reward.logged for reward in rewards]):
         for name, numbers in logged.items():
-            values.setdefault(name, []).extend(numbers)
+            values[name].extend(numbers)
     for reward in rewards:
         reward.logged.clear()
-    group = "eval/logged" if any(name.startswith("eval/") for name in beside) else "logged"
+    is_evaluation = any(name.startswith("eval/") for name in beside)
+    group = "eval/logged" if is_evaluation else "logged"
     return {f"{group}/{name}": sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 def add_explained_variance(accelerator, micro_batches, metrics):
-    """Count how much of the variance of the returns (N,) of all completion tokens the old values explain."""
+    """Count the share of the variance of all tokens' returns that the old values explain."""
     returns = torch.cat([micro["returns"][micro["loss_mask"]] for micro in micro_batches])
     values = torch.cat([micro["old_values"][micro["loss_mask"]] for micro in micro_batches])
     _, variance = moments(returns, 0, accelerator.reduce)
@@ -143,23 +223,41 @@ def add_explained_variance(accelerator, micro_batches, metrics):
 
 def sample_rows(prompts, texts, rewards, parts, number):
     """The completions of the first `number` prompts, for samples.jsonl."""
-    rows, n = [], len(texts) // len(prompts)
+    n = len(texts) // len(prompts)
+    rows = []
     for i, text in enumerate(texts[: len(prompts[:number]) * n]):
-        row = {"prompt": prompts[i // n].prompt, "completion": text, "answer": prompts[i // n].answer}
-        row["reward"] = None if math.isnan(rewards[i]) else float(rewards[i])
-        row["parts"] = {name: None if part[i].isnan() else float(part[i]) for name, part in parts.items()}
-        row |= {"tokens": len(text.ids), "truncated": text.truncated}
-        rows.append(row | ({"extra": text.extra} if text.extra else {}))  # of `log_extra`
+        prompt = prompts[i // n]
+        row = {
+            "prompt": prompt.prompt,
+            "completion": text,
+            "answer": prompt.answer,
+            "reward": float_or_none(rewards[i]),
+            "parts": {name: float_or_none(part[i]) for name, part in parts.items()},
+            "tokens": len(text.ids),
+            "truncated": text.truncated,
+        }
+        if text.extra:  # what a reward gave to `log_extra`
+            row["extra"] = text.extra
+        rows.append(row)
     return rows
 
 
+def float_or_none(value):
+    """The value as JSON has it, which has no NaN."""
+    return None if math.isnan(value) else float(value)
+
+
 def peak_memory_gb(device):
-    """Peak memory of this process in GB: allocated on the GPU, resident on CPU; -inf, which is left out, if unknown."""
+    """Peak memory of this process in GB: allocated on the GPU, resident on CPU.
+
+    It is -inf where nobody knows it, which leaves it out of the metrics.
+    """
     if device.type != "cpu":
-        allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
-        return allocated(device) / 1e9 if allocated else -math.inf
+        max_allocated = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+        return max_allocated(device) / 1e9 if max_allocated else -math.inf
     try:
         import resource
     except ImportError:  # Windows
         return -math.inf
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

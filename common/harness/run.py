@@ -13,12 +13,12 @@ import torch
 from common.batches import raw_lines
 from common.errors import InputError, Process, one_line
 from common.harness.checkpoints import Checkpoints, writing
-from common.harness.command_line import load_tool
 from common.harness.display import Display
 from common.harness.distributed import on_first, strategy
 from common.harness.folder import RunFolder
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
+from common.tools import load_tool
 
 SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
 DEAD_STEPS = 5  # so many with a dead metric, one after the other, are said

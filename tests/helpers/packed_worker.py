@@ -9,8 +9,8 @@ import torch
 
 import attention
 import worker
-from common.shortcuts import packing
 from common.errors import clean_exit
+from common.shortcuts import packing
 from testbed import pretend_gpus, script
 
 

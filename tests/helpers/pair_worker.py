@@ -66,7 +66,7 @@ def main(name, folder):
     result["resumed"] = again == result["metrics"][-1] and all(
         torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
     )
-    result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args)
+    result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args, module.pair_losses)[0]
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
     del model, optimizer, inner, parts
     accelerator.wait_for_everyone()

@@ -127,10 +127,10 @@ def not_counted(self, run=OneTokenByGraph.run):
 
 def packed(folder):
     """As `steps` of grpo.py, with packed passes: attention is a loop here, which is not counted."""
+    from common.harness import ladder
     from common.shortcuts import packing
-    from common.harness import probes
 
-    found, calls = probes.find_shortcuts, []
+    found, calls = ladder.find_shortcuts, []
 
     def quietly(*inputs, scale, window_size, enable_gqa):
         waits = Counted.waits.copy()
