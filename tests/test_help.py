@@ -5,6 +5,7 @@ import re
 import shlex
 
 import pytest
+import recipes
 import torch
 
 from common.errors import InputError
@@ -53,6 +54,8 @@ def test_every_command_is_accepted():
 
 def test_every_option_exists():
     names = {name for script_name in ALL for name in script(script_name).Args.__dataclass_fields__}
+    for path in recipes.files().values():
+        names |= recipes.Source(path.read_text(encoding="utf-8")).options.keys()
     of_accelerate = {"mixed_precision", "num_processes", "list"}  # and that of examples/recipes.py
     named = {x.removeprefix("no_") for x in re.findall(r"(?<![\w-])--(\w+)", TEXT)} - of_accelerate
     assert len(named) >= 40 and named - names == set()
