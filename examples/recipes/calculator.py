@@ -11,8 +11,6 @@ hf), and a vocabulary in which one token ends a call. examples/calculator_task.p
 import re
 from dataclasses import replace
 
-from torch.nn.utils.rnn import pad_sequence
-
 from common.masked import completion_mask
 
 sample_turn = rollout
@@ -27,7 +25,7 @@ def calculate(text):
 def column(rows, which, fill):
     """One of the three numbers of each token, as a tensor (R, T)."""
     values = [torch.tensor([token[which] for token in row]) for row in rows]
-    return pad_sequence(values, batch_first=True, padding_value=fill)
+    return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=fill)
 
 
 def rollout(policy, prompts, n, temperature, top_p, seed, args):
