@@ -13,11 +13,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import InputError
-from common.harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
+from common.harness.data import Prompt, PromptSampler, load_prompts
 from common.harness.pairs import Pair, load_pairs
 from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
-from testbed import GSM8K
 
 STRICT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -100,42 +99,34 @@ def test_other_columns_by_name(tmp_path):
     assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
 
 
-def test_json_is_read_as_written(tmp_path, no_datasets):
-    """Arrow makes a datetime of the first, 3.0 of the second and 1.2e22 of the last."""
-    answers = ["2024-01-02", 3, 2.5, "x", 12345678901234567890123]
-    rows = [{"prompt": f"p{i}", "answer": answer} for i, answer in enumerate(answers)]
-    assert [p.answer for p in load_rows(tmp_path, rows)] == list(map(str, answers))
-
-
 def test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers(tmp_path, no_datasets):
-    """As floats the first two are 0.12345678901234568 and 2.5; user functions get numbers, as from TRL."""
+    """As floats the first two are 0.12345678901234568 and 2.5, and Arrow makes a datetime of the last; user functions
+    get numbers, as from TRL."""
     lines = ['"answer": 0.1234567890123456789, "level": 2', '"answer": 2.50, "level": 0.5']
-    lines += ['"answer": 12345678901234567, "level": 0', '"answer": {"ground_truth": 1e5}, "level": 1']
+    lines += ['"answer": 12345678901234567890123, "level": 0', '"answer": {"ground_truth": 1e5}, "level": 1']
+    lines.append('"answer": "2024-01-02", "level": "x"')
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"prompt": "p{i}", {x}}}\n' for i, x in enumerate(lines)), encoding="utf-8")
-    loaded, _, _ = load(path, eval_dataset=str(path))
-    assert [p.answer for p in loaded] == ["0.1234567890123456789", "2.50", "12345678901234567", "1e5"]
+    rows = [f'{{"prompt": "p{i}", {line}}}' for i, line in enumerate(lines)]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "array.json").write_text(f"[{', '.join(rows)}]", encoding="utf-8")
+    loaded, of_array, _ = load(path, eval_dataset=str(tmp_path / "array.json"))
+    assert [p.answer for p in of_array] == [p.answer for p in loaded]
+    golds = ["0.1234567890123456789", "2.50", "12345678901234567890123", "1e5", "2024-01-02"]
+    assert [p.answer for p in loaded] == golds
     answers = [p.columns["answer"] for p in loaded[:3]]
-    assert answers == [0.1234567890123456789, 2.5, 12345678901234567] and isinstance(answers[0], float)
-    assert [p.columns["level"] for p in loaded] == [2, 0.5, 0, 1]
+    assert answers == [0.1234567890123456789, 2.5, 12345678901234567890123] and isinstance(answers[0], float)
+    assert [p.columns["level"] for p in loaded] == [2, 0.5, 0, 1, "x"]
     assert json.dumps(answers[:2]) == "[0.12345678901234568, 2.5]"  # a digest of the rows is as it was
 
 
 def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, datasets):
     """A guess of types makes floats of these golds, and nothing of `None`. Other columns are text too."""
     golds = ["12345678901234567", "0.5", "007", "None", "1e400", "3"]
-    rows = "".join(f"{i},{gold},{i},{gold}\n" for i, gold in enumerate(golds))
-    (tmp_path / "rows.csv").write_text(f"prompt,answer,level,target\n{rows}", encoding="utf-8")
+    rows = "".join(f"{i},{gold},{i}\n" for i, gold in enumerate(golds))
+    (tmp_path / "rows.csv").write_text(f"prompt,answer,level\n{rows}", encoding="utf-8")
     loaded = load(tmp_path / "rows.csv", needs_answers=True, eval_dataset=str(tmp_path / "rows.csv"))[0]
     assert [p.prompt for p in loaded] == list("012345") and [p.answer for p in loaded] == golds
     assert [p.columns["answer"] for p in loaded] == golds and [p.columns["level"] for p in loaded] == list("012345")
-    (tmp_path / "pairs.csv").write_text("text,chosen,rejected\n7,007,None\n", encoding="utf-8")
-    named = dict(prompt_column="text", eval_dataset=str(tmp_path / "pairs.csv"))
-    (pair,), _, _ = load_pairs(make_args(tmp_path / "pairs.csv", **named), PLAIN)
-    texts = ["".join(PLAIN.convert_ids_to_tokens(ids)) for ids in pair[:3]]
-    assert texts == ["7", "007</s>", "None</s>"]
-    named = dict(answer_column="target", eval_dataset=str(tmp_path / "rows.csv"))
-    assert [p.answer for p in load(tmp_path / "rows.csv", **named)[0]] == golds
     (tmp_path / "rows.csv").write_text("prompt,answer\n1,2\n3,\n", encoding="utf-8")
     assert "row 2: no answer (text or number) in answer" in error_of(tmp_path / "rows.csv", needs_answers=True)
 
@@ -225,23 +216,6 @@ def test_messages_lose_what_arrow_adds(tmp_path, datasets):
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     train, evaluation, _ = load(tmp_path / "saved")
     assert sorted([train[0].prompt, evaluation[0].prompt], key=str) == sorted([r["prompt"] for r in rows], key=str)
-
-
-def test_the_embedded_data_needs_no_datasets_package(no_datasets):
-    """Start-up: importing it takes seconds. The folder holds model files in JSON too, which are no data."""
-    if not (EMBEDDED / "train.jsonl").is_file():
-        pytest.skip("the embedded model is not built")
-    train, evaluation, _ = load("embedded", needs_answers=True)
-    assert len(train) > len(evaluation) > 0
-    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here")
-def test_gsm8k_and_its_sibling_test_file(no_datasets):
-    train, evaluation, _ = load(GSM8K / "train.jsonl", needs_answers=True, max_prompt_tokens=5000)
-    assert (len(train), len(evaluation)) == (7473, 1319)
-    assert (train[0].answer, evaluation[0].answer) == ("72", "18")
-    assert all(p.columns["answer"].endswith(p.answer) for p in train + evaluation)
 
 
 def test_shared_prompt_ends_with_the_last_turn_that_both_share():
@@ -496,7 +470,8 @@ def test_several_files_and_gz(tmp_path, datasets):
 def test_a_begun_answer_is_continued(tmp_path):
     """A second assistant turn after the begun one would make the model start anew."""
     begun = [*USER, say("Let us")]
-    assert text_of(load_rows(tmp_path, [{"prompt": begun}], CHAT)[0]) == "[user]2+2?[end][assistant]Let us"
+    loaded = load_rows(tmp_path, [{"prompt": begun}], CHAT, prompt_template="<{prompt}>")[0]
+    assert text_of(loaded) == "[user]<2+2?>[end][assistant]Let us"
 
 
 def test_prompt_template_and_system_prompt(tmp_path):

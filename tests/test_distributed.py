@@ -66,8 +66,13 @@ def check_update(folder, name="grpo", max_grad_norm="1"):
 
 
 @pytest.mark.beside("configs")
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy, name",
+    [
+        ("fsdp2", "ppo"),  # test_two_machines has grpo.py
+        *(pytest.param(f"zero{stage}", name, marks=needs_deepspeed) for stage in (2, 3) for name in ("grpo", "ppo")),
+    ],
+)
 def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, tmp_path):
     # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
     # of the update for the second one; model/ from the parts.

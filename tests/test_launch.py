@@ -1,20 +1,16 @@
 """Real processes: two against one, `kill -9` and resume, and how a run ends when something fails."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import worker
 from pinned_worker import pinned
-from processes import run_processes, start
-from testbed import ROOT, SCRIPTS, launcher, metric_rows, run_script, script
+from processes import free_port, run_processes, start
+from testbed import ROOT, SCRIPTS, metric_rows, run_script, script
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 
@@ -63,15 +59,17 @@ def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_samp
     assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5  # each update moves by 1e-4
 
 
-def kill_after_checkpoint(pid, running, folder, step):
-    """`kill -9` all processes of a run once checkpoint `step` is there."""
+def kill_after_checkpoint(running, folder, step):
+    """`kill -9` the processes of a run once checkpoint `step` is there."""
     deadline = time.time() + 120
     while not (folder / "checkpoints" / f"step-{step:08d}").exists():
-        assert running() and time.time() < deadline, "the run ended before it could be killed"
+        assert all(process.is_alive() for process in running), "the run ended before it could be killed"
+        assert time.time() < deadline
         time.sleep(0.02)
-    process = psutil.Process(pid)
-    for one in [process, *process.children(recursive=True)]:  # torch's launcher gives each process a session of its own
-        one.kill()
+    for process in running:
+        process.kill()
+    for process in running:
+        process.join()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -79,17 +77,9 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     command = ["grpo.py", *QUICK, "--max_steps", "8", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
     assert result.returncode == 0, result.stderr
-    if processes == 1:
-        process = start([*command, tmp_path / "b"])
-        kill_after_checkpoint(process.pid, process.is_alive, tmp_path / "b", 2)
-        process.join()
-    else:  # by the real launcher, which dies with them
-        process = subprocess.Popen(
-            [sys.executable, *launcher(processes), *command, str(tmp_path / "b")], cwd=ROOT, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        kill_after_checkpoint(process.pid, lambda: process.poll() is None, tmp_path / "b", 2)
-        process.wait()
+    port = free_port()
+    running = [start([*command, tmp_path / "b"], rank, processes, port) for rank in range(processes)]
+    kill_after_checkpoint(running, tmp_path / "b", 2)
     assert not (tmp_path / "b" / "model").exists()
     names = {path.name for path in max((tmp_path / "b" / "checkpoints").glob("step-*")).iterdir()}
     random_states = {f"random_states_{rank}.pkl" for rank in range(processes)}

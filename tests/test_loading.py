@@ -4,13 +4,11 @@ completion ends; and what is saved."""
 import dataclasses
 import json
 import math
-import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -18,7 +16,6 @@ from transformers import (
     AutoTokenizer,
     Gemma2PreTrainedModel,
     GenerationConfig,
-    PreTrainedTokenizerFast,
 )
 
 import grpo
@@ -375,36 +372,6 @@ def test_the_token_that_ends_a_completion(template, end, stop):
     tokenizer = gemma_tokenizer(template)
     assert tokenizer.convert_ids_to_tokens(end_token(tokenizer)) == end
     assert tokenizer.convert_ids_to_tokens(find_stop_tokens(tokenizer, GenerationConfig())) == stop
-
-
-TEMPLATES = {
-    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
-    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-    "eos": "{% for m in messages %}{{ m.content }}</s>{% endfor %}",
-}
-
-
-@pytest.mark.parametrize(
-    "template, configured, expected",
-    [
-        (None, None, {"</s>"}),
-        (None, ["</s>", "<|im_end|>"], {"</s>", "<|im_end|>"}),
-        ("chatml", None, {"</s>", "<|im_end|>"}),  # Qwen base models: EOS is <|endoftext|>, a turn ends with <|im_end|>
-        ("plain", None, {"</s>"}),  # a newline is no stop token
-        ("eos", "</s>", {"</s>"}),
-    ],
-)
-def test_stop_tokens(template, configured, expected):
-    # trl#7039: only one of several EOS ids known, clipped_ratio 0.97.
-    special = ["<unk>", "</s>", "<|im_start|>", "<|im_end|>"]
-    core = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, "user", "question"])}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
-    tokenizer.add_special_tokens({"additional_special_tokens": special[2:]})
-    tokenizer.chat_template = template and TEMPLATES[template]
-    ids = tokenizer.convert_tokens_to_ids(configured) if configured else None
-    stop_tokens = find_stop_tokens(tokenizer, types.SimpleNamespace(eos_token_id=ids))
-    assert set(tokenizer.convert_ids_to_tokens(stop_tokens)) == expected
 
 
 # --- loaded for training, and saved ---
