@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import sqlite3
 import time
 import types
@@ -200,18 +199,22 @@ def test_a_folder_without_model_and_checkpoint_never_counts_as_finished(tmp_path
     assert "starting at step 0" in capsys.readouterr().out
 
 
-def test_models_on_the_way_load_and_are_not_deleted(tmp_path, capsys):
-    train(tmp_path, "--save_model_every", 1)
+def test_models_on_the_way_load_and_a_resume_writes_them_anew(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    train(tmp_path, "--save_model_every", 1, "--save_every", 2)
     one, two, end = (tmp_path / name for name in ("model-step-1", "model-step-2", "model"))
     assert (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(one), AutoTokenizer.from_pretrained(one)
     assert lm.dtype == torch.float32 and tokenizer.eos_token == "<eos>"
     names = {path.name for path in one.iterdir()}
     assert names == {path.name for path in end.iterdir()} and "README.md" in names
-    shutil.rmtree(two)
-    shutil.rmtree(end)
-    train(tmp_path, "--resume", "--save_model_every", 2)  # without a checkpoint: from the start
-    assert one.exists() and (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
+    assert len(synced) > 3 * len(names)  # all that is in place has reached the disk
+    for folder in (one, two, end):
+        (folder / "mark").write_text("of the life before", encoding="utf-8")
+    train(tmp_path, "--resume", "--save_model_every", 2, "--save_every", 2)
+    assert [(folder / "mark").exists() for folder in (one, two, end)] == [True, False, False]
+    assert (two / "model.safetensors").read_bytes() == (end / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full", "killed"])
@@ -328,8 +331,10 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(
 ):
     """A reward of the user's own on data with answers: "eval/pass@1 before 0.000, after 0.000"."""
     first, last = (
-        values and {f"eval/{name}": value for name, value in zip(("pass@1", "reward", "accuracy"), values, strict=True)
-                    if value is not None}
+        values and {"eval/length": 3.0} | {
+            f"eval/{name}": value for name, value in zip(("pass@1", "reward", "accuracy"), values, strict=True)
+            if value is not None
+        }
         for values in (first, last)
     )  # fmt: skip
     run, *_ = start(tmp_path, reward=reward or [])
