@@ -243,5 +243,6 @@ def test_a_step_is_said_as_an_equation(name, options, said):
 @pytest.mark.parametrize("name, option", [("ppo", "group_size"), ("dpo", "pair_samples")])
 def test_samples_of_a_prompt_fit_in_one_call_whatever_option_counts_them(name, option):
     script(name).Args(generate_batch_size=9, **{option: 9}).check()
-    with pytest.raises(InputError, match=f"a prompt needs 10, by --{option} or --eval_samples"):
-        script(name).Args(generate_batch_size=9, **{option: 10}).check()
+    for larger in ({option: 10}, {option: 9, "eval_samples": 10}):
+        with pytest.raises(InputError, match=f"a prompt needs 10, by --{option} or --eval_samples"):
+            script(name).Args(generate_batch_size=9, **larger).check()
