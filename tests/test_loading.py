@@ -139,10 +139,12 @@ def test_a_generation_config_gives_its_eos_ids_or_none(text, ids, tmp_path):
 
 
 FP8 = {"quantization_config": {"quant_method": "fp8"}}
-INSIDE_FP8 = dict(model_type="gemma3", text_config={**SMALL, "num_key_value_heads": 1, **FP8})
+TEXT = {**SMALL, "num_key_value_heads": 1}
+INSIDE_FP8 = dict(model_type="gemma3", text_config=TEXT | FP8)
+AROUND_FP8 = dict(model_type="gemma3", text_config=TEXT, **FP8)
 
 
-@pytest.mark.parametrize("config", [FP8, {"quantization_config": {"load_in_4bit": True}}, INSIDE_FP8])
+@pytest.mark.parametrize("config", [FP8, {"quantization_config": {"load_in_4bit": True}}, INSIDE_FP8, AROUND_FP8])
 def test_quantised_weights_are_refused(config, tmp_path):
     # Those of fp8 load without a message, as numbers that nothing can be learned with.
     assert "its weights are quantised" in refused(policy_of, copy_of_embedded(tmp_path / "model", **config))
@@ -243,6 +245,7 @@ def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tm
     folder = small_model(tmp_path / "deep", AutoModelForCausalLM, "qwen2", **DEEP)
     policy = policy_of(folder)
     assert not policy.lm.get_input_embeddings().weight[0].any()
+    policy.lm.config.pad_token_id = None  # the row is found by its zeros
     assert 0 not in ordinary_ids(policy.lm, 30) and causal_problem(policy.lm) is None
     monkeypatch.setattr(probes, "ordinary_ids", lambda lm, count: torch.arange(count))
     assert math.isnan(influence(policy.lm)[0])
