@@ -1,12 +1,10 @@
 """Started by processes.py, which has imported the project: run copies of files of it as if it were not there.
 
-copied.py run <folder> <script>               a step, another one after a resume, and what needs tools/
-copied.py load <folder> <script> <output>     one step; loaded.json in the output folder names the files of common/
+copied.py run <folder> <script> <steps> ...   so many steps, then up to so many more after a resume; what needs tools/
 copied.py test <folder> <options of pytest>
 """
 
 import importlib
-import json
 import os
 import pathlib
 import runpy
@@ -16,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "examples", "tests", "tests/helpers"))]
-QUICK = "--max_steps 1 --save_every 1 --keep_checkpoints 9 --output_dir run".split()
+QUICK = "--save_every 1 --keep_checkpoints 9 --output_dir run".split()
 SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=48, eval_prompts=2, eval_samples=2)
 SIZES |= dict(eval_k=1, pairs_per_step=2, pair_prompts=32, pair_samples=4)  # of these the options that a script has
 
@@ -54,19 +52,12 @@ def main(kind, folder, *words):
         import pytest
 
         raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
-    script = words[0]
+    script, *steps = words
     options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
     sizes = [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
-    if kind == "load":
-        leave_project_for(folder)  # what the import of the options has loaded
-        assert run(script, *sizes, "--max_steps", "1", "--output_dir", f"{words[1]}/run") == 0
-        files = [getattr(module, "__file__", None) for module in sys.modules.values()]
-        loaded = sorted({path for path in files if path and path.startswith(os.path.join(folder, "common", ""))})
-        pathlib.Path(words[1], "loaded.json").write_text(json.dumps(loaded), encoding="utf-8")
-        return
-    assert run(script, *sizes, *QUICK) == 0
-    assert run(script, *sizes, *QUICK, "--max_steps", "2", "--resume") == 0
-    assert run(script, "--num_generations", "8") == 2
+    for number in steps:
+        resume = ["--resume"] if number != steps[0] else []
+        assert run(script, *sizes, *QUICK, "--max_steps", number, *resume) == 0
     assert run(script, "--config", "run.yaml") == 2
     assert run(script, "--dry_run") == 2
     ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
