@@ -98,7 +98,7 @@ def test_a_grid_has_four_columns_and_titles_with_the_names(count, shape):
     plot.plt.close(figure)
 
 
-def test_what_cannot_be_drawn_is_one_line(run, kept, tmp_path, capsys):
+def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
     one, other = run("one", GROUPS), run("other", GROUPS)
     (tmp_path / "text.md").write_text("# Title\n", encoding="utf-8")
     (tmp_path / "list.jsonl").write_text("[1]\n3\n", encoding="utf-8")
