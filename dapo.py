@@ -175,8 +175,10 @@ def dynamic_batch(accelerator, sample, sampler, step, args, metrics):
     Prompt i of a round and kept group i of the step go to process i mod W. All processes draw the same prompts, gather
     once a round, and stop by what they gathered, so they cannot deadlock, whatever each of them kept.
     """
-    rank, processes, G = accelerator.process_index, accelerator.num_processes, args.group_size
-    kept, rejected, tokens = [], [], 0
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    G = args.group_size
+    kept, rejected = [], []
+    tokens = 0
     # A group that agrees has no gradient, and such groups become frequent as the policy learns
     # (Section 3.2).
     for sampling_round in range(args.max_sampling_rounds):
@@ -399,7 +401,9 @@ def main(argv=None):
     run.first_evaluation(evaluation, tokenizer)
     sample = partial(sample_round, accelerator, policy, tokenizer, reward_functions)
     while run.step < args.max_steps and not run.interrupted:
-        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        step = run.step + 1
+        metrics = Metrics()
+        start = time.perf_counter()
         # 1 and 2. Sample and score groups of completions until enough of them are informative.
         with unsharded(accelerator, model):  # sharded weights are whole while it samples
             groups, drawn_tokens, shown = dynamic_batch(accelerator, sample, sampler, step, args, metrics)

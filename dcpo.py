@@ -176,7 +176,8 @@ def smoothed_advantages(rewards, args, history):
     low, high = torch.where(groups.isnan(), mean, groups).aminmax(dim=1, keepdim=True)  # of rows that have a reward
     new = standardize(groups, mean, variance, low, high, args)
     i = visits + 1  # this visit is the i-th: by the prompt's own count, not by steps
-    mean, between = (visits * old_mean + mean) / i, visits / i * (old_mean - mean).square()  # Eq. 29
+    between = visits / i * (old_mean - mean).square()
+    mean = (visits * old_mean + mean) / i  # Eq. 29
     variance = (visits * old_variance + variance + between) / i  # Eq. 30
     low = torch.where(visits > 0, torch.minimum(low, old_low), low)
     high = torch.where(visits > 0, torch.maximum(high, old_high), high)
@@ -345,7 +346,9 @@ def main(argv=None):
     )
     run.first_evaluation(evaluation, tokenizer)
     while run.step < args.max_steps and not run.interrupted:
-        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        step = run.step + 1
+        metrics = Metrics()
+        start = time.perf_counter()
         # 1. Draw prompts, and sample a group of completions of each; this process takes its share.
         draw = sampler.draw(args.prompts_per_step)
         prompts = [train_prompts[i] for i in draw[rank::processes]]

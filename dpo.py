@@ -183,23 +183,33 @@ class Round:
     """
 
     def __init__(self, args):
-        self.args, self.number, self.pairs, self.eval_pairs = args, 0, [], []
+        self.args = args
+        self.number = 0
+        self.pairs = []
+        self.eval_pairs = []
         self.sampler = PromptSampler(self.pairs, args.seed)
 
     def begin(self, pairs, eval_pairs):
-        self.number, self.pairs, self.eval_pairs = self.number + 1, pairs, eval_pairs
+        self.number += 1
+        self.pairs = pairs
+        self.eval_pairs = eval_pairs
         self.sampler = PromptSampler(pairs, self.args.seed)
 
     def steps_left(self):
         return (len(self.pairs) * self.args.num_epochs - self.sampler.drawn) // self.args.pairs_per_step
 
     def state_dict(self):
-        pairs = {name: [tuple(pair) for pair in getattr(self, name)] for name in ("pairs", "eval_pairs")}
-        return {"number": self.number, "sampler": self.sampler.state_dict(), **pairs}
+        return {
+            "number": self.number,
+            "sampler": self.sampler.state_dict(),
+            "pairs": [tuple(pair) for pair in self.pairs],
+            "eval_pairs": [tuple(pair) for pair in self.eval_pairs],
+        }
 
     def load_state_dict(self, state):
         self.number = state["number"]
-        self.pairs, self.eval_pairs = ([Pair(*pair) for pair in state[name]] for name in ("pairs", "eval_pairs"))
+        self.pairs = [Pair(*pair) for pair in state["pairs"]]
+        self.eval_pairs = [Pair(*pair) for pair in state["eval_pairs"]]
         self.sampler = PromptSampler(self.pairs, self.args.seed)
         self.sampler.load_state_dict(state["sampler"])
 
@@ -216,7 +226,8 @@ def make_pairs(accelerator, policy, tokenizer, reward_functions, prompts, number
     with accelerator.autocast():
         seed = (args.seed, accelerator.process_index, number, 1)
         batch = rollout(policy, own_prompts, n, args.temperature, 1.0, seed, args)
-    texts, truncated = completion_texts(tokenizer, batch), batch["truncated"].tolist()
+    texts = completion_texts(tokenizer, batch)
+    truncated = batch["truncated"].tolist()
     rewards, correct, _ = compute_rewards(reward_functions, own_prompts, texts, batch["truncated"])
     if correct is None:
         correct = torch.full_like(rewards, torch.nan)
@@ -271,11 +282,11 @@ def with_reference(accelerator, model, pairs, args):
 
 def preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, rejected_lengths, args):
     """The loss of each pair (B,), from log-probs (B,) summed over the completions and their lengths (B,) in tokens."""
-    chosen_ratio, rejected_ratio = chosen - ref_chosen, rejected - ref_rejected
-    if args.reference_free:
-        chosen_ratio, rejected_ratio = chosen, rejected
+    chosen_ratio = chosen if args.reference_free else chosen - ref_chosen
+    rejected_ratio = rejected if args.reference_free else rejected - ref_rejected
     if args.ipo_per_token:
-        chosen_ratio, rejected_ratio = chosen_ratio / chosen_lengths, rejected_ratio / rejected_lengths
+        chosen_ratio = chosen_ratio / chosen_lengths
+        rejected_ratio = rejected_ratio / rejected_lengths
     # Of sums over the tokens: their means would be another model of preference.
     h = chosen_ratio - rejected_ratio
     smoothing = args.label_smoothing
@@ -296,7 +307,8 @@ def pair_losses(model, batch, args):
     ref_chosen, ref_rejected = batch["ref_logprobs"].chunk(2)
     chosen_lengths, rejected_lengths = batch["completion_mask"].sum(dim=1).chunk(2)
     losses = preference_loss(chosen, rejected, ref_chosen, ref_rejected, chosen_lengths, rejected_lengths, args)
-    chosen_rewards, rejected_rewards = args.beta * (chosen - ref_chosen), args.beta * (rejected - ref_rejected)
+    chosen_rewards = args.beta * (chosen - ref_chosen)
+    rejected_rewards = args.beta * (rejected - ref_rejected)
     margins = (chosen_rewards - rejected_rewards).detach()
     stats = {
         "rewards/chosen": chosen_rewards,
@@ -312,7 +324,8 @@ def pair_losses(model, batch, args):
 def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
     pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
-    size, step_loss = args.micro_batch_size // 2, 0.0
+    size = args.micro_batch_size // 2
+    step_loss = 0.0
     for start in range(0, len(pairs), size):
         batch = pair_batch(pairs[start : start + size], accelerator.device)
         with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
@@ -337,7 +350,8 @@ def evaluate_both(accelerator, model, policy, tokenizer, reward_functions, promp
 
     Returns what `evaluate` does.
     """
-    result, shown = {}, None
+    result = {}
+    shown = None
     if current.eval_pairs:
         result, _ = evaluate_pairs(accelerator, model, current.eval_pairs, args, pair_losses)
     if prompts:
@@ -401,7 +415,9 @@ def main(argv=None):
         round_metrics = {}
         if number > current.number:  # a resumed run has the pairs of its round
             # Make pairs with the current policy, or take the given ones.
-            metrics, start, pairs = Metrics(), time.perf_counter(), given_pairs
+            metrics = Metrics()
+            start = time.perf_counter()
+            pairs = given_pairs
             if train_prompts:
                 prompts = [train_prompts[i] for i in sampler.draw(min(args.pair_prompts, len(train_prompts)))]
                 with unsharded(accelerator, model):
@@ -437,7 +453,9 @@ def main(argv=None):
             round_metrics = {}
         # Update the model, and log the metrics.
         while current.steps_left() > 0 and not run.interrupted and not 0 <= args.max_steps <= run.step:
-            step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+            step = run.step + 1
+            metrics = Metrics()
+            start = time.perf_counter()
             pairs = [current.pairs[i] for i in current.sampler.draw(args.pairs_per_step)[rank::processes]]
             lr = learning_rate(run.step, args, end)
             for group in optimizer.param_groups:

@@ -556,7 +556,9 @@ def main(argv=None):
     )
     run.first_evaluation(evaluation, tokenizer)
     while run.step < args.max_steps and not run.interrupted:
-        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        step = run.step + 1
+        metrics = Metrics()
+        start = time.perf_counter()
         # 1. Draw prompts, and sample completions of each; this process takes its share.
         prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
         with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples

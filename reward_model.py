@@ -156,7 +156,8 @@ def pair_losses(model, batch, args):
 def update_pairs(accelerator, model, optimizer, pairs, step, args, metrics):
     """One optimizer step on the mean loss of pairs_per_step pairs, of which `pairs` are this process's."""
     pairs = sorted(pairs, key=pair_tokens)  # the rows of one forward then need little padding
-    size, step_loss = args.micro_batch_size // 2, 0.0
+    size = args.micro_batch_size // 2
+    step_loss = 0.0
     for start in range(0, len(pairs), size):
         batch = pair_batch(pairs[start : start + size], accelerator.device)
         with gradient_sync(accelerator, model, last=start + size >= len(pairs)):
@@ -204,7 +205,9 @@ def main(argv=None):
     evaluation = partial(evaluate_pairs, accelerator, model, eval_pairs, args, pair_losses)
     run.first_evaluation(evaluation)
     while run.step < steps and not run.interrupted:
-        step, metrics, start = run.step + 1, Metrics(), time.perf_counter()
+        step = run.step + 1
+        metrics = Metrics()
+        start = time.perf_counter()
         pairs = [train_pairs[i] for i in sampler.draw(args.pairs_per_step)[rank::processes]]
         lr = learning_rate(run.step, args, steps)
         for group in optimizer.param_groups:

@@ -125,12 +125,9 @@ def test_one_or_more_datasets(tmp_path):
     "name, options, message",
     [
         ("grpo", "--learning_rate 1e300", "--learning_rate 1e+300: must be below 1e+31"),
-        ("grpo", "--clip_high 1e300", "--clip_high 1e+300: must be below 1e+31"),
         ("ppo", "--critic_learning_rate 1e300", "--critic_learning_rate 1e+300: must be below 1e+31"),
-        ("dcpo", "--max_ratio 1e300", "--max_ratio 1e+300: must be below 1e+31"),
         ("dpo", "--learning_rate 1e31", "--learning_rate 1e+31: must be below 1e+31"),
         ("grpo", "--reward_weights 1e300", "--reward_weights 1e+300: must be below 1e+31"),
-        ("grpo", "--group_size 10000000000000000000000000", "must be below 2147483648"),
         ("grpo", "--group_size 1" + "0" * 400, "must be below 2147483648"),
         ("grpo", "--learning_rate nan", "--learning_rate nan: must be above 0"),
         (
@@ -139,7 +136,6 @@ def test_one_or_more_datasets(tmp_path):
             r"--prompt_template '\udcff{prompt}': has bytes that are not UTF-8",
         ),
         ("grpo", "--reward accuracy \udcff.py:f", r"--reward '\udcff.py:f': has bytes that are not UTF-8"),
-        ("grpo", "--config=", "--config : [Errno 2] No such file"),
         ("grpo", "--config= --seed 3", "--config : [Errno 2] No such file"),
     ],
 )
@@ -153,11 +149,10 @@ def test_the_largest_values_are_taken():
     script("grpo").Args(learning_rate=1e30, max_steps=2**31 - 1).check()  # docs/monitoring.md has such a rate
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_seed_that_numpy_does_not_take_is_refused(name):
+def test_a_seed_that_numpy_does_not_take_is_refused():
     with pytest.raises(InputError, match="--seed 4294967296: must be below 4294967296"):
-        script(name).main(["--seed", "4294967296"])
-    script(name).Args(seed=2**32 - 1).check()
+        script("grpo").main(["--seed", "4294967296"])
+    script("grpo").Args(seed=2**32 - 1).check()
 
 
 @pytest.mark.parametrize("value, bound", [("nan", "above -1e"), ("inf", "below 1e"), ("-inf", "above -1e")])
@@ -189,8 +184,7 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(tmp_path):
         last_step(args, [])
 
 
-@pytest.mark.parametrize("name", ["dpo", "reward_model"])
-@pytest.mark.parametrize("max_steps", [-1, 50])
+@pytest.mark.parametrize("name, max_steps", [("dpo", -1), ("reward_model", 50)])
 def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, monkeypatch):
     update_pairs, set_rates = script(name).update_pairs, []
 
@@ -207,11 +201,6 @@ def test_both_pair_scripts_take_their_rates_from_it(name, max_steps, tmp_path, m
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
     assert rates == set_rates == pytest.approx([1e-4, 0.5e-4])
-
-
-def test_own_pairs_with_a_schedule_need_max_steps(tmp_path):
-    with pytest.raises(InputError, match="give --max_steps"):
-        script("dpo").main(["--lr_scheduler", "cosine", "--output_dir", str(tmp_path)])
 
 
 def test_the_schedules_in_closed_form():
@@ -254,11 +243,6 @@ def test_a_step_is_said_as_an_equation(name, options, said):
 @pytest.mark.parametrize("name, option", [("ppo", "group_size"), ("dpo", "pair_samples")])
 def test_samples_of_a_prompt_fit_in_one_call_whatever_option_counts_them(name, option):
     script(name).Args(generate_batch_size=9, **{option: 9}).check()
-    with pytest.raises(InputError, match=f"a prompt needs 10, by --{option} or --eval_samples"):
-        script(name).Args(generate_batch_size=9, **{option: 10}).check()
-
-
-def test_declared_options_know_no_dry_run_and_no_script():
-    """The classes say what differs between scripts; who parses them calls the dry run."""
-    source = (ROOT / "common" / "harness" / "args.py").read_text(encoding="utf-8")
-    assert "hasattr" not in source and "import dry_run" not in source
+    for larger in ({option: 10}, {option: 9, "eval_samples": 10}):
+        with pytest.raises(InputError, match=f"a prompt needs 10, by --{option} or --eval_samples"):
+            script(name).Args(generate_batch_size=9, **larger).check()

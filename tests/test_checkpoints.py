@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
 from common.harness.checkpoints import check_resume, put_in_place
-from small_run import QUICK, advance, no_room, refusal, start, train
-from testbed import ROOT, metric_rows, script
+from small_run import QUICK, advance, no_room, refusal, start
+from testbed import ROOT, script
 
 # --- a checkpoint is data ---
 
@@ -113,17 +113,13 @@ def test_rows_end_with_one_newline_where_lines_end_with_two_characters(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json"])
-@pytest.mark.parametrize("how", ["gone", "cut", "one bit", "zeros"])
+@pytest.mark.parametrize("how", ["gone", "one bit"])
 def test_a_damaged_piece_of_a_checkpoint_is_named(name, how, checkpoint):
     # accelerate's load_state ignores missing RNG files; a flipped bit of the weights was loaded and trained on.
     piece = checkpoint / name
     content = bytearray(piece.read_bytes())
     if how == "gone":
         piece.unlink()
-    elif how == "cut":
-        piece.write_bytes(content[:-1])
-    elif how == "zeros":
-        piece.write_bytes(bytes(len(content)))
     else:
         content[len(content) // 2] ^= 1
         piece.write_bytes(content)
@@ -140,17 +136,7 @@ def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        "",
-        '{"script": "grpo"',
-        "[]",
-        "[" * 200_000,
-        '{"script": "grpo"}',
-        '{"facts": [1], "files": {}}',
-        "\0" * 400,
-    ],
+    "content", [None, "", "[]", "[" * 200_000, '{"script": "grpo"}', '{"facts": [1], "files": {}}']
 )
 def test_a_damaged_meta_file_is_one_line(content, checkpoint):
     if content is None:
@@ -175,15 +161,6 @@ def test_rows_that_a_crash_of_the_machine_lost_are_not_filled_with_zeros(checkpo
     (folder / "metrics.jsonl").write_bytes(b"")
     start(folder, resume=True)
     assert (folder / "metrics.jsonl").read_bytes() == b""
-
-
-def test_what_was_logged_after_the_checkpoint_is_cut(tmp_path):
-    train(tmp_path, "--max_steps", 2, "--save_every", 2)
-    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": 3, "reward/mean": 9}) + '\n{"step": 4, "rew')  # killed while writing
-    train(tmp_path, "--max_steps", 3, "--save_every", 2, "--resume")
-    rows = metric_rows(tmp_path)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows[3]["reward/mean"] <= 1
 
 
 def test_samples_of_later_steps_are_cut_as_the_rows_are(tmp_path):
@@ -260,13 +237,6 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     )
 
 
-def test_resume_with_other_options_names_them(tmp_path):
-    train(tmp_path, "--max_steps", 1, "--save_every", 1)
-    with pytest.raises(InputError, match="--learning_rate was 0.0001, is 0.5"):
-        train(tmp_path, "--max_steps", 2, "--save_every", 1, "--resume", "--learning_rate", 0.5)
-    train(tmp_path, "--max_steps", 2, "--save_every", 0, "--resume", "--eval_every", 1)
-
-
 @pytest.mark.parametrize("name", ["grpo", "dpo", "reward_model"])
 def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
     source = ROOT / "common" / "tiny" / ("" if name == "grpo" else "pairs")
@@ -282,11 +252,6 @@ def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
 
 
 # --- which are kept ---
-
-
-def test_old_checkpoints_are_pruned(tmp_path):
-    train(tmp_path, "--max_steps", 3, "--save_every", 1, "--keep_checkpoints", 2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
 
 
 def test_a_checkpoint_that_a_crash_left_goes_at_the_next_start(tmp_path, monkeypatch):

@@ -12,14 +12,11 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from common.answers import answers_match
 from common.errors import InputError
 from common.harness.data import Prompt, PromptSampler, load_prompts
-from common.harness.embedded import EMBEDDED
 from common.harness.pairs import Pair, load_pairs
 from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
-from testbed import GSM8K
 
 STRICT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -95,12 +92,6 @@ def test_formats_are_understood_by_their_columns(tmp_path, no_datasets, name):
     assert text_of(loaded) == (prompt if isinstance(prompt, str) else "2+2?")
 
 
-def test_columns_hold_the_raw_answer_and_not_the_prompt(tmp_path):
-    """TRL's reward functions get every column under its own name; the prompt comes as `prompts`."""
-    row = {"question": "2+2?", "answer": "4\n#### 4", "level": 3}
-    assert load_rows(tmp_path, [row])[0].columns == {"answer": "4\n#### 4", "level": 3}
-
-
 def test_other_columns_by_name(tmp_path):
     row = {"prompt": "wrong", "answer": "0", "text": "2+2?", "gold": 4}
     loaded = load_rows(tmp_path, [row], prompt_column="text", answer_column="gold")[0]
@@ -108,52 +99,39 @@ def test_other_columns_by_name(tmp_path):
     assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
 
 
-def test_json_is_read_as_written(tmp_path, no_datasets):
-    """Arrow makes a datetime of the first, 3.0 of the second and 1.2e22 of the last."""
-    answers = ["2024-01-02", 3, 2.5, "x", 12345678901234567890123]
-    rows = [{"prompt": f"p{i}", "answer": answer} for i, answer in enumerate(answers)]
-    assert [p.answer for p in load_rows(tmp_path, rows)] == list(map(str, answers))
-
-
 def test_a_gold_is_the_text_of_its_file_and_other_columns_are_numbers(tmp_path, no_datasets):
-    """As floats the first two are 0.12345678901234568 and 2.5; user functions get numbers, as from TRL."""
+    """As floats the first two are 0.12345678901234568 and 2.5, and Arrow makes a datetime of the last; user functions
+    get numbers, as from TRL."""
     lines = ['"answer": 0.1234567890123456789, "level": 2', '"answer": 2.50, "level": 0.5']
-    lines += ['"reward_model": {"ground_truth": 1e5}', '"answer": 12345678901234567, "level": NaN']
+    lines += ['"answer": 12345678901234567890123, "level": 0', '"answer": {"ground_truth": 1e5}, "level": 1']
+    lines.append('"answer": "2024-01-02", "level": "x"')
     path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(f'{{"prompt": "p{i}", {line}}}\n' for i, line in enumerate(lines[:2] + lines[3:])), encoding="utf-8"
-    )
-    loaded, _, _ = load(path, eval_dataset=str(path))
-    assert [p.answer for p in loaded] == ["0.1234567890123456789", "2.50", "12345678901234567"]
-    levels, answers = [p.columns["level"] for p in loaded], [p.columns["answer"] for p in loaded]
-    assert levels[:2] == [2, 0.5] and levels[2] != levels[2]
-    assert answers == [0.1234567890123456789, 2.5, 12345678901234567] and isinstance(answers[0], float)
+    rows = [f'{{"prompt": "p{i}", {line}}}' for i, line in enumerate(lines)]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "array.json").write_text(f"[{', '.join(rows)}]", encoding="utf-8")
+    loaded, of_array, _ = load(path, eval_dataset=str(tmp_path / "array.json"))
+    assert [p.answer for p in of_array] == [p.answer for p in loaded]
+    golds = ["0.1234567890123456789", "2.50", "12345678901234567890123", "1e5", "2024-01-02"]
+    assert [p.answer for p in loaded] == golds
+    answers = [p.columns["answer"] for p in loaded[:3]]
+    assert answers == [0.1234567890123456789, 2.5, 12345678901234567890123] and isinstance(answers[0], float)
+    assert [p.columns["level"] for p in loaded] == [2, 0.5, 0, 1, "x"]
     assert json.dumps(answers[:2]) == "[0.12345678901234568, 2.5]"  # a digest of the rows is as it was
-    assert all(answers_match(p.answer, str(x)) for p, x in zip(loaded[1:], answers[1:], strict=True))
-    path.write_text(f'{{"prompt": "p", {lines[2]}}}\n', encoding="utf-8")
-    assert load(path, eval_dataset=str(path))[0][0].answer == "1e5" and answers_match("1e5", "100,000")
 
 
 def test_the_cells_of_a_csv_file_are_text_where_golds_and_prompts_are(tmp_path, datasets):
     """A guess of types makes floats of these golds, and nothing of `None`. Other columns are text too."""
     golds = ["12345678901234567", "0.5", "007", "None", "1e400", "3"]
-    rows = "".join(f"{i},{gold},{i},{gold}\n" for i, gold in enumerate(golds))
-    (tmp_path / "rows.csv").write_text(f"prompt,answer,level,target\n{rows}", encoding="utf-8")
+    rows = "".join(f"{i},{gold},{i}\n" for i, gold in enumerate(golds))
+    (tmp_path / "rows.csv").write_text(f"prompt,answer,level\n{rows}", encoding="utf-8")
     loaded = load(tmp_path / "rows.csv", needs_answers=True, eval_dataset=str(tmp_path / "rows.csv"))[0]
     assert [p.prompt for p in loaded] == list("012345") and [p.answer for p in loaded] == golds
     assert [p.columns["answer"] for p in loaded] == golds and [p.columns["level"] for p in loaded] == list("012345")
-    (tmp_path / "pairs.csv").write_text("text,chosen,rejected\n7,007,None\n", encoding="utf-8")
-    named = dict(prompt_column="text", eval_dataset=str(tmp_path / "pairs.csv"))
-    (pair,), _, _ = load_pairs(make_args(tmp_path / "pairs.csv", **named), PLAIN)
-    texts = ["".join(PLAIN.convert_ids_to_tokens(ids)) for ids in pair[:3]]
-    assert texts == ["7", "007</s>", "None</s>"]
-    named = dict(answer_column="target", eval_dataset=str(tmp_path / "rows.csv"))
-    assert [p.answer for p in load(tmp_path / "rows.csv", **named)[0]] == golds
     (tmp_path / "rows.csv").write_text("prompt,answer\n1,2\n3,\n", encoding="utf-8")
     assert "row 2: no answer (text or number) in answer" in error_of(tmp_path / "rows.csv", needs_answers=True)
 
 
-@pytest.mark.parametrize("rows", ["1+1?,2,note", "1+1?,2,", "7?,1,003\n4?,2", "1+1?,2,note,more"])
+@pytest.mark.parametrize("rows", ["1+1?,2,", "7?,1,003\n4?,2"])
 def test_a_csv_row_of_more_fields_than_the_header_is_refused(rows, tmp_path, datasets):
     """An index was made of the first column, so that the prompt was `2` and the gold `note`."""
     path = tmp_path / "rows.csv"
@@ -190,21 +168,13 @@ def test_golds_of_parquet_keep_the_type_that_they_have(tmp_path, datasets):
     assert load(path, eval_dataset=str(path))[0][0].answer == "9007199254740993"
 
 
-def test_json_array_and_json_lines_with_either_suffix(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_json_arrays_and_lines_with_either_suffix(encoding, tmp_path, no_datasets):
+    """Windows editors write a byte order mark; it hides the bracket that tells an array from lines."""
     rows = numbered(4)
-    array = tmp_path / "array.json"
-    array.write_text("\n " + json.dumps(rows, indent=1), encoding="utf-8")
-    for path in (array, write(tmp_path / "lines.json", rows)):
-        train, evaluation, _ = load(path)
-        assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
-
-
-def test_a_byte_order_mark_is_no_data(tmp_path, no_datasets):
-    """Windows editors write one; it hides the bracket that tells an array from lines."""
-    rows = numbered(4)
-    texts = {"array.json": json.dumps(rows, indent=1), "lines.json": "\n".join(map(json.dumps, rows))}
+    texts = {"array.json": "\n " + json.dumps(rows, indent=1), "lines.json": "\n".join(map(json.dumps, rows))}
     for name, text in (texts | {"lines.jsonl": texts["lines.json"]}).items():
-        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        (tmp_path / name).write_text(text, encoding=encoding)
         train, evaluation, _ = load(tmp_path / name)
         assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}, name
 
@@ -218,12 +188,9 @@ def test_parquet_csv_and_saved_datasets(tmp_path, datasets):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    expected = load(write(tmp_path / "rows.jsonl", rows), needs_answers=True)[:2]
-    for name in ("rows.parquet", "saved"):
-        assert load(tmp_path / name, needs_answers=True)[:2] == expected, name
-    texts = [row | {"level": str(row["level"])} for row in rows]
-    expected = load(write(tmp_path / "rows.jsonl", texts), needs_answers=True)[:2]
-    for name in ("rows.csv",):
+    texts = [row | {"level": str(row["level"])} for row in rows]  # cells of CSV are text
+    for name, written in (("rows.parquet", rows), ("saved", rows), ("rows.csv", texts)):
+        expected = load(write(tmp_path / "rows.jsonl", written), needs_answers=True)[:2]
         assert load(tmp_path / name, needs_answers=True)[:2] == expected, name
 
 
@@ -249,23 +216,6 @@ def test_messages_lose_what_arrow_adds(tmp_path, datasets):
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     train, evaluation, _ = load(tmp_path / "saved")
     assert sorted([train[0].prompt, evaluation[0].prompt], key=str) == sorted([r["prompt"] for r in rows], key=str)
-
-
-def test_the_embedded_data_needs_no_datasets_package(no_datasets):
-    """Start-up: importing it takes seconds. The folder holds model files in JSON too, which are no data."""
-    if not (EMBEDDED / "train.jsonl").is_file():
-        pytest.skip("the embedded model is not built")
-    train, evaluation, _ = load("embedded", needs_answers=True)
-    assert len(train) > len(evaluation) > 0
-    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here")
-def test_gsm8k_and_its_sibling_test_file(no_datasets):
-    train, evaluation, _ = load(GSM8K / "train.jsonl", needs_answers=True, max_prompt_tokens=5000)
-    assert (len(train), len(evaluation)) == (7473, 1319)
-    assert (train[0].answer, evaluation[0].answer) == ("72", "18")
-    assert all(p.columns["answer"].endswith(p.answer) for p in train + evaluation)
 
 
 def test_shared_prompt_ends_with_the_last_turn_that_both_share():
@@ -352,15 +302,9 @@ def test_five_percent_are_held_out_by_seed(tmp_path):
     assert len(load(write(tmp_path / "many.jsonl", numbered(12_000)))[1]) == 512
 
 
-def test_a_repeated_row_never_stands_on_both_sides_of_the_hold_out(tmp_path):
-    """Merged after holding out, every evaluation prompt would be trained on."""
-    train, evaluation, _ = load(write(tmp_path / "rows.jsonl", numbered(20) * 20))
-    assert len(train) + len(evaluation) == 20
-    assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
-
-
-def test_a_prompt_with_two_golds_stands_on_one_side_of_the_hold_out(tmp_path):
-    rows = [row | {"answer": gold} for row in numbered(40) for gold in ("1", "2")]
+def test_a_prompt_stands_on_one_side_of_the_hold_out(tmp_path):
+    """With two golds, and with rows that are there three times and merge before some are held out."""
+    rows = [row | {"answer": gold} for row in numbered(40) for gold in ("1", "2")] * 3
     train, evaluation, _ = load(write(tmp_path / "rows.jsonl", rows))
     assert (len(train), len(evaluation)) == (76, 4)
     assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
@@ -444,17 +388,6 @@ def test_one_bos_and_no_eos(tmp_path, template, prompt, eos):
     assert type(ids) is list and type(ids[0]) is int
 
 
-def test_no_bos_where_the_tokenizer_has_none(tmp_path):
-    assert text_of(load_rows(tmp_path, [{"prompt": "2+2?"}])[0]) == "2+2?"
-
-
-def test_chat_template_opens_the_answer(tmp_path):
-    for prompt in ("2+2?", USER):
-        loaded = load_rows(tmp_path, [{"prompt": prompt}], CHAT)[0]
-        assert text_of(loaded) == "[user]2+2?[end][assistant]"
-        assert loaded.prompt == prompt
-
-
 def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
     """The model was given the whole answer and went on behind it."""
     turns = [*USER, say("4"), *USER]
@@ -470,12 +403,6 @@ def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
     assert "line 1: no answer (text or number) in the last turn" in error_of(
         write(tmp_path / "sft.jsonl", [{"messages": USER}]), CHAT, needs_answers=True
     )
-
-
-def test_a_part_that_is_no_text_is_refused(tmp_path):
-    parts = [text_part("2+2?"), {"type": "image", "url": "x.png"}]
-    message = error_of(write(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}]))
-    assert message.endswith("line 1: the prompt is neither valid text nor a list of messages of role and content")
 
 
 KWARGS_TEMPLATE = (
@@ -543,7 +470,8 @@ def test_several_files_and_gz(tmp_path, datasets):
 def test_a_begun_answer_is_continued(tmp_path):
     """A second assistant turn after the begun one would make the model start anew."""
     begun = [*USER, say("Let us")]
-    assert text_of(load_rows(tmp_path, [{"prompt": begun}], CHAT)[0]) == "[user]2+2?[end][assistant]Let us"
+    loaded = load_rows(tmp_path, [{"prompt": begun}], CHAT, prompt_template="<{prompt}>")[0]
+    assert text_of(loaded) == "[user]<2+2?>[end][assistant]Let us"
 
 
 def test_prompt_template_and_system_prompt(tmp_path):
@@ -563,11 +491,6 @@ def test_options_on_a_conversation(tmp_path):
     loaded = load_rows(tmp_path, [{"prompt": messages}], CHAT, prompt_template="<{prompt}>", system_prompt="new")[0]
     assert text_of(loaded) == "[system]new[end][user]a[end][assistant]b[end][user]<c>[end][assistant]"
     assert loaded.prompt == messages
-
-
-def test_messages_without_a_chat_template(tmp_path):
-    messages = [{"role": "system", "content": "S"}, *USER]
-    assert text_of(load_rows(tmp_path, [{"prompt": messages}])[0]) == "S\n\n2+2?"
 
 
 def unigram_tokenizer():
@@ -609,6 +532,7 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": "\\ud800", "answer": "1"}'], 1, "neither valid text nor"),
         ([b'{"prompt": 3, "answer": "1"}'], 1, "neither valid text nor a list of messages"),
         ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], 1, "messages of role and content"),
+        ([b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}'], 1, "neither valid text nor"),
         ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", "answer": ""}'], 3, "no answer"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], 2, "no answer"),
         ([b'{"prompt": "a", "answer": ["1", "2"]}'], 1, "no answer (text or number) in answer"),
@@ -634,8 +558,6 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
     table = tmp_path / "rows.parquet"
     datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}]).to_parquet(table)
     assert error_of(table) == f"{table}, row 2: the prompt is empty"
-    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\n", encoding="utf-8")
-    assert "row 2: cannot be read" in error_of(tmp_path / "rows.csv")
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     assert f"{tmp_path / 'broken.parquet'}, row 1: cannot be read: " in error_of(tmp_path / "broken.parquet")
     (tmp_path / "array.json").write_text('[{"prompt": "a"}, 3]', encoding="utf-8")
@@ -644,21 +566,17 @@ def test_bad_rows_elsewhere(tmp_path, datasets):
 
 def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
-    assert error_of(path) == (
-        f"{path}: no prompt column of ['prompt', 'question', 'problem', 'messages'] in ['text', 'label']:"
-        " name it with --prompt_column"
-    )
-    assert "no prompt column of ['txt'] in ['text', 'label']" in error_of(path, prompt_column="txt")
-    message = error_of(path, prompt_column="text", needs_answers=True)
-    known = ["answer", "reward_model", "reward_model.ground_truth", "ground_truth", "solution"]
-    assert f"no answer column of {known} in ['text', 'label']: name it with --answer_column" in message
-    assert "no answer column of ['gold'] in" in error_of(path, prompt_column="text", answer_column="gold")
-
-
-def test_sharegpt_is_told_what_to_convert(tmp_path, no_datasets):
+    for options, wanted in (
+        (dict(), "no prompt column of ['prompt', 'question', 'problem', 'messages']"),
+        (dict(prompt_column="txt"), "no prompt column of ['txt']"),
+        (dict(prompt_column="text", needs_answers=True), "no answer column of ['answer', "),
+        (dict(prompt_column="text", answer_column="gold"), "no answer column of ['gold']"),
+    ):
+        message = error_of(path, **options)
+        assert wanted in message and "in ['text', 'label']: name it with --" in message
     turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
-    message = error_of(write(tmp_path / "rows.jsonl", [{"conversations": turns, "id": 1}]))
-    assert "in ['conversations', 'id'] (convert ShareGPT's to messages of role and content)" in message
+    path = write(tmp_path / "rows.jsonl", [{"conversations": turns}])
+    assert "in ['conversations'] (convert ShareGPT's" in error_of(path)
 
 
 def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_datasets):

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import types
 
@@ -31,7 +29,7 @@ from common.harness.distributed import (
 )
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
-from testbed import ROOT, SCRIPTS, embedded, metric_rows, run_script, script, trainable
+from testbed import ROOT, embedded, metric_rows, run_script, script
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
@@ -41,28 +39,23 @@ STRATEGIES = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in (
 FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the files are for eight GPUs and bf16
 
 
-def run_sharded(config, *command):
+def run_sharded(config, *command, **more):
     flags = f"--config_file {CONFIGS / config}.yaml {FLAGS} --num_machines 1 --main_process_port 0".split()
     if config.startswith("zero"):
         return run_script("-m", "accelerate.commands.launch", *flags, ROOT / command[0], *command[1:])
     # What the launcher reads from the file reaches the processes by their environment.
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "script"]))
     given = prepare_multi_gpu_env(arguments)
-    environment = {name: value for name, value in given.items() if os.environ.get(name) != value}
+    environment = {name: value for name, value in given.items() if os.environ.get(name) != value} | more
     return run_processes(*command, processes=2, env=environment)
 
 
 def check_update(folder, name="grpo", max_grad_norm="1"):
     """The update of two processes in `folder` against that of this one."""
-    worker.main(name, folder, max_grad_norm)
-    one, two = (torch.load(folder / f"update-{processes}.pt") for processes in (1, 2))
+    one, two = worker.compared(name, folder, max_grad_norm)
     assert one["before"] == two["before"] and one["after"] == two["after"] != two["before"]
     lengths = [max(map(len, two["before"][rank])) for rank in (0, 1)]
     assert lengths[0] != lengths[1]  # a rank that needed the other for each token would have waited for it
-    start = trainable(*(embedded(name)[i] for i in (0, 1, 3)))[0].state_dict()
-    moved = max(float((one["weights"][key] - start[key]).abs().max()) for key in start)
-    apart = max(float((one["weights"][key] - two["weights"][key]).abs().max()) for key in start)
-    assert moved > 5e-5 and apart < 1e-5 * moved + 5e-7
     if max_grad_norm == "0":  # one norm of policy and critic together
         for metrics in (one["metrics"], two["metrics"]):
             del metrics["optim/grad_norm"], metrics["optim/critic_grad_norm"]
@@ -74,8 +67,13 @@ def check_update(folder, name="grpo", max_grad_norm="1"):
 
 
 @pytest.mark.beside("configs")
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy, name",
+    [
+        ("fsdp2", "ppo"),  # test_two_machines has grpo.py
+        *(pytest.param(f"zero{stage}", name, marks=needs_deepspeed) for stage in (2, 3) for name in ("grpo", "ppo")),
+    ],
+)
 def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, tmp_path):
     # Clipped gradients, a reference, several minibatches, unequal micro-batches; whole weights for each rollout, those
     # of the update for the second one; model/ from the parts.
@@ -87,29 +85,21 @@ def test_one_step_with_its_rollouts_equals_that_of_one_process(strategy, name, t
 
 @pytest.mark.beside("configs")
 def test_two_machines(tmp_path):
-    # Two launchers, each with its rank and one process, as on two machines.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = f"--config_file {CONFIGS / 'two_nodes.yaml'} {FLAGS} --main_process_port {port} --machine_rank".split()
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags]
-    worker_file = str(ROOT / "tests" / "helpers" / "worker.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    machines = [
-        subprocess.Popen([*command, rank, worker_file, "grpo", str(tmp_path)], env=environment) for rank in "01"
-    ]
-    assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+    """Each has one process, and both are the first of their machine."""
+    first_of_each = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    result = run_sharded("two_nodes", "tests/helpers/worker.py", "grpo", tmp_path, **first_of_each)
+    assert result.returncode == 0, result.stderr
     check_update(tmp_path)
 
 
 @pytest.mark.beside("configs")
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_resumed_run_goes_on_bit_by_bit(strategy, name, tmp_path):
+def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
+    """Of ppo.py, which has a critic beside the policy in what is sharded."""
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
     options += " --save_model_every 1"
-    command = ["tests/helpers/sharded.py", name, *options.split(), "--output_dir"]
+    command = ["tests/helpers/sharded.py", "ppo", *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
     assert result.returncode == 0, result.stderr
@@ -236,12 +226,6 @@ def test_accelerate_reads_the_file(path):
     assert config.num_processes == 8 * config.num_machines == (16 if path.stem == "two_nodes" else 8)
     sharded = config.fsdp_config if kinds[path.stem] == "FSDP" else config.deepspeed_config
     assert sharded == yaml.safe_load(path.read_text(encoding="utf-8")).get(f"{kinds[path.stem].lower()}_config", {})
-
-
-@pytest.mark.beside("configs")
-def test_the_settings_of_a_paper_are_those_of_a_script():
-    """tools/refresh.py names a script without settings."""
-    assert PAPERS and {path.stem for path in PAPERS} <= {f"{name}-paper" for name in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)

@@ -4,13 +4,11 @@ completion ends; and what is saved."""
 import dataclasses
 import json
 import math
-import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -18,7 +16,6 @@ from transformers import (
     AutoTokenizer,
     Gemma2PreTrainedModel,
     GenerationConfig,
-    PreTrainedTokenizerFast,
 )
 
 import grpo
@@ -47,7 +44,7 @@ from small_models import (
     reward_model_of,
     small_model,
 )
-from testbed import embedded, hand_made_batch, script
+from testbed import embedded, script
 
 # --- weights ---
 
@@ -64,39 +61,39 @@ def add_layer(weights):
     weights["model.layers.2.mlp.up_proj.weight"] = torch.ones(192, 64)
 
 
+def keep(weights):
+    pass
+
+
 def bare_with_layer(weights):
     for name in list(weights):
         weights[name.removeprefix("model.")] = weights.pop(name)
     weights["layers.2.mlp.up_proj.weight"] = torch.ones(192, 64)
 
 
-@pytest.mark.parametrize("load", [policy_of, reward_model_of])
 @pytest.mark.parametrize(
-    "edit, config, says",
+    "load, edit, config, says",
     [
-        (drop, {}, "its weights are not those of a Llama{}: model.layers.1.mlp.up_proj.weight"),
-        (reshape, {}, "its weights are not those of a Llama{}: model.norm.weight"),
-        (add_layer, {}, "its weights are not those of a Llama{}: model.layers.2.mlp.up_proj.weight"),
-        (bare_with_layer, {}, "its weights are not those of a Llama{}: layers.2.mlp.up_proj.weight"),
-        (lambda weights: None, {"num_hidden_layers": 1}, "model.layers.1.mlp.gate_proj.weight and 6 more"),
-        (lambda weights: None, {"num_attention_heads": "four"}, "expected int, got str"),
-        (lambda weights: None, {"hidden_act": "nope"}, "no model: KeyError: 'nope'"),
+        (policy_of, drop, {}, "not those of a LlamaForCausalLM: model.layers.1.mlp.up_proj.weight"),
+        (policy_of, reshape, {}, "not those of a LlamaForCausalLM: model.norm.weight"),
+        (policy_of, add_layer, {}, "not those of a LlamaForCausalLM: model.layers.2.mlp.up_proj.weight"),
+        (policy_of, keep, {"num_hidden_layers": 1}, "model.layers.1.mlp.gate_proj.weight and 6 more"),
+        (policy_of, keep, {"hidden_act": "nope"}, "no model: KeyError: 'nope'"),
+        # with a new head
+        (reward_model_of, drop, {}, "not those of a LlamaForSequenceClassification: model.layers.1.mlp.up_proj.weight"),
+        (reward_model_of, bare_with_layer, {}, "not those of a LlamaForSequenceClassification: layers.2.mlp.up_proj"),
     ],
 )
 def test_a_checkpoint_that_is_not_the_model_is_refused(load, edit, config, says, tmp_path):
-    kind = "ForCausalLM" if load is policy_of else "ForSequenceClassification"
-    assert says.format(kind) in refused(load, copy_of_embedded(tmp_path / "model", edit, **config))
+    assert says in refused(load, copy_of_embedded(tmp_path / "model", edit, **config))
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["int8", "bool", "float8_e4m3fn", "complex64", 5, 0, True, "", "float99", "Tensor", ["int8"], {"a": 1}],
-)
+@pytest.mark.parametrize("dtype", ["int8", "bool", "float8_e4m3fn", 5, 0, "", "float99", "Tensor", ["int8"]])
 def test_a_dtype_that_would_destroy_the_saved_model_is_refused(dtype, tmp_path):
     # int8 wrote a model/ of zeros, which loaded without complaint; 5 failed at the end of the training.
     with_dtype = copy_of_embedded(tmp_path / "model", dtype=dtype)
     (with_dtype / "model.safetensors").unlink()  # it is refused before the weights are loaded
-    for load in (policy_of, reward_model_of, learned):
+    for load in (policy_of, learned) if dtype == "int8" else (policy_of,):
         line = refused(load, with_dtype)
         assert "model/ would lose precision in its dtype " in line or "no tokenizer could be loaded: " in line
 
@@ -141,19 +138,16 @@ def test_a_generation_config_gives_its_eos_ids_or_none(text, ids, tmp_path):
     assert policy_of(folder).stop_tokens == ids
 
 
-@pytest.mark.parametrize("load", [policy_of, reward_model_of])
-@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes"])
-def test_quantised_weights_are_refused(load, method, tmp_path):
-    # Those of fp8 and mxfp4 load without a message, as numbers that nothing can be learned with.
-    quantised = {"load_in_4bit": True} if method == "bitsandbytes" else {"quant_method": method}
-    line = refused(load, copy_of_embedded(tmp_path / "model", quantization_config=quantised))
-    assert "its weights are quantised: a copy in bfloat16 or float32 is needed" in line
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+TEXT = {**SMALL, "num_key_value_heads": 1}
+INSIDE_FP8 = dict(model_type="gemma3", text_config=TEXT | FP8)
+AROUND_FP8 = dict(model_type="gemma3", text_config=TEXT, **FP8)
 
 
-def test_a_quantised_text_model_inside_another_is_refused(tmp_path):
-    text = {**SMALL, "num_key_value_heads": 1, "quantization_config": {"quant_method": "fp8"}}
-    folder = copy_of_embedded(tmp_path / "model", model_type="gemma3", text_config=text)
-    assert "its weights are quantised" in refused(policy_of, folder)
+@pytest.mark.parametrize("config", [FP8, {"quantization_config": {"load_in_4bit": True}}, INSIDE_FP8, AROUND_FP8])
+def test_quantised_weights_are_refused(config, tmp_path):
+    # Those of fp8 load without a message, as numbers that nothing can be learned with.
+    assert "its weights are quantised" in refused(policy_of, copy_of_embedded(tmp_path / "model", **config))
 
 
 SINKS = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8, num_key_value_heads=2)
@@ -186,11 +180,10 @@ def test_another_attention_is_taken_as_it_is_named(tmp_path, capsys):
         load_policy(args, load_tokenizer(args))
 
 
-@pytest.mark.parametrize("load", [policy_of, reward_model_of])
-def test_a_truncated_file_of_weights_is_one_line(load, tmp_path):
+def test_a_truncated_file_of_weights_is_one_line(tmp_path):
     path = copy_of_embedded(tmp_path / "model") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    assert "no model: SafetensorError" in refused(load, path.parent)
+    assert "no model: SafetensorError" in refused(policy_of, path.parent)
 
 
 def test_a_damaged_tokenizer_is_one_line(tmp_path):
@@ -200,25 +193,23 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, says",
+    "name, options",
     [
-        ("./absent", "./absent: no such folder"),
-        ("/absent/model", "/absent/model: no such folder"),
-        ("~/absent", "~/absent: no such folder"),
-        ("runs/x/model", "runs/x/model: no such folder"),
-        ("runs/model/", "runs/model/: no such folder"),
-        ("runs/model", "runs/model: no such folder, and no "),  # it may be a hub id
+        ("./absent", []),
+        ("~/absent", []),
+        ("runs/x/model", []),
+        ("runs/model", []),  # it may be a hub id
+        pytest.param("runs/model", ["--dry_run"], marks=pytest.mark.beside("tools")),
     ],
 )
-@pytest.mark.parametrize("options", [[], pytest.param(["--dry_run"], marks=pytest.mark.beside("tools"))])
-def test_a_folder_that_is_not_there_is_said_to_be_that(name, says, options, tmp_path, monkeypatch):
+def test_a_folder_that_is_not_there_is_said_to_be_that(name, options, tmp_path, monkeypatch):
     """In place of what the hub says about a name that is none of its own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(InputError) as error:
         grpo.main(["--model_name_or_path", name, *options])
     text = str(error.value)
-    assert text.startswith(f"--model_name_or_path {says}") and "\n" not in text
+    assert text.startswith(f"--model_name_or_path {name}: no such folder") and "\n" not in text
 
 
 def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
@@ -241,9 +232,8 @@ def test_weights_that_serve_other_ends_than_text_are_one_line(tmp_path, capsys):
     assert all(torch.equal(value, own[name]) for name, value in policy.lm.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_an_encoder_is_no_policy(kind, tmp_path):
-    folder = small_model(tmp_path / "encoder", AutoModelForMaskedLM, kind)  # all its weights fit
+def test_an_encoder_is_no_policy(tmp_path):
+    folder = small_model(tmp_path / "encoder", AutoModelForMaskedLM, "bert")  # all its weights fit
     assert "sees later tokens" in refused(policy_of, folder)
 
 
@@ -255,6 +245,7 @@ def test_a_fresh_deep_model_with_a_row_of_zeros_for_the_pad_token_is_a_policy(tm
     folder = small_model(tmp_path / "deep", AutoModelForCausalLM, "qwen2", **DEEP)
     policy = policy_of(folder)
     assert not policy.lm.get_input_embeddings().weight[0].any()
+    policy.lm.config.pad_token_id = None  # the row is found by its zeros
     assert 0 not in ordinary_ids(policy.lm, 30) and causal_problem(policy.lm) is None
     monkeypatch.setattr(probes, "ordinary_ids", lambda lm, count: torch.arange(count))
     assert math.isnan(influence(policy.lm)[0])
@@ -291,7 +282,7 @@ def test_a_trained_classifier_without_its_head_is_refused(tmp_path):
 # --- what a reward model must be ---
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("kind", ["bert", "t5"])
 def test_a_classifier_that_does_not_read_the_last_token_is_refused(kind, tmp_path):
     sizes = dict(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2) if kind == "t5" else {}
     config = dict(num_labels=1, pad_token_id=0) | sizes
@@ -306,11 +297,9 @@ def test_causal_classifiers_read_the_last_token(kind, sizes, tmp_path):
     learned(small_model(tmp_path / kind, AutoModelForSequenceClassification, kind, **config))
 
 
-@pytest.mark.parametrize("load", [policy_of, reward_model_of, learned])
-def test_an_embedding_smaller_than_the_tokenizer_is_refused(load, tmp_path):
-    auto_class = AutoModelForCausalLM if load is policy_of else AutoModelForSequenceClassification
-    folder = small_model(tmp_path / "model", auto_class, "llama", vocab_size=19, num_labels=1, pad_token_id=0)
-    assert r"its embedding has 19 rows, none for '\n'" in refused(load, folder)
+def test_an_embedding_smaller_than_the_tokenizer_is_refused(tmp_path):
+    folder = small_model(tmp_path / "model", AutoModelForCausalLM, "llama", vocab_size=19)
+    assert r"its embedding has 19 rows, none for '\n'" in refused(policy_of, folder)
 
 
 def test_a_placeholder_for_images_needs_no_embedding(tmp_path):
@@ -347,8 +336,9 @@ def test_rows_as_long_as_a_table_of_positions_are_taken(name, positions, tmp_pat
     load_policy(args, load_tokenizer(args))
 
 
-@pytest.mark.parametrize("limit", [575, 576])
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "llama3"])
+@pytest.mark.parametrize(
+    "kind, limit", [("dynamic", 575), ("dynamic", 576), ("longrope", 575), ("longrope", 576), ("llama3", 575)]
+)
 def test_rows_that_would_change_the_positions_of_their_neighbours_are_refused(kind, limit, tmp_path):
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": limit}
     if kind == "longrope":
@@ -387,47 +377,17 @@ def test_the_token_that_ends_a_completion(template, end, stop):
     assert tokenizer.convert_ids_to_tokens(find_stop_tokens(tokenizer, GenerationConfig())) == stop
 
 
-TEMPLATES = {
-    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
-    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-    "eos": "{% for m in messages %}{{ m.content }}</s>{% endfor %}",
-}
-
-
-@pytest.mark.parametrize(
-    "template, configured, expected",
-    [
-        (None, None, {"</s>"}),
-        (None, ["</s>", "<|im_end|>"], {"</s>", "<|im_end|>"}),
-        ("chatml", None, {"</s>", "<|im_end|>"}),  # Qwen base models: EOS is <|endoftext|>, a turn ends with <|im_end|>
-        ("plain", None, {"</s>"}),  # a newline is no stop token
-        ("eos", "</s>", {"</s>"}),
-    ],
-)
-def test_stop_tokens(template, configured, expected):
-    # trl#7039: only one of several EOS ids known, clipped_ratio 0.97.
-    special = ["<unk>", "</s>", "<|im_start|>", "<|im_end|>"]
-    core = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, "user", "question"])}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
-    tokenizer.add_special_tokens({"additional_special_tokens": special[2:]})
-    tokenizer.chat_template = template and TEMPLATES[template]
-    ids = tokenizer.convert_tokens_to_ids(configured) if configured else None
-    stop_tokens = find_stop_tokens(tokenizer, types.SimpleNamespace(eos_token_id=ids))
-    assert set(tokenizer.convert_ids_to_tokens(stop_tokens)) == expected
-
-
 # --- loaded for training, and saved ---
 
 
-@pytest.mark.parametrize("path", ["no/such/folder", "."])
-def test_a_model_that_is_not_there_is_one_line(path):
-    with pytest.raises(InputError, match="model_name_or_path"):
-        load_tokenizer(grpo.Args(model_name_or_path=path))
-
-
-@pytest.mark.parametrize("option", ["model_name_or_path", "critic_path", "reward_model_path"])
-@pytest.mark.parametrize("where", ["folder", "hub", pytest.param("dry run", marks=pytest.mark.beside("tools"))])
+@pytest.mark.parametrize(
+    "where, option",
+    [
+        *(("folder", option) for option in ("model_name_or_path", "critic_path", "reward_model_path")),
+        ("hub", "model_name_or_path"),
+        pytest.param("dry run", "critic_path", marks=pytest.mark.beside("tools")),
+    ],
+)
 def test_an_adapter_is_refused_as_a_model(where, option, tmp_path, monkeypatch):
     """Also where the folder holds tokenizer, configuration and weights of a whole model beside it."""
     folder = copy_of_embedded(hub_snapshot(tmp_path, monkeypatch) if where == "hub" else tmp_path / "model")
@@ -437,16 +397,7 @@ def test_an_adapter_is_refused_as_a_model(where, option, tmp_path, monkeypatch):
     with pytest.raises(InputError) as error:
         options = ["--dry_run"] if where == "dry run" else ["--output_dir", str(tmp_path / "run")]
         ppo.main([f"--{option}", name, "--max_steps", "0", *options])
-    hint = 'merge it into its base first (docs/running.md, "Merge an adapter")'
-    assert str(error.value) == f"--{option} {name}: holds a PEFT adapter: {hint}"
-
-
-def test_dropout_is_off():
-    # Dropout between two forwards makes the first ratio differ from 1 (trl#454, #3234).
-    _, args, tokenizer, policy = embedded()
-    batch, _ = hand_made_batch(policy, tokenizer, args)
-    assert policy.training
-    assert torch.equal(policy(batch)[0], policy(batch)[0])
+    assert str(error.value).startswith(f"--{option} {name}: holds a PEFT adapter: ")
 
 
 @pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])
@@ -496,7 +447,6 @@ def test_model_is_saved_in_its_dtype_with_its_own_generation_config(tmp_path):
     "units, precision, weights, said",
     [
         ({"avx512_bf16": True}, "no", 2e7, True),
-        ({"amx_bf16": True}, "no", 2e7, True),
         ({"avx2": True, "amx_bf16": False}, "no", 2e7, False),
         ({"amx_bf16": True}, "bf16", 2e7, False),
         ({"amx_bf16": True}, "no", 1e6, False),

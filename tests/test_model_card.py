@@ -65,12 +65,3 @@ def test_pass_at_1_is_left_out_where_another_rule_is_trained_on(tmp_path):
 def test_evaluations_stand_beside_each_other():
     _, text = card([], {"eval/pass@1": 0.25}, {"eval/pass@1": 0.75, "eval/new": 1 / 3})
     assert "| eval/pass@1 | 0.25 | 0.75 |" in text and "| eval/new |  | 0.3333 |" in text
-
-
-@pytest.mark.beside("tools")
-def test_a_run_writes_the_card_of_its_model(tmp_path):
-    sizes = "--prompts_per_step 2 --group_size 2 --max_new_tokens 4 --eval_prompts 2 --eval_samples 1 --eval_k 1"
-    grpo.main([*sizes.split(), "--max_steps", "1", "--save_model_every", "1", "--output_dir", str(tmp_path / "run")])
-    for name in ("model", "model-step-1"):
-        text = (tmp_path / "run" / name / "README.md").read_text(encoding="utf-8")
-        assert "After 1 steps of" in text and "| eval/pass@1 |" in text and "--prompts_per_step 2" in text

@@ -41,45 +41,19 @@ def numbered_pairs(n, prompts=None):
 
 
 @pytest.mark.parametrize("name", PAIR_FORMATS)
-def test_pairs_are_understood_by_their_columns(tmp_path, no_datasets, name):
-    row, *texts = PAIR_FORMATS[name]
-    (pair,), _ = pairs_of(tmp_path, [row])
-    assert texts_of(pair) == (texts[0], f"{texts[1]}</s>", f"{texts[2]}</s>") and pair[3:] == (0, 0)
-
-
-@pytest.mark.parametrize("name", PAIR_FORMATS)
 def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
     # B24, unsloth-zoo#1110: prompt and completion are tokenized apart, one BOS, and EOS ends the completion once.
     chat = make_tokenizer(TEMPLATE, bos=True, eos=True)
     row, *texts = PAIR_FORMATS[name]
     (pair,), _ = pairs_of(tmp_path, [row], chat)
     chosen, rejected = (f"{text}</s>" for text in texts[1:])
-    assert texts_of(pair, chat) == (f"<s>[user]{texts[0]}[end][assistant]", chosen, rejected)
-
-
-def test_pairs_from_parquet_lose_what_arrow_adds(tmp_path, datasets):
-    messages = [{"role": "user", "content": "2+2?", "name": None}]
-    rows = [{"prompt": messages, "chosen": [say("4")], "rejected": [say("5")]}] * 2
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
-    other = write(tmp_path / "other.jsonl", [rows[0]])
-    train, _, _ = load_pairs(make_args(tmp_path / "rows.parquet", eval_dataset=str(other)), PLAIN)
-    assert [texts_of(pair) for pair in train] == [("2+2?", "4</s>", "5</s>")] * 2
+    assert texts_of(pair, chat) == (f"<s>[user]{texts[0]}[end][assistant]", chosen, rejected) and pair[3:] == (0, 0)
 
 
 def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
     options = dict(prompt_template="Q: {prompt}", system_prompt="Add.")
     (pair,), _ = pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], **options)
     assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
-
-
-def test_a_template_without_its_prompt_is_refused_for_pairs_too(tmp_path):
-    with pytest.raises(InputError, match="--prompt_template Q:: does not contain {prompt}"):
-        pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], prompt_template="Q:")
-
-
-def test_an_end_token_at_the_end_is_not_doubled(tmp_path):
-    (pair,), _ = pairs_of(tmp_path, [{"prompt": "2+2?", "chosen": "4</s>", "rejected": "5"}])
-    assert texts_of(pair) == ("2+2?", "4</s>", "5</s>")
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])

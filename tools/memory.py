@@ -1,21 +1,17 @@
-"""Tables of docs/scale.md: what a step takes of memory, computed, and what a small one takes on CPU, measured.
+"""The formula of `--dry_run` against what small steps take on CPU.
 
 python tools/memory.py --check    measure again (two minutes on one core), keep it in tools/memory.json, and fail
                                   where the formula is off by more than 15 %
 
-tools/refresh.py writes the tables into the page.
 What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
 its size, those inside operators too. Resident memory (RSS) would also hold the interpreter, the libraries and what
 malloc keeps, which is more than the terms of a model this small. On a GPU (tests/test_gpu.py) its allocator is asked.
 """
 
-import functools
 import gc
 import json
 import pathlib
-import re
 import sys
-import textwrap
 import types
 
 import torch
@@ -34,9 +30,9 @@ from common.harness.ladder import find_shortcuts  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
 from common.harness.metrics import Metrics  # noqa: E402
 from common.policy import Policy  # noqa: E402
-from dry_run import GIB, Job, Sizes, estimate, peak  # noqa: E402
+from dry_run import Job, Sizes, estimate  # noqa: E402
 
-PAGE, RESULTS = "docs/scale.md", ROOT / "tools" / "memory.json"
+RESULTS = ROOT / "tools" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
@@ -53,25 +49,6 @@ MODELS = {
     "7B": shape(3584, 28, 28, 4, 18944, 152064, False),
 }
 LENGTHS = dict(max_prompt_tokens=256, max_new_tokens=512, micro_batch_size=16, eval_prompts=32)
-JOBS = {
-    "1 GPU": Job(bf16=True),
-    "8 GPUs, FSDP2": Job(8, "FSDP2", bf16=True),
-}
-COLUMNS = {  # of the first table: the phase in which a term is shown, and its names
-    "weights": ("backward", "weights"),
-    "copies of them": ("backward", "copies of weights"),
-    "AdamW": ("backward", "AdamW"),
-    "reference": ("backward", "reference"),
-    "gradients": ("optimizer", "gradients", "gradient buckets"),
-    "activations": ("backward", "activations"),
-    "cache": ("rollout", "key-value cache"),
-    "logits": ("rollout", "work"),
-}
-LESS = {  # of the first table: options, and the peak with them
-    "peak": {},
-    "peak with `--gradient_checkpointing`": dict(gradient_checkpointing=True),
-    "and `--micro_batch_size 4 --kl_coef 0`": dict(gradient_checkpointing=True, micro_batch_size=4, kl_coef=0),
-}
 
 WIDE = shape(512, 4, 8, 2, 1408, 8192, True)
 DEEP = shape(256, 16, 4, 2, 704, 4096, False)
@@ -213,66 +190,16 @@ def meta_sizes(sizes):
         return Sizes(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
 
 
-def table(columns, rows):
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
-
-
-def model_table(jobs, **lora):
-    """GiB of one process for each model and job, with and without options that need less."""
-    rows = []
-    for model, numbers in MODELS.items():
-        sizes = meta_sizes(numbers)
-        for name, job in jobs.items():
-            phases = estimate(grpo.Args(**LENGTHS, **lora), job, sizes)
-            row = [f"{model}, {name}"]
-            for phase, *terms in COLUMNS.values():
-                row.append(f"{sum(phases[phase].get(term, 0) for term in terms) / GIB:.1f}")
-            for options in LESS.values():
-                phase, most = peak(estimate(grpo.Args(**LENGTHS | options, **lora), job, sizes))
-                row.append(f"{most / GIB:.1f} ({phase})")
-            rows.append(row)
-    return table(["", *COLUMNS, *LESS], rows)
-
-
 def kept_results():
     """{case: {phase: bytes}} of the last measurement, in which --rollout hf may have its earlier name."""
     return json.loads(RESULTS.read_text(encoding="utf-8").replace("--rollout stock", "--rollout hf"))
-
-
-def check_lines():
-    """How far what is computed is from what was measured, and in which cases."""
-    ratios = []
-    for name, (sizes, options, *how) in CASES.items():
-        computed = computed_step(grpo.Args(**SMALL | options), sizes, *how)
-        ratios += [computed[phase] / value for phase, value in kept_results()[name].items()]
-    said = f"**{min(ratios):.3f} to {max(ratios):.3f}** in {len(CASES)} cases: {'; '.join(CASES)}."
-    whole = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), said)  # code is not broken
-    return [line.replace("\0", " ") for line in textwrap.wrap(whole, 140, break_on_hyphens=False)]
-
-
-@functools.cache
-def tables():
-    adapters = {name: job._replace(bf16=False) for name, job in JOBS.items() if job.strategy != "FSDP2"}
-    made = {"models": model_table(JOBS), "check": check_lines()}
-    return made | {"lora": model_table(adapters, lora_rank=16, dtype="bfloat16")}
-
-
-def refresh(tree):
-    text = tree.read(PAGE)
-    for name, lines in tables().items():
-        body = "".join(f"{line}\n" for line in lines)
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda found, body=body: found[1] + body + found[2], text, flags=re.DOTALL)
-    tree.write(PAGE, text)
-    return []
 
 
 def main(arguments):
     if arguments != ["--check"]:
         raise SystemExit(__doc__)
     off = measure()
-    print("\n".join(off) or "all within 15 %; now python tools/refresh.py")
+    print("\n".join(off) or "all within 15 %")
     return 1 if off else 0
 
 

@@ -1,7 +1,7 @@
 """What the scripts do with a model: which of the shortcuts serve it, and how exact its log-probs are.
 
     python tools/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    prints a row for each, a folder or a hub id
-    python tools/models.py --write                              makes the table of docs/scale.md, a minute or two
+    python tools/models.py --small [llama mamba2 ...]           small random models of architectures, all in a minute
 
 It runs on CPU in float32, and holds the weights and two gradients of them. The columns are explained in docs/scale.md.
 """
@@ -11,7 +11,6 @@ import contextlib
 import io
 import math
 import pathlib
-import re
 import sys
 import tempfile
 import textwrap
@@ -31,7 +30,6 @@ from common.harness.embedded import EMBEDDED  # noqa: E402
 from common.harness.loading import enable_checkpointing, load_policy, load_tokenizer  # noqa: E402
 from grpo import Args, rollout  # noqa: E402
 
-PAGE = ROOT / "docs" / "scale.md"
 COLUMNS = ["model", "class", "attention", "rollout", "head", "prompts", "gradient checkpointing", "update", "sampling"]
 SEED = (0,)
 
@@ -238,46 +236,27 @@ def as_line(cells):
     return f"| {' | '.join(cells)} |"
 
 
-def page_table(rows):
-    """The lines of the page's table: models with the same cells stand in one row, without their classes."""
-    groups = {}
-    for name, kind, *cells in rows:
-        key = (kind, *cells[1:]) if kind.startswith("refused") else tuple(cells)
-        groups.setdefault(key, []).append(name)
-    columns = ["models", *COLUMNS[2:]]
-    found = [as_line([", ".join(names), *cells]) for cells, names in groups.items()]
-    return [as_line(columns), "|" + "---|" * len(columns), *found]
-
-
-def small_models(names=tuple(MODELS)):
+def small_models(names):
     """The row of a small random model of each architecture."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)  # some architectures load one of their own in its place
     for name in names:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             build(name, folder)
             cells = row(folder, tokenizer)
-        yield [f"`{name}`", *cells]
+        yield [name, *cells]
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="folders or hub ids")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/scale.md")
+    parser.add_argument("models", nargs="*", help="folders or hub ids; with --small architectures [all]")
+    parser.add_argument("--small", action="store_true", help="make a small random model of each architecture")
     args = parser.parse_args(argv)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    rows = small_models() if args.write else ([name, *row(name)] for name in args.models)
-    made = []
+    rows = small_models(args.models or MODELS) if args.small else ([name, *row(name)] for name in args.models)
     print(as_line(COLUMNS), "|" + "---|" * len(COLUMNS), sep="\n")
     for cells in rows:
-        made.append(cells)
         print(as_line(cells), flush=True)
-    if args.write:
-        text = PAGE.read_text(encoding="utf-8")
-        table = "".join(line + "\n" for line in page_table(made))
-        PAGE.write_text(
-            re.sub(r"^\| models \| .*\n(\|.*\n)+", table, text, flags=re.MULTILINE), encoding="utf-8", newline="\n"
-        )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import functools
 import glob
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -124,12 +125,12 @@ def rewards_of(file):
     return set(json.loads(options.read_text(encoding="utf-8")).get("reward", ()))
 
 
-def draw(axis, runs, metric, x="step", colours=COLOURS):
+def draw(axis, runs, metric):
     """The curves of one metric; runs without it are left out."""
     others, ends = itertools.cycle(OTHERS), []
     for name, seeds in runs.items():
-        colour = colours.get(name) or next(others)
-        curves = [{row[x]: row[metric] for row in rows if metric in row} for rows in seeds]
+        colour = COLOURS.get(name) or next(others)
+        curves = [{row["step"]: row[metric] for row in rows if metric in row} for rows in seeds]
         curves = [curve for curve in curves if curve]
         for curve in curves:
             few = "." if len(curve) < 10 else None  # evaluations
@@ -162,19 +163,18 @@ def logged(runs, metrics):
     return {name: title for name, title in metrics.items() if name in names}
 
 
-def panels(runs, metrics, axes=("step",)):
-    """A figure, four panels in a row: one for each of the metrics {name: title} that a run has, over each of `axes`."""
+def panels(runs, metrics):
+    """A figure, four panels in a row: one for each of the metrics {name: title} that a run has."""
     metrics = logged(runs, metrics)
-    count = len(metrics) * len(axes)
-    columns = min(count, COLUMNS)
-    lines = -(-count // columns)
+    columns = min(len(metrics), COLUMNS)
+    lines = math.ceil(len(metrics) / columns)
     size = (4.4 * columns, 3.2 * lines)
     figure, places = pyplot().subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    for place, (x, metric) in zip(places.flat, itertools.product(axes, metrics), strict=False):
-        draw(place, runs, metric, x)
-        place.set(title=metrics[metric], xlabel={"step": "step", "completions": "sampled completions"}[x])
+    for place, metric in zip(places.flat, metrics, strict=False):
+        draw(place, runs, metric)
+        place.set(title=metrics[metric], xlabel="step")
         place.spines[["top", "right"]].set_visible(False)
-    for place in places.flat[count:]:
+    for place in places.flat[len(metrics) :]:
         place.remove()
     return figure
 

@@ -56,13 +56,20 @@ class Checkpoints:
                 new.pop(name, None)
         names = old | new if loaded else new  # before models are loaded, not all facts of today are known
         changed = [name for name in names if old.get(name) != new.get(name)]
-        texts = {name: f"{name} was {old.get(name)}, is {new.get(name)}" for name in changed}
-        rounding = [texts.pop(name) for name in ROUNDING if name in texts]
-        evaluations = [texts.pop(name) for name in changed if name.startswith("--eval_")]
-        rewards = [texts.pop(name) for name in changed if name.startswith("--reward ")]
-        if texts or (rewards and not self.args.reward_changed):
+        rounding, evaluations, rewards, others = [], [], [], []
+        for name in changed:
+            text = f"{name} was {old.get(name)}, is {new.get(name)}"
+            if name in ROUNDING:
+                rounding.append(text)
+            elif name.startswith("--eval_"):
+                evaluations.append(text)
+            elif name.startswith("--reward "):
+                rewards.append(text)
+            else:
+                others.append(text)
+        if others or (rewards and not self.args.reward_changed):
             hint = "; --reward_changed accepts another reward" if rewards else ""
-            raise InputError(f"{path} is of another run: {shorten([*texts.values(), *rewards])}{hint}")
+            raise InputError(f"{path} is of another run: {shorten([*others, *rewards])}{hint}")
         if loaded:
             check_files(path, checksums)
             if rounding:

@@ -64,8 +64,10 @@ def launch(args):
         set_up_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, args)
     if accelerator.device.type != "cpu":
         set_up_attention()
-    elif accelerator.is_main_process and not parse_flag_from_env("ACCELERATE_USE_CPU") and (line := unused_card()):
-        print(line)
+    elif accelerator.is_main_process and not parse_flag_from_env("ACCELERATE_USE_CPU"):
+        line = unused_card()
+        if line:
+            print(line)
     set_seed(args.seed)
     return accelerator
 

@@ -71,8 +71,10 @@ def packing_is_exact(lm):
 @torch.no_grad()
 def graphs_are_exact(lm):
     """Whether tokens sampled by CUDA graphs have the log-probs of the training forward."""
-    OneTokenByGraph.failures, OneTokenByGraph.problem = 0, None  # those of another model
-    policy, batch = policy_of(lm), {name: column[::3] for name, column in rows_of_two_prompts(lm).items()}
+    OneTokenByGraph.failures = 0  # those of another model
+    OneTokenByGraph.problem = None
+    policy = policy_of(lm)
+    batch = {name: column[::3] for name, column in rows_of_two_prompts(lm).items()}
     config = sampling_config(policy, 1.0, 1.0, max_new_tokens=2 * FEWEST)
     inputs = dict(input_ids=batch["prompts"], attention_mask=batch["prompt_mask"].long(), generation_config=config)
     with seeded(0, lm.device):
@@ -92,13 +94,12 @@ def nearer(found, plain, others):
 
 def norms(lm):
     """The norms of `lm` that may be what `rms_norm` computes, by their names."""
-    return [
-        module
-        for module in lm.modules()
-        if type(module).__name__.endswith("RMSNorm")
-        and getattr(module, "weight", None) is not None
-        and epsilon(module) is not None
-    ]
+    found = []
+    for module in lm.modules():
+        is_norm = type(module).__name__.endswith("RMSNorm")
+        if is_norm and getattr(module, "weight", None) is not None and epsilon(module) is not None:
+            found.append(module)
+    return found
 
 
 def epsilon(norm):
@@ -130,14 +131,17 @@ def may_be_fused(norm, dtype):
     """Whether `rms_norm` is the function of this norm, as far as numbers of `dtype` tell, and no less exact. Both are
     compared with float64 on random numbers of very different sizes and of a mean that is not 0. Two orders of summation
     that are equally good differ by some percent in their error, hence the factor."""
-    trial, generator = copy.deepcopy(norm), torch.Generator(norm.weight.device).manual_seed(0)
+    trial = copy.deepcopy(norm)
+    generator = torch.Generator(norm.weight.device).manual_seed(0)
     trial.weight.normal_(1, 0.2, generator=generator)
     x = torch.randn(64, trial.weight.numel(), device=trial.weight.device, generator=generator) + 1
     x = (x * torch.logspace(-3, 2, 64, device=x.device)[:, None]).to(dtype)
     exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + epsilon(trial)).rsqrt()
     exact *= trial.weight.double()
-    plain, fused = trial(x), rms_norm(trial, epsilon(trial), x)
-    error, fused_error = (float((y.double() - exact).square().mean().sqrt()) for y in (plain, fused))
+    plain = trial(x)
+    fused = rms_norm(trial, epsilon(trial), x)
+    error = float((plain.double() - exact).square().mean().sqrt())
+    fused_error = float((fused.double() - exact).square().mean().sqrt())
     same_function = error <= 2 * torch.finfo(dtype).eps * float(exact.square().mean().sqrt())
     return fused.dtype == plain.dtype and same_function and fused_error <= 1.25 * error
 

@@ -75,7 +75,9 @@ class Run:
         self.accelerator.project_configuration.logging_dir = str(folder)  # TensorBoard's
         os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # read when trackio is imported
         options = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
-        values = {name: " ".join(map(str, x)) if isinstance(x, list) else x for name, x in vars(self.args).items()}
+        values = {}
+        for name, value in vars(self.args).items():
+            values[name] = " ".join(map(str, value)) if isinstance(value, list) else value
         try:
             self.accelerator.init_trackers(self.script, config=values, init_kwargs=options)
         except Exception as error:  # each tracker fails in its own way: no key, no network, no room

@@ -1,12 +1,10 @@
 """Started by processes.py, which has imported the project: run copies of files of it as if it were not there.
 
-copied.py run <folder> <script>               a step, a resume by --config, and what needs tools/
-copied.py load <folder> <script> <output>     one step; loaded.json in the output folder names the files of common/
+copied.py run <folder> <script> <steps> ...   so many steps, then up to so many more after a resume; what needs tools/
 copied.py test <folder> <options of pytest>
 """
 
 import importlib
-import json
 import os
 import pathlib
 import runpy
@@ -54,19 +52,13 @@ def main(kind, folder, *words):
         import pytest
 
         raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
-    script = words[0]
+    script, *steps = words
     options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
     sizes = [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
-    if kind == "load":
-        leave_project_for(folder)  # what the import of the options has loaded
-        assert run(script, *sizes, "--max_steps", "1", "--output_dir", f"{words[1]}/run") == 0
-        files = [getattr(module, "__file__", None) for module in sys.modules.values()]
-        loaded = sorted({path for path in files if path and path.startswith(os.path.join(folder, "common", ""))})
-        pathlib.Path(words[1], "loaded.json").write_text(json.dumps(loaded), encoding="utf-8")
-        return
-    assert run(script, *sizes, *QUICK, "--max_steps", "1") == 0
-    pathlib.Path("run.yaml").write_text("max_steps: 2\nresume: yes\n", encoding="utf-8")
-    assert run(script, *sizes, *QUICK, "--config", "run.yaml") == 0
+    for number in steps:
+        resume = "yes" if number != steps[0] else "no"
+        pathlib.Path("run.yaml").write_text(f"max_steps: {number}\nresume: {resume}\n", encoding="utf-8")
+        assert run(script, *sizes, *QUICK, "--config", "run.yaml") == 0
     assert run(script, "--num_generations", "8") == 2
     assert run(script, "--dry_run") == 2
     ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]

@@ -46,11 +46,11 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = fill(module, {column: values[rows] for column, values in batch.items()}, rewards[rows], args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
-    metrics = Metrics()
+    metrics, start = Metrics(), {key: x.clone() for key, x in accelerator.get_state_dict(model).items()}
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
     after = sampled(accelerator, model, policy, module, args)
-    result = {"weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
+    result = {"start": start, "weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
     policy.lm.origin.dtype = torch.bfloat16  # as if the checkpoint had been
@@ -59,6 +59,18 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
+
+
+def compared(name, folder, *rest, near=1e-5):
+    """The update of this one process, made now, and that of the two that have run with these arguments: their weights
+    agree. `near` is a part of the largest change; four roundings of float32 weights near 1 come on top."""
+    main(name, folder, *rest)
+    one, two = (torch.load(folder / f"update-{processes}.pt", map_location="cpu") for processes in (1, 2))
+    start, weights = one["start"], one["weights"]
+    moved = max(float((weights[key] - start[key]).abs().max()) for key in start)
+    apart = max(float((weights[key] - two["weights"][key]).abs().max()) for key in start)
+    assert moved > 5e-5 and apart < near * moved + 5e-7
+    return one, two
 
 
 if __name__ == "__main__":
