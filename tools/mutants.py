@@ -57,7 +57,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "advantages.masked_fill(zero, 0)", "advantages",
      "test_grpo.py::test_a_group_that_agrees_has_advantage_exactly_zero"),
     ("a row without a reward has the advantage NaN", "common/masked.py",
-     "equal | ~scored", "equal",
+     "nearly_equal(smallest, largest) | ~scored", "nearly_equal(smallest, largest)",
      "test_dapo.py::test_by_reward_a_group_without_any_reward_is_dropped"),
     ("rows of one prompt are taken to lie a stride apart", "gspo.py",
      "view(-1, args.group_size)", "view(args.group_size, -1).T",
@@ -119,7 +119,8 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "losses - args.entropy_coef * entropy", "losses + args.entropy_coef * entropy",
      WHOLE),
     ("logits are divided by the temperature in bfloat16", "common/masked.py",
-     "else logits.float() / temperature", "else (logits / temperature).float()",
+     "    logits = logits.float()\n    if temperature != 1:\n        logits = logits / temperature\n",
+     "    if temperature != 1:\n        logits = logits / temperature\n    logits = logits.float()\n",
      "test_masked.py::test_logprobs_and_entropy_equal_their_definitions[0.6-dtype1]"),
     # --- masks and weights ---
     ("the stop token is no part of a completion", "common/masked.py",
@@ -234,7 +235,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      '"eval/pass@1", correct.mean(dim=1)', '"eval/pass@1", correct.amax(dim=1)',
      "test_evaluation.py::test_an_evaluation_by_hand"),
     ("pass@k is biased", "common/masked.py",
-     "((wrong - drawn).clamp(min=0) / (n - drawn)).prod(dim=1)", "(wrong[:, 0] / n) ** k",
+     "1 - chances_of_wrong.prod(dim=1)", "1 - (wrong[:, 0] / n) ** k",
      "test_masked.py::test_pass_at_k_equals_its_definition"),
 ]  # fmt: skip
 
