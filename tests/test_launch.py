@@ -83,7 +83,9 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     assert not (tmp_path / "b" / "model").exists()
     names = {path.name for path in max((tmp_path / "b" / "checkpoints").glob("step-*")).iterdir()}
     random_states = {f"random_states_{rank}.pkl" for rank in range(processes)}
-    assert names == {"model.safetensors", "optimizer.bin", "state.json", "meta.json"} | random_states  # see test_checkpoints.py
+    assert (
+        names == {"model.safetensors", "optimizer.bin", "state.json", "meta.json"} | random_states
+    )  # see test_checkpoints.py
     result = run_processes(*command, tmp_path / "b", "--resume", processes=processes)
     assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
     same_run(tmp_path / "a", tmp_path / "b")
