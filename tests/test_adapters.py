@@ -1,6 +1,7 @@
 """PEFT adapter folders as models: loaded onto their base and merged, and from then on a model like any other."""
 
 import json
+import shutil
 import types
 
 import pytest
@@ -11,10 +12,9 @@ import grpo
 import ppo
 from common.errors import InputError
 from common.harness.checkpoints import add_digests
-from common.harness.embedded import EMBEDDED
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.scorers import load_scorer
-from small_models import copy_of_embedded
+from small_models import copy_of_embedded, hub_snapshot
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.needs("peft")
@@ -106,5 +106,20 @@ def test_a_resume_notices_another_adapter_and_another_base(which, adapter, tmp_p
     assert [name for name in before if before[name] != after[name]] == [f"--model_name_or_path {folder}/{path.name}"]
 
 
-def test_the_embedded_model_is_no_adapter():
-    assert not (EMBEDDED / "adapter_config.json").exists()
+def test_an_adapter_of_the_hub_is_loaded_like_a_folder(adapter, tmp_path, monkeypatch):
+    snapshot = hub_snapshot(tmp_path / "cache", monkeypatch)
+    shutil.copytree(adapter.folder, snapshot)
+    args = grpo.Args(model_name_or_path="some/model")
+    policy = load_policy(args, load_tokenizer(args))
+    torch.testing.assert_close(logits(policy.lm), logits(adapter.lm), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.beside("tools")
+def test_the_dry_run_counts_the_base_of_an_adapter(adapter, capsys):
+    estimates = []
+    for folder in (adapter.base, adapter.folder):
+        with pytest.raises(SystemExit) as end:
+            grpo.main(["--dry_run", "--model_name_or_path", str(folder)])
+        assert not end.value.code
+        estimates.append(capsys.readouterr().out.replace(str(folder), "the model"))
+    assert estimates[0] == estimates[1] != ""

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
-from common.harness.checkpoints import check_resume, put_in_place
+from common.harness.checkpoints import put_in_place
 from small_run import QUICK, advance, no_room, refusal, start
 from testbed import ROOT, script
 
@@ -224,9 +224,9 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     advance(run, optimizer)
     args, accepted = run.args, set()
     for field in dataclasses.fields(args):
-        run.args = dataclasses.replace(args, **{"resume": True, field.name: "another"})
+        run.checkpoints.args = dataclasses.replace(args, **{"resume": True, field.name: "another"})
         try:
-            check_resume(run, loaded=False)
+            run.checkpoints.check_resume(loaded=False)
             accepted.add(field.name)
         except InputError as error:
             assert f" --{field.name} was {getattr(args, field.name)}, is another" in str(error)
@@ -257,7 +257,7 @@ def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
 def test_a_checkpoint_that_a_crash_left_goes_at_the_next_start(tmp_path, monkeypatch):
     # Killed between the new checkpoint and the end of the one before.
     run, optimizer, _ = start(tmp_path, keep_checkpoints=1)
-    monkeypatch.setattr("common.harness.checkpoints.prune", lambda run: None)
+    monkeypatch.setattr(run.checkpoints, "prune", lambda: None)
     advance(run, optimizer)
     advance(run, optimizer)
     monkeypatch.undo()

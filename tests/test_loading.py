@@ -2,7 +2,6 @@
 completion ends; and what is saved."""
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -35,7 +34,6 @@ from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     SMALL,
     copy_of_embedded,
-    hub_snapshot,
     learned,
     policy_of,
     random_batch,
@@ -378,26 +376,6 @@ def test_the_token_that_ends_a_completion(template, end, stop):
 
 
 # --- loaded for training, and saved ---
-
-
-@pytest.mark.parametrize(
-    "where, option",
-    [
-        *(("folder", option) for option in ("model_name_or_path", "critic_path", "reward_model_path")),
-        ("hub", "model_name_or_path"),
-        pytest.param("dry run", "critic_path", marks=pytest.mark.beside("tools")),
-    ],
-)
-def test_an_adapter_is_refused_as_a_model(where, option, tmp_path, monkeypatch):
-    """Also where the folder holds tokenizer, configuration and weights of a whole model beside it."""
-    folder = copy_of_embedded(hub_snapshot(tmp_path, monkeypatch) if where == "hub" else tmp_path / "model")
-    config = {"peft_type": "LORA", "base_model_name_or_path": str(EMBEDDED), "r": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    name = "some/model" if where == "hub" else str(folder)
-    with pytest.raises(InputError) as error:
-        options = ["--dry_run"] if where == "dry run" else ["--output_dir", str(tmp_path / "run")]
-        ppo.main([f"--{option}", name, "--max_steps", "0", *options])
-    assert str(error.value).startswith(f"--{option} {name}: holds a PEFT adapter: ")
 
 
 @pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])

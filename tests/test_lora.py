@@ -63,8 +63,9 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_all_linear_layers_but_the_head_have_adapters():
+def test_all_linear_layers_but_the_head_have_adapters(capsys):
     _, _, policy = load()
+    assert "do not use" not in capsys.readouterr().out  # the frozen weights are not those that texts do not use
     linear = {
         name
         for name, module in AutoModelForCausalLM.from_pretrained(EMBEDDED).named_modules()

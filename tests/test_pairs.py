@@ -54,6 +54,8 @@ def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
     options = dict(prompt_template="Q: {prompt}", system_prompt="Add.")
     (pair,), _ = pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], **options)
     assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
+    with pytest.raises(InputError, match="--prompt_template Q:: does not contain {prompt}"):
+        pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], prompt_template="Q:")
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])

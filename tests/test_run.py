@@ -100,7 +100,7 @@ def test_a_run_that_fails_is_unlocked(tmp_path):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     assert run.abandon() == " (after step 1)"
-    assert not run.lock.is_locked and (tmp_path / "metrics.jsonl").exists()
+    assert not run.files.lock.is_locked and (tmp_path / "metrics.jsonl").exists()
 
 
 def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
@@ -445,14 +445,24 @@ def test_a_run_of_no_steps_has_one_score(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("eval/pass@1 0.250; 0 steps, ")
 
 
-def test_an_evaluation_is_due_at_the_end():
-    run = types.SimpleNamespace(args=types.SimpleNamespace(max_steps=5), step=0)
-    due = {every: [] for every in (0, 2)}
+@pytest.mark.parametrize(
+    "eval_every, save_every, evaluations, saves",
+    [(0, 0, [5], []), (2, 2, [2, 4, 5], [2, 4, 5]), (5, 3, [5], [3, 5]), (1, 0, [1, 2, 3, 4, 5], [])],
+)
+def test_evaluations_and_checkpoints_are_due_at_the_last_step_too(eval_every, save_every, evaluations, saves, tmp_path):
+    run, _, _ = start(tmp_path / "run", max_steps=5, eval_every=eval_every, save_every=save_every, keep_checkpoints=9)
+    evaluated = []
+
+    def evaluation():
+        evaluated.append(run.step)
+        return {"eval/reward": 0.5}, None
+
     for run.step in range(1, 6):
-        for every, steps in due.items():
-            steps.append((Run.due(run, every, at_end=True), Run.due(run, every, at_end=False)))
-    assert due[0] == [(False, False)] * 4 + [(True, False)]
-    assert due[2] == [(False, False), (True, True), (False, False), (True, True), (True, False)]
+        run.end_step({"reward/mean": 0.0}, evaluation, last=run.step == 5)
+    kept = [int(path.name.removeprefix("step-")) for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))]
+    assert evaluated == evaluations and kept == saves
+    logged = [row["step"] for row in metric_rows(tmp_path / "run") if "eval/reward" in row]
+    assert logged == evaluations
 
 
 def test_the_tenth_step_in_a_row_without_any_reward_is_an_error_also_after_a_resume(tmp_path):

@@ -26,7 +26,7 @@ def main(name, folder):
     def packed_batch(*inputs):
         batch = fill(*inputs)
         prompts = torch.arange(len(batch["completions"]) // group_size).repeat_interleave(group_size)[:, None]
-        return batch | {"prompt_index": prompts, "packed": torch.ones_like(prompts)}
+        return batch | {"prompt_index": prompts, "packed": True}
 
     def counted(*inputs, **options):
         passes.append(1)

@@ -45,7 +45,9 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = fill(module, {column: values[rows] for column, values in batch.items()}, rewards[rows], args)
-    batch = {column: values.to(accelerator.device) for column, values in batch.items()}
+    for column, values in batch.items():
+        if isinstance(values, torch.Tensor):
+            batch[column] = values.to(accelerator.device)
     metrics, start = Metrics(), {key: x.clone() for key, x in accelerator.get_state_dict(model).items()}
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
