@@ -2,6 +2,7 @@
 completion ends; and what is saved."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -439,3 +440,15 @@ def test_a_cpu_that_multiplies_bfloat16_is_said(units, precision, weights, said,
     args = grpo.Args()
     load_policy(args, load_tokenizer(args), accelerator)
     assert ("--mixed_precision bf16" in capsys.readouterr().out) == said
+
+
+def test_no_code_of_a_checkpoint_is_run(tmp_path):
+    """A folder may name classes of its own (`auto_map`), which transformers runs under `trust_remote_code`."""
+    folder = copy_of_embedded(tmp_path / "model", auto_map={"AutoModelForCausalLM": "own.Own", "AutoConfig": "own.C"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}), encoding="utf-8")
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    args = grpo.Args(model_name_or_path=str(folder))
+    with pytest.raises(InputError, match="--model_name_or_path"):
+        load_policy(args, embedded()[2])
+    assert not (tmp_path / "ran").exists()
