@@ -144,7 +144,8 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
 
 
 def compute_rewards(reward_functions, prompts, texts, truncated):
-    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts.
+    """Score R completions; rows of one prompt are adjacent. A reward is the weighted sum of its parts, of which the one
+    that decides what is correct is +1 or -1 (Eq. 7).
 
     Returns rewards (R,); correct (R,), which is 1 or 0 whatever the rewards are, or None without gold answers; and
     parts {name: (R,)}. NaN marks rows without a gold answer, or to which a reward function does not apply.
@@ -334,7 +335,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    # 7. How much each token counts.
+                    # 7. How much each token counts. The mean over groups of DAPO's Eq. 8 needs the tokens of a group.
                     weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.

@@ -55,7 +55,9 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     prompts_per_step: int = option(32, "prompts in a rollout", "batch", gt=0)
     group_size: int = option(8, "completions per prompt, G (DeepSeekMath: 64)", "batch", gt=0)
     num_epochs: int = option(1, "passes over a rollout (DeepSeekMath's mu: 1)", "batch", gt=0)
-    num_minibatches: int = option(1, "optimizer steps in a pass", "batch", gt=0)
+    num_minibatches: int = option(
+        1, "optimizer steps in a pass; with one update per rollout the clip never acts", "batch", gt=0
+    )
     micro_batch_size: int = option(
         64, "completions in one forward pass of a process; does not change the gradient", "batch", gt=0
     )
@@ -209,7 +211,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    # 7. How much each token counts.
+                    # 7. How much each token counts. The mean over groups of DAPO's Eq. 8 needs the tokens of a group.
                     weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.

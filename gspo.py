@@ -227,7 +227,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
                     )
-                    # 7. How much each token counts.
+                    # 7. How much each token counts. The mean over groups of DAPO's Eq. 8 needs the tokens of a group.
                     weights = token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args)
                     loss = (losses * weights).sum()
                     # Accelerate averages gradients over processes, but the weights count all processes: make it a sum.
