@@ -50,7 +50,7 @@ from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
-from common.masked import group_statistics, kl_estimate, log_ratio
+from common.masked import MAX_LOG_RATIO, group_statistics, kl_estimate, log_ratio
 from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
 
 
@@ -119,18 +119,20 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
-    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
-    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). Where
+    an update may compute a prompt once for all its rows, prompt_index (R, 1) numbers the prompts. Unless stock
+    `generate` sampled, rollout_logprobs (R, T) has the log-probs of the tokens.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
     stock_generate = args.rollout == "hf" or not policy.plain_cache
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
-    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
+    prompts_per_call = len(prompts)
+    if args.generate_batch_size:
+        prompts_per_call = max(1, args.generate_batch_size // n)
     completions, logprobs = [], []
     with eval_mode(policy), seeded(seed, policy.lm.device):
-        for start in range(0, len(prompts), size):
-            part = slice(start, start + size)
+        for start in range(0, len(prompts), prompts_per_call):
+            part = slice(start, start + prompts_per_call)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
                 tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
@@ -248,11 +250,11 @@ def sample_round(accelerator, policy, tokenizer, reward_functions, prompts, seed
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64, of rewards (R,), a group's rows adjacent; 0 where all are equal (DeepSeekMath)."""
     groups = rewards.double().view(-1, args.group_size)
-    mean, _, std, zero = group_statistics(groups, args.std_ddof)
+    mean, _, std, no_signal = group_statistics(groups, args.std_ddof)
     advantages = groups - mean
     if args.normalize_std:
         advantages = advantages / (std + args.std_eps)
-    return advantages.masked_fill(zero, 0).view(-1, 1)
+    return advantages.masked_fill(no_signal, 0).view(-1, 1)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
@@ -276,13 +278,13 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_fraction_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
+        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # DeepSeekMath Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -304,24 +306,25 @@ def add_fixed_logprobs(accelerator, model, reference, micro_batches, several_upd
     """Put the log-probs (R, T) that stay fixed during the updates into each micro-batch.
 
     Those of the old policy come from the same forward on the same rows as those of the first update: the first ratio is
-    exactly 1. With one update per rollout they are those of the update itself, and cost nothing.
+    exactly 1. With one update per rollout the update takes its own log-probs for them.
     """
     for micro in micro_batches:
         if several_updates:
             micro["old_logprobs"], _ = model(micro, with_entropy=False)
         if reference is not None:
-            with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
+            with accelerator.autocast():  # `prepare` puts the forward of `model` under it, and not the reference
                 micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
 
 
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Train on one rollout: num_epochs passes of num_minibatches optimizer steps (DeepSeekMath, Algorithm 1)."""
-    # 4. Cut the rows into optimizer steps and micro-batches: none if no completion of any process has a reward.
+    # 4. Cut the rows into optimizer steps and micro-batches. There are none if nothing got a reward on any process.
     minibatches = split_rollout(accelerator, batch, args)
     metrics.add("reward/skipped", float(not minibatches))
     # 5. Log-probs of the old policy and the reference; those of the new weights follow in each micro-batch.
+    several_updates = args.num_epochs * args.num_minibatches > 1
     for micro_batches, _ in minibatches:
-        add_fixed_logprobs(accelerator, model, reference, micro_batches, args.num_epochs * args.num_minibatches > 1)
+        add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates)
     for epoch in range(args.num_epochs):
         for micro_batches, totals in minibatches:
             step_loss = 0.0
@@ -330,7 +333,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics)
                 with gradient_sync(accelerator, model, last=micro is micro_batches[-1]):
                     # A gradient through the entropy keeps every chunk of logits.
                     logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)
-                    old_logprobs = micro.get("old_logprobs", logprobs.detach())
+                    old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update the ratio is 1
                     # 6. The loss of each token.
                     losses, stats = policy_loss(
                         logprobs, old_logprobs, micro["advantages"], mask, args, micro.get("ref_logprobs"), entropy
@@ -385,7 +388,7 @@ def main(argv=None):
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
-    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    fused = True if accelerator.device.type == "cuda" else None  # the fused kernel copies no second moments
     optimizer = torch.optim.AdamW(
         policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
     )
@@ -394,7 +397,7 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts, args.seed)
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
+    run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
 
     evaluation = partial(
         evaluate, accelerator, model, policy, tokenizer, reward_functions, eval_prompts, args, rollout, compute_rewards

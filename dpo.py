@@ -141,18 +141,20 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
-    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
-    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). Where
+    an update may compute a prompt once for all its rows, prompt_index (R, 1) numbers the prompts. Unless stock
+    `generate` sampled, rollout_logprobs (R, T) has the log-probs of the tokens.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
     stock_generate = args.rollout == "hf" or not policy.plain_cache
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
-    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
+    prompts_per_call = len(prompts)
+    if args.generate_batch_size:
+        prompts_per_call = max(1, args.generate_batch_size // n)
     completions, logprobs = [], []
     with eval_mode(policy), seeded(seed, policy.lm.device):
-        for start in range(0, len(prompts), size):
-            part = slice(start, start + size)
+        for start in range(0, len(prompts), prompts_per_call):
+            part = slice(start, start + prompts_per_call)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
                 tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
@@ -395,7 +397,7 @@ def main(argv=None):
     # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
     policy = load_policy(args, tokenizer, accelerator, temperature=1.0)
     betas = (args.adam_beta1, args.adam_beta2)
-    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    fused = True if accelerator.device.type == "cuda" else None  # the fused kernel copies no second moments
     optimizer = torch.optim.AdamW(
         policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
     )
@@ -405,7 +407,7 @@ def main(argv=None):
     sampler = PromptSampler(train_prompts or given_pairs, args.seed)
     run.keep(round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
+    run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     evaluation = partial(

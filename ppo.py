@@ -56,7 +56,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics, add_explained_variance
 from common.harness.run import Run
 from common.harness.scorers import learned_reward, load_scorer
-from common.masked import kl_estimate, log_ratio, moments
+from common.masked import MAX_LOG_RATIO, kl_estimate, log_ratio, moments
 from common.policy import Backbone
 from common.rewards import load_rewards, score_rewards, weighted_sum
 
@@ -208,18 +208,20 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     """Sample n completions of each prompt from `policy`; rows of one prompt are adjacent.
 
     `seed`, one or several numbers, selects the random stream. Returns a batch of R = n x len(prompts) rows: prompts
-    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). It
-    also has prompt_index (R, 1), equal for rows of one prompt, if the update may compute a prompt once for all its
-    rows; and rollout_logprobs (R, T), unless stock `generate` sampled.
+    (R, P) padded on the left, prompt_mask (R, P), completions (R, T), completion_mask (R, T) and truncated (R,). Where
+    an update may compute a prompt once for all its rows, prompt_index (R, 1) numbers the prompts. Unless stock
+    `generate` sampled, rollout_logprobs (R, T) has the log-probs of the tokens.
     """
     ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)  # (R / n, P)
     stock_generate = args.rollout == "hf" or not policy.plain_cache
     config = sampling_config(policy, temperature, top_p, args.max_new_tokens, n if stock_generate else 1)
-    size = max(1, args.generate_batch_size // n) if args.generate_batch_size else len(prompts)
+    prompts_per_call = len(prompts)
+    if args.generate_batch_size:
+        prompts_per_call = max(1, args.generate_batch_size // n)
     completions, logprobs = [], []
     with eval_mode(policy), seeded(seed, policy.lm.device):
-        for start in range(0, len(prompts), size):
-            part = slice(start, start + size)
+        for start in range(0, len(prompts), prompts_per_call):
+            part = slice(start, start + prompts_per_call)
             inputs = dict(input_ids=ids[part], attention_mask=mask[part].long(), generation_config=config)
             if stock_generate:
                 tokens = policy.lm.generate(**inputs)[:, ids.shape[1] :]
@@ -308,7 +310,7 @@ def policy_loss(
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= 20,  # where `log_ratio` clamps: such a token has no gradient
+        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if args.objective == "clip":
         clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
@@ -325,7 +327,7 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)
         losses = losses + (args.kl_coef if kl_coef is None else kl_coef) * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -396,7 +398,7 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
         mask = micro["loss_mask"]
         micro["old_logprobs"], _, micro["old_values"] = model(micro, with_entropy=False)
         if reference is not None:
-            with accelerator.autocast():  # `prepare` wraps the forward of `model` in it, but not this one
+            with accelerator.autocast():  # `prepare` puts the forward of `model` under it, and not the reference
                 micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
         # The KL of the old policy to the reference; without a reference it is 0.
         kl = kl_estimate(micro["old_logprobs"], micro.get("ref_logprobs", micro["old_logprobs"]), mask, "k1")
@@ -540,7 +542,7 @@ def main(argv=None):
     critic = load_critic(args, policy)
     betas = (args.adam_beta1, args.adam_beta2)
     groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]  # with a rate and a clip each
-    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    fused = True if accelerator.device.type == "cuda" else None  # the fused kernel copies no second moments
     optimizer = torch.optim.AdamW(groups, args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused)
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
@@ -548,7 +550,7 @@ def main(argv=None):
     coefficients = Coefficients(args)
     run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
-    run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
+    run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     evaluation = partial(
@@ -560,9 +562,10 @@ def main(argv=None):
         metrics = Metrics()
         start = time.perf_counter()
         # 1. Draw prompts, and sample completions of each; this process takes its share.
-        prompts = [train_prompts[i] for i in sampler.draw(args.prompts_per_step)[rank::processes]]
+        drawn = sampler.draw(args.prompts_per_step)[rank::processes]
+        prompts = [train_prompts[i] for i in drawn]
         with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
-            seed = (args.seed, rank, step, 0)
+            seed = (args.seed, rank, step, 0)  # the last number is the sampling round, of which dapo.py has several
             batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
         # 2. Score the completions.
         texts = completion_texts(tokenizer, batch)

@@ -191,7 +191,7 @@ def main(argv=None):
     steps = steps if args.max_steps < 0 else min(steps, args.max_steps)
     reward_model = load_reward_model(args, tokenizer, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
-    fused = accelerator.device.type == "cuda" or None  # there it makes no copy of the second moments
+    fused = True if accelerator.device.type == "cuda" else None  # the fused kernel copies no second moments
     optimizer = torch.optim.AdamW(
         reward_model.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay, fused=fused
     )
@@ -199,7 +199,7 @@ def main(argv=None):
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
     run.keep(sampler=sampler)  # a part of every checkpoint
     run.start(data_summary, f"steps: {steps}")
-    run.save_step_model(model, reward_model, tokenizer)  # after a resume, the one that a crash has prevented
+    run.save_step_model(model, reward_model, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes
 
     evaluation = partial(evaluate_pairs, accelerator, model, eval_pairs, args, pair_losses)

@@ -42,7 +42,7 @@ def launch(args):
     if unknown := set(args.report_to) - set(map(str, get_available_trackers())):
         raise InputError(f"--report_to {' '.join(sorted(unknown))}: not installed, or unknown to Accelerate")
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
-    # Gradients lie in the buckets that DDP sends; and buffers, such as rotary frequencies, are equal from the start.
+    # Gradients lie in the buckets that DDP sends, which saves their copy. Buffers are equal from the start.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     # Some trackers are refused without a folder; `Run` puts its own in the place of this one.
     options = dict(project_dir=".", log_with=args.report_to or None, kwargs_handlers=[patience, ddp])

@@ -19,7 +19,7 @@ def evaluate(accelerator, model, policy, tokenizer, reward_functions, prompts, a
     n = args.eval_samples if args.eval_temperature > 0 else 1
     places = own_places(len(prompts), accelerator)
     own_prompts = [prompts[place % len(prompts)] for place in places]
-    counted = torch.tensor([place < len(prompts) for place in places])  # fillers are not
+    counted = torch.tensor([place < len(prompts) for place in places])  # false for fillers
     with accelerator.autocast(), unsharded(accelerator, model):  # sharded weights are whole while it samples
         seed = (
             args.seed,

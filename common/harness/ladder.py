@@ -1,7 +1,7 @@
 """Which ways to a model's log-probs are exact: from the fastest one down to whole rows with padding.
 
-A way is tried on a few rows, and taken if it gives the log-probs, and where it changes what flows back also the
-gradient, of whole rows. What is found holds on all processes: where one refuses a shortcut, none takes it.
+A way is tried on a few rows, and taken if it gives the log-probs of whole rows and, where the backward pass differs,
+their gradient. What is found holds on all processes: where one refuses a shortcut, none takes it.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ def find_shortcuts(lm, may_share=True, accelerator=None):
         from common.harness import gpu_probes
 
         norms = gpu_probes.norms(lm)
-        with accelerator.autocast() if accelerator else contextlib.nullcontext():
+        precision = accelerator.autocast() if accelerator else contextlib.nullcontext()
+        with precision:
             found |= gpu_probes.find_gpu_shortcuts(lm, refused, **found)
     elif is_to_be_sharded_on_gpus(accelerator) and found["head_is_last"] and found["plain_cache"]:
         from common.harness import gpu_probes
@@ -47,8 +48,11 @@ def is_to_be_sharded_on_gpus(accelerator):
 
 
 def agree(found, norms, refused, accelerator):
-    """`found` and the fused ones of `norms` as they hold on every process. Each has tried its own copy of the model on
-    its own device; where one took another way than the others, it would count other metrics, or round otherwise."""
+    """`found` and the fused ones of `norms` as they hold on every process.
+
+    Each has tried its own copy of the model on its own device. All must take the same shortcuts, or their metrics and
+    their rounding would differ.
+    """
     flags = [found.get(name, False) for name in EXACT]
     flags += ["forward" in vars(norm) for norm in norms]
     if accelerator is not None:
@@ -67,7 +71,7 @@ def agree(found, norms, refused, accelerator):
 
 def head_is_last(lm):
     """Whether logits are those of the head on the states of `base_model`: no scale (Granite, Cohere) and no soft cap
-    (Gemma 2), which shows as the head's output is amplified. An error if that gives no states (Llama 4)."""
+    (Gemma 2), which shows as the head's output is amplified. It raises if that gives no states (Llama 4)."""
     head = lm.get_output_embeddings()
     ids = torch.arange(8, device=lm.device)[None] % head.weight.shape[0]
     with head.register_forward_hook(lambda module, inputs, output: output * 1e4):

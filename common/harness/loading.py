@@ -79,7 +79,7 @@ def load_policy(args, tokenizer, accelerator=None, temperature=None):
     lm = load_model(args, option, tokenizer, first_device(accelerator))
     with load_errors(args, option, "its generation_config.json"):
         stop_tokens = find_stop_tokens(tokenizer, lm.origin.generation_config)
-    # Checkpointing switches the cache off; of a sharded model all processes must take the same number of passes.
+    # Checkpointing switches the cache off. Of a sharded model all processes must take equally many passes.
     may_share = not (args.gradient_checkpointing or is_sharded(accelerator))
     policy = Policy(lm, tokenizer.pad_token_id, stop_tokens, 1.0, **find_shortcuts(lm, may_share, accelerator))
     if problem := sampling_problem(policy) or causal_problem(lm):
@@ -236,7 +236,10 @@ def check_weights(args, option, lm, info, new_head):
 
 
 def check_positions(args, option, lm, tokens=None):
-    """Refuse rows of so many `tokens` [as options allow] beyond the positions, or that change other rows' log-probs."""
+    """Refuse rows that are too long: beyond the model's positions, or so long that they change other rows' log-probs.
+
+    `tokens` is the length of a row, by default the longest that the options allow.
+    """
     if tokens is None:
         of_rollout = getattr(args, "max_prompt_tokens", 0) + getattr(args, "max_new_tokens", 0)
         tokens = max(getattr(args, "max_length", 0), of_rollout)

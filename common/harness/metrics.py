@@ -130,7 +130,7 @@ class Metrics:
     def add_speed(self, phase, seconds, tokens):
         """Count the seconds that this process took for `phase`, and its tokens in that time."""
         self.add(f"time/{phase}_s", seconds)
-        # All tokens x processes over the sum of seconds is all tokens over the mean of seconds.
+        # All tokens / mean seconds = all tokens x processes / sum of seconds.
         self.add_ratio(f"time/{phase}_tokens_per_s", tokens * world_size(), seconds)
 
     def reduce(self, accelerator, reward_functions=()):

@@ -12,7 +12,7 @@ from common.policy import Policy
 
 
 def ordinary_ids(lm, count):
-    """Ids (count,) of tokens that are not special and whose embedding is not zero: 24 norms later it is NaN."""
+    """Ids (count,) of tokens that are not special. Those of a zero embedding are left out: its gradient may be NaN."""
     config = lm.config.get_text_config()
     eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     special = {config.pad_token_id, config.bos_token_id, *eos}
@@ -47,7 +47,10 @@ def influence(lm, padding=()):
 
 @torch.enable_grad()
 def unused_weights(lm):
-    """Names of trainable weights that no text reaches, those for images or sound; a few tokens miss some experts."""
+    """Names of trainable weights that no text reaches, such as those for images or sound.
+
+    Experts are left out, since a few tokens do not reach all of them.
+    """
     nodes = [lm(input_ids=torch.arange(4, device=lm.device)[None]).logits.grad_fn]
     visited = set()
     while nodes:

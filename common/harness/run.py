@@ -20,13 +20,13 @@ from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
 from common.tools import load_tool
 
-SKIPPED_STEPS = 10  # so many without any reward, one after the other, end a run
-DEAD_STEPS = 5  # so many with a dead metric, one after the other, are said
+SKIPPED_STEPS = 10  # a run ends after so many steps in a row without any reward
+DEAD_STEPS = 5  # a run warns after so many steps in a row with a metric of DEAD
 DEAD = {"completion/truncated": 1, "optim/grad_norm": 0}  # {metric: value} of a step from which nothing is learned
 
 
 class Run:
-    """A run in its folder. `dead` {metric: value} says by what all advantages of a step are 0; `DEAD` has the rest."""
+    """A run in its folder. `dead`, pairs (metric, value), adds to DEAD what tells that all advantages are 0."""
 
     def __init__(self, accelerator, args, script, reward_functions=(), dead=(("advantage/zero_groups", 1),)):
         self.accelerator = accelerator
@@ -36,7 +36,7 @@ class Run:
         self.first_eval = None
         self.last_eval = None
         self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
-        self.skipped = SKIPPED_STEPS - 1  # in a row, one short of the limit: a first step without a reward is an error
+        self.skipped = SKIPPED_STEPS - 1  # in a row; it starts there, since a first step without a reward is an error
         self.said_unscored = False
         self.dead = DEAD | dict(dead)
         self.dead_steps = collections.Counter()
@@ -204,7 +204,9 @@ class Run:
             self.dead_steps[name] += 1
             if self.dead_steps[name] == DEAD_STEPS:
                 del self.dead[name]
-                self.print(f"{name} has been {value} for 5 steps in a row (said once): see docs/monitoring.md")
+                self.print(
+                    f"{name} has been {value} for {DEAD_STEPS} steps in a row (said once): see docs/monitoring.md"
+                )
 
     def check_scored(self, metrics):
         """Warn of unscored completions. If all are, at step 1 or SKIPPED_STEPS times in a row, save and raise."""

@@ -68,10 +68,9 @@ def completion_pass(lm, batch, rows, cache, width):
 
 
 def most_padding(device, num_parameters):
-    """The pad tokens that cost as much time as a further pass.
+    """How many pad tokens may be spent to save one more pass.
 
-    A pass costs about as much as so many operations on padding. Where the weights are large it costs as much as so many
-    pad tokens: it reads them again, and writes a gradient for each (docs/scale.md).
+    They cost operations; a pass costs reading all weights, and writing a gradient for each (docs/scale.md).
     """
     if device.type == "cpu":
         operations = 2e8
