@@ -43,7 +43,7 @@ from accelerate.utils import gather_object
 from torch.nn.functional import logsigmoid
 
 from common.batches import completion_texts, left_pad, rollout_batch
-from common.errors import InputError, clean_exit, refuse
+from common.errors import InputError, clean_exit, count, refuse
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
@@ -133,7 +133,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
         pairs = self.pairs_per_step
-        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
+        passes = count(self.num_epochs, "pass")
+        return f"{count(pairs, 'pair')}, {pairs // processes} on each process; {passes} over the pairs"
 
 
 @torch.no_grad()
@@ -442,7 +443,8 @@ def main(argv=None):
             if train_prompts and rows:
                 run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
             if current.steps_left() == 0 and args.max_steps != 0:
-                sizes = f"{len(pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
+                visits = f"{count(len(pairs), 'pair')} x {count(args.num_epochs, 'pass')}"
+                sizes = f"{visits} do not fill a step of {args.pairs_per_step}"
                 if run.step == 0:
                     pair = "two finished completions of a prompt with different rewards are a pair"
                     raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs; {pair}")

@@ -203,6 +203,14 @@ def one_line(error):
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def count(number, noun):
+    """A number with its noun: (1, "step") -> "1 step", (2, "pass") -> "2 passes"."""
+    if number == 1:
+        return f"{number} {noun}"
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number} {noun}{ending}"
+
+
 def world_size():
     """The number of processes that the launcher started."""
     return int(os.environ.get("WORLD_SIZE", 1))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.answers import extract_answer
-from common.errors import InputError, one_line, refuse
+from common.errors import InputError, count, one_line, refuse
 from common.harness.embedded import EMBEDDED_FOLDERS
 from common.harness.prompts import TEMPLATE_COLUMNS, begins_answer, read_prompt, tokenize
 
@@ -41,11 +41,11 @@ class Prompt:
 def load_prompts(args, tokenizer, needs_answers, train=None):
     """Training prompts, evaluation prompts, and a line about them: `load_rows`."""
     most_eval = args.eval_prompts
-    return load_rows("prompts", read_prompts, args, tokenizer, train, most_eval, needs_answers)
+    return load_rows("prompt", read_prompts, args, tokenizer, train, most_eval, needs_answers)
 
 
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
-    """Training rows, evaluation rows, and a line on where they come from.
+    """Training rows, evaluation rows, and a line on where they come from; `what` they are: "pair".
 
     `read(source, args, tokenizer, *options)` returns [(key, row)], in which rows of one prompt have
     one key, and {what to tell: how many}. There are at most `most_eval` evaluation rows (0: all).
@@ -78,9 +78,9 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     also_in_training = sum(key in train_keys for key, _ in eval_rows)
     if also_in_training:
         eval_note += f", {also_in_training} also in training"
-    summary = f"evaluation: {len(eval_rows)} {what} ({eval_note})"
+    summary = f"evaluation: {count(len(eval_rows), what)} ({eval_note})"
     if train_source:
-        summary = f"training: {len(train_rows)} {what} ({train_note}); {summary}"
+        summary = f"training: {count(len(train_rows), what)} ({train_note}); {summary}"
     return [row for _, row in train_rows], [row for _, row in eval_rows], summary
 
 
@@ -206,6 +206,7 @@ def load_splits(path, config):
 def read_rows(source):
     """Yield (where, row) of every row of a source: ("data.jsonl, line 3", {"prompt": "1+1?"})."""
     name, tables = source
+    is_empty = True
     for table in tables:
         place = table if isinstance(table, Path) else name
         unit = "line" if ".jsonl" in str(table) else "row"
@@ -213,10 +214,13 @@ def read_rows(source):
         try:
             for number, row in enumerate(raw_rows(table), 1):
                 if row is not None:
+                    is_empty = False
                     yield f"{place}, {unit} {number}", row
         except Exception as error:  # of the disk, the compression, the format
             where = f"{place}, {unit} {number + 1}"
             raise InputError(f"{where}: cannot be read: {one_line(error)}") from None
+    if is_empty:
+        raise InputError(f"{name}: has no rows")
 
 
 def raw_rows(table):
@@ -245,12 +249,22 @@ def text_rows(path):
     # A byte that is not UTF-8 becomes half a surrogate, which `read_text` refuses with its row.
     options = dict(encoding="utf-8-sig", errors="surrogateescape", newline="")
     with open_text(path, "rt", **options) as file:
-        rows = csv.DictReader(file, strict=True) if ".csv" in path.suffixes else json_rows(file)
+        rows = csv_rows(file) if ".csv" in path.suffixes else json_rows(file)
         for row in rows:
             # A CSV reader puts the fields beyond the header under the key None.
             if row is not None and (not isinstance(row, dict) or None in row):
                 raise ValueError("not an object, or in CSV more fields than the header")
             yield row
+
+
+def csv_rows(file):
+    """The rows of a CSV file, whose columns must be separated by commas."""
+    rows = csv.DictReader(file, strict=True)
+    header = rows.fieldnames or []
+    for separator in (";", "\t", "|"):
+        if len(header) == 1 and separator in header[0]:
+            raise ValueError(f"its columns are separated by {separator!r}: separate them by commas")
+    return rows
 
 
 def json_rows(file):
@@ -261,7 +275,10 @@ def json_rows(file):
         yield from json.load(file, parse_float=JsonFloat)
         return
     for line in file:
-        yield json.loads(line, parse_float=JsonFloat) if line.strip() else None
+        try:
+            yield json.loads(line, parse_float=JsonFloat) if line.strip() else None
+        except json.JSONDecodeError as error:  # its own text calls this line 1
+            raise ValueError(f"{error.msg}: column {error.colno}") from None
 
 
 class JsonFloat(float):
@@ -286,6 +303,8 @@ def find_column(kind, args, row, source, needed=True):
             return column
     if not asked and not needed:
         return None
+    if asked:
+        raise InputError(f"{source[0]}: --{kind}_column {asked}: the columns are {[*row]}")
     problem = f"no {kind} column of {wanted} in {[*row]}"
     if "conversations" in row:
         problem += " (convert ShareGPT's to messages of role and content)"
@@ -316,7 +335,7 @@ def read_prompts(source, args, tokenizer, needs_answers):
             prompts.append((repr(row.prompt), prompt))
     if not prompts:
         limit = f"--max_prompt_tokens {args.max_prompt_tokens}"
-        raise InputError(f"{source[0]}: none of its {len(rows)} prompts fits {limit}")
+        raise InputError(f"{source[0]}: none of its {count(len(rows), 'prompt')} fits {limit}")
     unknown = tokenizer.unk_token_id
     return prompts, {
         "repeated rows merged": merged,

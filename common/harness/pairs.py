@@ -48,7 +48,7 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
         if getattr(args, option) == "embedded":
             embedded[option] = str(EMBEDDED_PAIRS)
     args = SimpleNamespace(**vars(args) | embedded)
-    train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
+    train, evaluation, summary = load_rows("pair", read_pairs, args, tokenizer, train, most_eval)
     first = (train or evaluation)[0]
     shown = raw_lines(tokenizer, first.prompt, first.chosen)
     return train, evaluation, "\n".join([summary, *shown])

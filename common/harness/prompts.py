@@ -27,7 +27,9 @@ def read_text(value, what, where):
             check_text(message["role"])
             check_text(message["content"])
         return messages
-    except (TypeError, KeyError, UnicodeEncodeError):
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: {what} is not valid UTF-8: save the file as UTF-8") from None
+    except (TypeError, KeyError):
         valid = "valid text nor a list of messages of role and content"
         raise InputError(f"{where}: {what} is neither {valid}") from None
 
