@@ -51,7 +51,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import group_statistics, kl_estimate, log_ratio
-from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -378,6 +378,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dapo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     if args.filter_by == "accuracy" and any(prompt.answer is None for prompt in train_prompts):
         where = f"--filter_by accuracy: {args.dataset} has prompts without an answer"
         raise InputError(f"{where}; name the column with --answer_column, or take --filter_by reward")

@@ -64,7 +64,7 @@ from common.harness.pairs import (
 )
 from common.harness.run import Run
 from common.masked import nearly_equal
-from common.rewards import load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -392,6 +392,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_prompts_or_pairs(args, tokenizer)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     end = last_step(args, given_pairs)
     # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
     policy = load_policy(args, tokenizer, accelerator, temperature=1.0)

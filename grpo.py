@@ -47,7 +47,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import group_statistics, kl_estimate, log_ratio
-from common.rewards import load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -239,6 +239,7 @@ def main(argv=None):
     run = Run(accelerator, args, "grpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)

@@ -58,7 +58,7 @@ from common.harness.run import Run
 from common.harness.scorers import learned_reward, load_scorer
 from common.masked import kl_estimate, log_ratio, moments
 from common.policy import Backbone
-from common.rewards import load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -533,6 +533,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     if args.reward_model_path:
         reward_functions = [learned_reward(args, train_prompts or eval_prompts, accelerator.device)]
     policy = load_policy(args, tokenizer, accelerator)
