@@ -484,6 +484,17 @@ def test_prompt_template_and_system_prompt(tmp_path):
     assert text_of(loaded) == "[system]S[end][user]<a>[end][assistant]"
 
 
+def test_messages_that_become_plain_text_are_counted(tmp_path):
+    said = "1 of messages, which become plain text: the tokenizer has no chat template"
+    path = write(tmp_path / "train.jsonl", [{"prompt": USER, "answer": "4"}, {"prompt": "2+2?", "answer": "4"}])
+    assert said in load(path, PLAIN, eval_dataset=str(path))[2]
+    assert "plain text" not in load(path, CHAT, eval_dataset=str(path))[2]
+    pair = {"prompt": USER, "chosen": [say("4")], "rejected": [say("5")]}
+    path = write(tmp_path / "pairs.jsonl", [pair])
+    assert said in load_pairs(make_args(path, eval_dataset=str(path)), PLAIN)[2]
+    assert "plain text" not in load_pairs(make_args(path, eval_dataset=str(path)), CHAT)[2]
+
+
 def test_options_on_a_conversation(tmp_path):
     """The last user message is wrapped, the data's own system message replaced: most templates take only one."""
     turns = [("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c")]

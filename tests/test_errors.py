@@ -339,7 +339,7 @@ def test_under_nohup_a_run_goes_on_when_its_terminal_closes(tmp_path):
         assert process.poll() is None
     os.close(terminal)
     assert process.wait(120) == 0
-    assert (tmp_path / "run" / "model").exists() and "2 steps" in (tmp_path / "nohup.out").read_text()
+    assert (tmp_path / "run" / "model").exists() and "2 steps" in (tmp_path / "nohup.out").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("gone", ["terminal", "pipe"])

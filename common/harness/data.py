@@ -17,7 +17,14 @@ import numpy as np
 from common.answers import extract_answer
 from common.errors import InputError, count, one_line, refuse
 from common.harness.embedded import EMBEDDED_FOLDERS
-from common.harness.prompts import TEMPLATE_COLUMNS, begins_answer, read_prompt, tokenize
+from common.harness.prompts import (
+    PLAIN,
+    TEMPLATE_COLUMNS,
+    begins_answer,
+    count_plain,
+    read_prompt,
+    tokenize,
+)
 
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 COLUMNS = {  # by which a prompt or an answer is recognized
@@ -340,6 +347,7 @@ def read_prompts(source, args, tokenizer, needs_answers):
     return prompts, {
         "repeated rows merged": merged,
         "of them with other values in other columns": differing,
+        PLAIN: count_plain([row.prompt for row in rows], tokenizer),
         "begin the assistant's answer": sum(begins_answer(row.prompt) for row in rows),
         f"longer than {args.max_prompt_tokens} tokens dropped": len(rows) - len(prompts),
         "with characters unknown to the tokenizer": sum(unknown in row.ids for _, row in prompts),

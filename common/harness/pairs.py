@@ -16,7 +16,9 @@ from common.harness.distributed import own_places
 from common.harness.embedded import EMBEDDED_PAIRS
 from common.harness.metrics import Metrics, peak_memory_gb
 from common.harness.prompts import (
+    PLAIN,
     TEMPLATE_COLUMNS,
+    count_plain,
     encode_completions,
     end_token,
     read_prompt,
@@ -150,6 +152,7 @@ def read_pairs(source, args, tokenizer):
     return pairs, {
         "with equal or empty completions dropped": len(rows) - len(pairs),
         f"cut to {args.max_length} tokens": cut,
+        PLAIN: count_plain([prompt for _, prompt, _ in rows], tokenizer),
         "with characters unknown to the tokenizer": with_unknown,
     }
 

@@ -146,6 +146,16 @@ def encode_completions(texts, tokenizer):
     return completions
 
 
+def count_plain(prompts, tokenizer):
+    """How many prompts are messages that become plain text, as there is no chat template."""
+    if tokenizer.chat_template:
+        return 0
+    return sum(isinstance(prompt, list) for prompt in prompts)
+
+
+PLAIN = "of messages, which become plain text: the tokenizer has no chat template"
+
+
 def prompt_text(where, prompt, columns, args, tokenizer):
     """What the model reads of a row: its messages by the chat template, or one after the other."""
     messages = prompt_messages(prompt, args)
