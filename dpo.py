@@ -47,7 +47,7 @@ from common.errors import InputError, clean_exit, count, refuse
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler
+from common.harness.data import DataDigest, PromptSampler
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, own_places, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_tokenizer
@@ -405,7 +405,7 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(policy, optimizer)
     current = Round(args)
     sampler = PromptSampler(train_prompts or given_pairs, args.seed)
-    run.keep(round=current, sampler=sampler)  # parts of every checkpoint
+    run.keep(data=DataDigest(train_prompts or given_pairs), round=current, sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -49,7 +49,7 @@ from common.errors import InputError, clean_exit
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, load_prompts
+from common.harness.data import DataDigest, PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
@@ -547,7 +547,7 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     coefficients = Coefficients(args)
-    run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
+    run.keep(data=DataDigest(train_prompts), sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

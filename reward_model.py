@@ -35,7 +35,7 @@ from torch.nn.functional import logsigmoid
 from common.errors import InputError, clean_exit, count, refuse
 from common.harness.args import RunArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler
+from common.harness.data import DataDigest, PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
 from common.harness.loading import check_positions, enable_checkpointing, load_tokenizer
 from common.harness.metrics import Metrics
@@ -199,7 +199,7 @@ def main(argv=None):
     )
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
-    run.keep(sampler=sampler)  # a part of every checkpoint
+    run.keep(data=DataDigest(train_pairs), sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, f"steps: {steps}")
     run.save_step_model(model, reward_model, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import InputError
-from common.harness.data import Prompt, PromptSampler, load_prompts
+from common.harness.data import DataDigest, Prompt, PromptSampler, load_prompts
 from common.harness.pairs import Pair, load_pairs
 from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
@@ -687,7 +687,7 @@ def test_resume_continues_where_it_stopped(before):
 
 def test_other_data_is_refused_on_resume():
     with pytest.raises(InputError, match="other data than this run's 8 rows"):
-        PromptSampler(range(8), 1).load_state_dict(PromptSampler(range(7), 1).state_dict())
+        DataDigest(range(8)).load_state_dict(DataDigest(range(7)).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -710,8 +710,8 @@ def test_the_digest_sees_every_part_of_a_row():
         Pair([1], [2], [3]),
         Pair([1], [2], [4]),
     ]
-    digests = {PromptSampler([row], 0).digest for row in [prompt, *others]}
+    digests = {DataDigest([row]).digest for row in [prompt, *others]}
     assert len(digests) == 7
-    assert PromptSampler([prompt, others[0]], 0).digest != PromptSampler([others[0], prompt], 0).digest
+    assert DataDigest([prompt, others[0]]).digest != DataDigest([others[0], prompt]).digest
     image = Prompt([1], "1", "1", {"image": object()})  # no address of an object: it is another one in each process
-    assert PromptSampler([image], 0).digest == PromptSampler([Prompt([1], "1", "1", {"image": object()})], 0).digest
+    assert DataDigest([image]).digest == DataDigest([Prompt([1], "1", "1", {"image": object()})]).digest

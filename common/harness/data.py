@@ -418,16 +418,14 @@ def merge_repeated(rows):
     return list(first_rows.values()), merged, differing
 
 
-# --- the order in which rows are drawn ---
+# --- what a checkpoint knows of the data, and the order in which rows are drawn ---
 
 
-class PromptSampler:
-    """Draws indices of `rows` (prompts or pairs); each epoch has a permutation, by `seed` alone."""
+class DataDigest:
+    """Keeps a digest of the rows of a run in its checkpoints, whatever sampler draws them."""
 
-    def __init__(self, rows, seed):
+    def __init__(self, rows):
         self.rows = rows
-        self.seed = seed
-        self.drawn = 0  # how many indices were drawn
 
     @cached_property
     def digest(self):
@@ -438,6 +436,24 @@ class PromptSampler:
             text = json.dumps(values, default=lambda value: type(value).__name__)
             digest.update(text.encode() + b"\n")
         return digest.hexdigest()
+
+    def state_dict(self):
+        return {"digest": self.digest}
+
+    def load_state_dict(self, state):
+        """Refuse other rows: among them an index means nothing."""
+        if state["digest"] != self.digest:
+            rows = count(len(self.rows), "row")
+            raise InputError(f"the checkpoint is of other data than this run's {rows}")
+
+
+class PromptSampler:
+    """Draws indices of `rows` (prompts or pairs); each epoch has a permutation, by `seed` alone."""
+
+    def __init__(self, rows, seed):
+        self.rows = rows
+        self.seed = seed
+        self.drawn = 0  # how many indices were drawn
 
     def draw(self, k):
         """The next k indices, across the end of an epoch if need be."""
@@ -450,11 +466,7 @@ class PromptSampler:
         return indices
 
     def state_dict(self):
-        return {"digest": self.digest, "drawn": self.drawn}
+        return {"drawn": self.drawn}
 
     def load_state_dict(self, state):
-        """Go on where a run stopped. Other rows are refused: among them an index means nothing."""
-        if state["digest"] != self.digest:
-            rows = f"this run's {len(self.rows)} rows"
-            raise InputError(f"the checkpoint is of other data than {rows}")
         self.drawn = state["drawn"]
