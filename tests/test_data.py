@@ -535,6 +535,7 @@ def test_a_template_that_refuses_an_answer_is_one_line():
     [
         ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "enclosed in double quotes: column 17"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "the prompt is not valid UTF-8"),
+        ([b'{"prompt": "a", "answer": "f\xfcnf"}'], 1, "the answer is not valid UTF-8"),
         ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], 2, "cannot be read: maximum recursion"),
         ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], 2, "cannot be read: not an object"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], 2, "the prompt is empty"),
