@@ -365,7 +365,7 @@ def find_prompts(source, args, needs_answers):
         prompt_column, answer_column = found_columns
         prompt, last_turn = read_prompt(columns, prompt_column, where)
         text = gold_text(columns.get(answer_column) if answer_column else last_turn)
-        read_text(text, "the answer", where)  # refuses bytes that are not UTF-8: no completion could match
+        read_text(text, "the answer", where)  # no completion could match bytes that are not UTF-8
         answer = find_answer(text) or text or None
         if needs_answers and answer is None:
             place = answer_column or "the last turn"
