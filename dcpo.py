@@ -337,7 +337,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     history = History(len(train_prompts))
-    run.keep(data=DataDigest(train_prompts), sampler=sampler, history=history)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts), sampler=sampler, history=history)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -405,7 +405,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(policy, optimizer)
     current = Round(args)
     sampler = PromptSampler(train_prompts or given_pairs, args.seed)
-    run.keep(data=DataDigest(train_prompts or given_pairs), round=current, sampler=sampler)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts or given_pairs), round=current, sampler=sampler)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -547,7 +547,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     coefficients = Coefficients(args)
-    run.keep(data=DataDigest(train_prompts), sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts), sampler=sampler, coefficients=coefficients)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # after a resume, the one that a crash has prevented
     rank, processes = accelerator.process_index, accelerator.num_processes

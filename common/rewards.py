@@ -225,7 +225,7 @@ def keyword_names(reward: Reward, prompts: list) -> list[str]:
 
 
 def check_signature(reward: Reward, names: list[str]) -> None:
-    """Refuse a function that cannot be called with keywords of these names, and show its mended `def`.
+    """Refuse a function that cannot be called with these keywords, and show its mended `def`.
 
     A wrapper is judged by its own parameters, since it may pass on others than it gets.
     """

@@ -14,7 +14,9 @@ SHOWN = {
 
 
 def what_reward_has(metrics):
-    """The parts of a reward where it has several, and the penalty of dapo.py, which an evaluation does not count.
+    """The parts of a reward where it has several, and the penalty of dapo.py.
+
+    An evaluation does not count that penalty.
 
     {"reward_part/right": 0.4, "reward_part/format": 1, "overlong/penalty": -0.2} ->
     " (right 0.400, format 1.000, penalty -0.200)"

@@ -55,7 +55,7 @@ def find_base(args, option):
 
 
 def refuse_run(args, option, path):
-    """Refuse the folder of a run or of a checkpoint in the place of a model, and name the model of that run."""
+    """Refuse the folder of a run or of a checkpoint, and name the model of that run."""
     if os.path.isfile(os.path.join(path, "config.json")):
         return
     if os.path.isfile(os.path.join(path, "args.json")):
