@@ -44,14 +44,14 @@ from common.errors import InputError, clean_exit
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, load_prompts
+from common.harness.data import DataDigest, PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import MAX_LOG_RATIO, group_statistics, kl_estimate, log_ratio
-from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -382,6 +382,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dapo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     if args.filter_by == "accuracy" and any(prompt.answer is None for prompt in train_prompts):
         where = f"--filter_by accuracy: {args.dataset} has prompts without an answer"
         raise InputError(f"{where}; name the column with --answer_column, or take --filter_by reward")
@@ -395,7 +396,7 @@ def main(argv=None):
     # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples completions and is saved.
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
-    run.keep(sampler=sampler)  # a part of every checkpoint
+    run.keep(data=DataDigest(train_prompts), sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
 

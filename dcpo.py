@@ -42,14 +42,14 @@ from common.errors import InputError, clean_exit
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, load_prompts
+from common.harness.data import DataDigest, PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
 from common.masked import MAX_LOG_RATIO, group_statistics, kl_estimate, log_ratio, nearly_equal
-from common.rewards import deciding_part, load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, deciding_part, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -328,6 +328,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dcpo", reward_functions, dead={"dcpo/response_utilization": 0})
     tokenizer = load_tokenizer(args)
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, args.needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
     betas = (args.adam_beta1, args.adam_beta2)
@@ -339,7 +340,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(policy, optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     history = History(len(train_prompts))
-    run.keep(sampler=sampler, history=history)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts), sampler=sampler, history=history)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes

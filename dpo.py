@@ -43,11 +43,11 @@ from accelerate.utils import gather_object
 from torch.nn.functional import logsigmoid
 
 from common.batches import completion_texts, left_pad, rollout_batch
-from common.errors import InputError, clean_exit, refuse
+from common.errors import InputError, clean_exit, count, refuse
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler
+from common.harness.data import DataDigest, PromptSampler
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, own_places, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_tokenizer
@@ -64,7 +64,7 @@ from common.harness.pairs import (
 )
 from common.harness.run import Run
 from common.masked import nearly_equal
-from common.rewards import load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -133,7 +133,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
         pairs = self.pairs_per_step
-        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
+        passes = count(self.num_epochs, "pass")
+        return f"{count(pairs, 'pair')}, {pairs // processes} on each process; {passes} over the pairs"
 
 
 @torch.no_grad()
@@ -393,6 +394,7 @@ def main(argv=None):
     run = Run(accelerator, args, "dpo", reward_functions)
     tokenizer = load_tokenizer(args)
     train_prompts, given_pairs, eval_prompts, eval_pairs, data_summary = load_prompts_or_pairs(args, tokenizer)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     end = last_step(args, given_pairs)
     # The log-probs are those of the model itself, at whatever temperature the pairs are sampled.
     policy = load_policy(args, tokenizer, accelerator, temperature=1.0)
@@ -405,7 +407,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(policy, optimizer)
     current = Round(args)
     sampler = PromptSampler(train_prompts or given_pairs, args.seed)
-    run.keep(round=current, sampler=sampler)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts or given_pairs), round=current, sampler=sampler)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes
@@ -444,7 +447,8 @@ def main(argv=None):
             if train_prompts and rows:
                 run.print("{prompt!r} -> {chosen!r} rather than {rejected!r}".format_map(rows[0]))
             if current.steps_left() == 0 and args.max_steps != 0:
-                sizes = f"{len(pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
+                visits = f"{count(len(pairs), 'pair')} x {count(args.num_epochs, 'pass')}"
+                sizes = f"{visits} do not fill a step of {args.pairs_per_step}"
                 if run.step == 0:
                     pair = "two finished completions of a prompt with different rewards are a pair"
                     raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs; {pair}")

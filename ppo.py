@@ -49,7 +49,7 @@ from common.errors import InputError, clean_exit
 from common.generation import decode, eval_mode, sampling_config, seeded
 from common.harness.args import RolloutArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler, load_prompts
+from common.harness.data import DataDigest, PromptSampler, load_prompts
 from common.harness.distributed import clip_grad_norm, gradient_sync, launch, unsharded
 from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
@@ -58,7 +58,7 @@ from common.harness.run import Run
 from common.harness.scorers import learned_reward, load_scorer
 from common.masked import MAX_LOG_RATIO, kl_estimate, log_ratio, moments
 from common.policy import Backbone
-from common.rewards import load_rewards, score_rewards, weighted_sum
+from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
 
 @dataclass
@@ -535,6 +535,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args)
     needs_answers = args.needs_answers and args.reward_model_path is None
     train_prompts, eval_prompts, data_summary = load_prompts(args, tokenizer, needs_answers)
+    check_signatures(reward_functions, train_prompts, eval_prompts)
     if args.reward_model_path:
         reward_functions = [learned_reward(args, train_prompts or eval_prompts, accelerator.device)]
     policy = load_policy(args, tokenizer, accelerator)
@@ -548,7 +549,8 @@ def main(argv=None):
     model, optimizer = accelerator.prepare(ActorCritic(policy, critic), optimizer)
     sampler = PromptSampler(train_prompts, args.seed)
     coefficients = Coefficients(args)
-    run.keep(sampler=sampler, coefficients=coefficients)  # parts of every checkpoint
+    # These are parts of every checkpoint.
+    run.keep(data=DataDigest(train_prompts), sampler=sampler, coefficients=coefficients)
     run.start(data_summary, *policy.notes(tokenizer))
     run.save_step_model(model, policy, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes

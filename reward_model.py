@@ -32,10 +32,10 @@ import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
 
-from common.errors import InputError, clean_exit, refuse
+from common.errors import InputError, clean_exit, count, refuse
 from common.harness.args import RunArgs, learning_rate, option
 from common.harness.command_line import parse_args
-from common.harness.data import PromptSampler
+from common.harness.data import DataDigest, PromptSampler
 from common.harness.distributed import clip_grad_norm, first_device, gradient_sync, launch
 from common.harness.loading import check_positions, enable_checkpointing, load_tokenizer
 from common.harness.metrics import Metrics
@@ -93,7 +93,8 @@ class Args(RunArgs):  # the options that no algorithm changes are declared there
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
         pairs = self.pairs_per_step
-        return f"{pairs} pairs, {pairs // processes} on each process; {self.num_epochs} passes over the pairs"
+        passes = count(self.num_epochs, "pass")
+        return f"{count(pairs, 'pair')}, {pairs // processes} on each process; {passes} over the pairs"
 
 
 class RewardModel(nn.Module):
@@ -186,7 +187,8 @@ def main(argv=None):
     train_pairs, eval_pairs, data_summary = load_pairs(args, tokenizer)
     steps = len(train_pairs) * args.num_epochs // args.pairs_per_step
     if steps == 0 and args.max_steps != 0:
-        sizes = f"{len(train_pairs)} pairs x {args.num_epochs} passes do not fill a step of {args.pairs_per_step}"
+        visits = f"{count(len(train_pairs), 'pair')} x {count(args.num_epochs, 'pass')}"
+        sizes = f"{visits} do not fill a step of {args.pairs_per_step}"
         raise InputError(f"{sizes} pairs: lower --pairs_per_step or raise --num_epochs")
     steps = steps if args.max_steps < 0 else min(steps, args.max_steps)
     reward_model = load_reward_model(args, tokenizer, accelerator)
@@ -197,7 +199,7 @@ def main(argv=None):
     )
     model, optimizer = accelerator.prepare(reward_model, optimizer)
     sampler = PromptSampler(train_pairs, args.seed)  # what does not fill a step is left for the next pass
-    run.keep(sampler=sampler)  # a part of every checkpoint
+    run.keep(data=DataDigest(train_pairs), sampler=sampler)  # parts of every checkpoint
     run.start(data_summary, f"steps: {steps}")
     run.save_step_model(model, reward_model, tokenizer)  # if a crash has prevented that of the step that is resumed
     rank, processes = accelerator.process_index, accelerator.num_processes

@@ -1,6 +1,8 @@
 """Bad input, signals, and the clean end of a process."""
 
 import contextlib
+import errno
+import io
 import multiprocessing.util
 import os
 import signal
@@ -16,9 +18,13 @@ class InputError(ValueError):
 
 # --- signals ---
 
+SIGNALS = [signal.SIGINT, signal.SIGTERM]  # Ctrl-C, and the signal of schedulers
+if hasattr(signal, "SIGHUP"):  # the terminal has closed; Windows has no such signal
+    SIGNALS.append(signal.SIGHUP)
+
 
 class Process:
-    """The handler of SIGINT (Ctrl-C) and SIGTERM, with the run of this process once it has one.
+    """The handler of `SIGNALS`, with the run of this process once it has one.
 
     The first signal ends the run after the current step, or at once if no step would be lost. The
     next signal has its default action.
@@ -37,19 +43,28 @@ class Process:
         if os.environ.get("RANK", "0") == "0":
             name = signal.Signals(number).name
             line = f"\n{name}: stops after this step; a second one ends at once\n"
-            os.write(2, line.encode())  # the signal may have interrupted a print()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, line.encode())  # the signal may have interrupted a print()
         time.sleep(self.ECHO)
         set_handlers(signal.SIG_DFL)
 
 
 def set_handlers(action):
-    """Set the action of SIGINT and SIGTERM, and return {signal: its action before}.
+    """Set the action of `SIGNALS`, and return {signal: its action before}.
 
-    Only the main thread may do that; any other one sets nothing, and gets {}.
+    A SIGHUP that is ignored stays ignored. `nohup` has asked for that; and a run that stops already
+    has nothing to learn from a terminal that closes, which sends the signal more than once.
+    Only the main thread may set an action; any other one sets nothing, and gets {}.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {}
+    for number in SIGNALS:
+        is_hangup = number not in (signal.SIGINT, signal.SIGTERM)
+        if is_hangup and signal.getsignal(number) == signal.SIG_IGN:
+            continue
+        before[number] = signal.signal(number, action)
+    return before
 
 
 def in_worker(process):
@@ -67,6 +82,49 @@ def in_worker(process):
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
+# --- output ---
+
+
+class LastingOutput(io.FileIO):
+    """stdout or stderr. What is written after its reader is gone is lost, and ends nothing.
+
+    A terminal that has closed answers EIO to a write, a pipe that nobody reads answers EPIPE.
+    """
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            return len(data)
+
+
+def lasting(stream):
+    """A stream of text as stdout or stderr, whose writes do not fail when the reader is gone."""
+    stream.flush()
+    file = io.BufferedWriter(LastingOutput(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(
+        file,
+        encoding=stream.encoding,
+        errors="backslashreplace",  # for characters that the encoding of the terminal does not have
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def keep_printing():
+    """Let no print end this process because of a character, or since a terminal has closed."""
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook has another kind of stdout
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not hasattr(signal, "SIGHUP"):  # on Windows a terminal is no file
+        return
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+        sys.stdout = lasting(sys.stdout)
+    if sys.stderr is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = lasting(sys.stderr)
+
+
 # --- the end of a process ---
 
 
@@ -76,9 +134,7 @@ def clean_exit():
     process = Process()
     before = set_handlers(process)
     multiprocessing.util.register_after_fork(process, in_worker)
-    if hasattr(sys.stdout, "reconfigure"):  # a notebook has another kind of stdout
-        # A sample may have characters that the encoding of the terminal does not have.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    keep_printing()
     try:
         yield
         return
@@ -145,6 +201,14 @@ def in_short(error):
 def one_line(error):
     """The message of a library's exception in one line, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def count(number, noun):
+    """A number with its noun: (1, "step") -> "1 step", (2, "pass") -> "2 passes"."""
+    if number == 1:
+        return f"{number} {noun}"
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number} {noun}{ending}"
 
 
 def world_size():

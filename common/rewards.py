@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import importlib.util
+import inspect
 import math
 import os
 import sys
@@ -199,6 +200,92 @@ def place_of_error(error: BaseException, completions: list) -> str:
         held.update(map(id, frame.f_locals.values()))
     rows = [i for i, completion in enumerate(completions) if id(completion) in held]
     return f" on row {rows[0]}" if len(rows) == 1 else f" on {len(completions)} rows"
+
+
+# --- whether a user's function can be called ---
+
+
+def check_signatures(reward_functions: list[Reward], *prompt_lists: list) -> None:
+    """Refuse a function of the user that could not be called for the prompts of one of the lists.
+
+    So a mistake in its `def` does not cost the loading of the model, or judges that were paid.
+    """
+    for reward in reward_functions:
+        for prompts in filter(None, prompt_lists):
+            if not reward.built_in:
+                check_signature(reward, keyword_names(reward, prompts))
+
+
+def keyword_names(reward: Reward, prompts: list) -> list[str]:
+    """The names of all keywords that the function gets for some of the prompts."""
+    names = dict.fromkeys(trl_keywords(reward, prompts[:1], [""], [False]))
+    names |= gold_keywords([prompt.answer for prompt in prompts], from_trl=False)
+    names |= dict.fromkeys(chain.from_iterable(prompt.columns for prompt in prompts))
+    return list(names)
+
+
+def check_signature(reward: Reward, names: list[str]) -> None:
+    """Refuse a function that cannot be called with these keywords, and show its mended `def`.
+
+    A wrapper is judged by its own parameters, since it may pass on others than it gets.
+    """
+    try:
+        signature = inspect.signature(reward.function, follow_wrapped=False)
+    except (TypeError, ValueError):  # code that is not Python has none
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+        return
+    except TypeError:
+        pass
+    missing = []
+    for parameter in signature.parameters.values():
+        is_filled = parameter.name in names and parameter.kind != parameter.POSITIONAL_ONLY
+        is_needed = parameter.default is parameter.empty and parameter.kind in NAMED
+        if is_needed and not is_filled:
+            missing.append(parameter.name)
+    problem = f"it gets more than it takes: {', '.join(names)}"
+    if missing:
+        problem = f"it needs {', '.join(missing)}, and gets {', '.join(names)}"
+    raise InputError(f"reward '{reward.name}': {problem}; write: {mended(reward, signature, names)}")
+
+
+# The kinds of parameters that have one value.
+NAMED = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+def mended(reward: Reward, signature: inspect.Signature, names: list[str]) -> str:
+    """The line `def` of a function with those of its parameters that it gets, and `**kwargs`.
+
+    def right(text, answer) -> "def right(completions, answer, **kwargs)"
+    """
+    function = reward.function
+    needed = []
+    optional = []
+    for name, parameter in signature.parameters.items():
+        if name not in names or parameter.kind not in NAMED:
+            continue
+        if parameter.default is parameter.empty:
+            needed.append(name)
+        else:
+            optional.append(f"{name}={parameter.default!r}")
+    if "completions" not in signature.parameters:
+        needed.insert(0, "completions")
+    is_object = inspect.ismethod(function.__call__)
+    called = reward.name
+    if isinstance(function, type):
+        called = "__init__"
+    elif is_object:
+        called = "__call__"
+    if called != reward.name:
+        needed.insert(0, "self")
+    is_async = inspect.iscoroutinefunction(function.__call__ if is_object else function)
+    start = "async def" if is_async else "def"
+    return f"{start} {called}({', '.join([*needed, *optional, '**kwargs'])})"
 
 
 # --- scores ---

@@ -100,7 +100,7 @@ def test_a_yaml_value_means_what_it_means_on_the_command_line(text, option, valu
         ("seed: 1\n---\nseed: 2", "a single document"),
         ("reward: [accuracy, --seed, 3]", "reward: expected a value, or a list of values that are no options"),
         ("reward: [accuracy, -h]", "reward: expected a value, or a list of values that are no options"),
-        ("num_generations: 8", "unknown option --num_generations=8"),
+        ("num_generations: 8", "run.yaml: unknown option --num_generations=8"),
         ("seed: !!int a", "invalid int value: 'a'"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_number_that_is_not_finite_is_refused(value, bound):
 def test_sizes_divide_over_the_processes(name, option, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     script(name).Args(**{option: 33}).check()
-    with pytest.raises(InputError, match=f"--{option} 32: not a multiple of 3 processes x 1 minibatches"):
+    with pytest.raises(InputError, match=f"--{option} 32: not a multiple of 3 processes x 1 minibatch"):
         script(name).Args(**{option: 32}).check()
 
 
@@ -222,12 +222,12 @@ def test_the_schedules_in_closed_form():
         (
             "dapo",
             {},
-            "32 prompts x 8 completions = 256 rows; 1 epochs x 4 minibatches of 64 rows, 32 on each process",
+            "32 prompts x 8 completions = 256 rows; 1 epoch x 4 minibatches of 64 rows, 32 on each process",
         ),
         (
             "dpo",
             dict(pairs_per_step=6),
-            "6 pairs, 3 on each process; 1 passes over the pairs",
+            "6 pairs, 3 on each process; 1 pass over the pairs",
         ),
         (
             "reward_model",

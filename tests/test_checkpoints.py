@@ -251,6 +251,35 @@ def test_resume_on_other_data_with_as_many_rows_is_refused(name, tmp_path):
         script(name).main([*options, "--max_steps", "2", "--resume"])
 
 
+class InOrder:
+    """A sampler of one's own, which knows nothing of the rows but how many were drawn."""
+
+    def __init__(self, rows, seed):
+        self.drawn = 0
+
+    def draw(self, k):
+        self.drawn += k
+        return list(range(k))
+
+    def state_dict(self):
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state):
+        self.drawn = state["drawn"]
+
+
+def test_a_sampler_of_ones_own_keeps_the_check_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(script("grpo"), "PromptSampler", InOrder)
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "test.jsonl").write_text("".join(rows[8:12]), encoding="utf-8")
+    options = [*QUICK, "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--save_every", "1"]
+    (tmp_path / "train.jsonl").write_text("".join(rows[:8]), encoding="utf-8")
+    script("grpo").main([*options, "--max_steps", "1"])
+    (tmp_path / "train.jsonl").write_text("".join(rows[12:16]), encoding="utf-8")
+    with pytest.raises(InputError, match="other data than this run's 4 rows"):
+        script("grpo").main([*options, "--max_steps", "2", "--resume"])
+
+
 # --- which are kept ---
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import InputError
-from common.harness.data import Prompt, PromptSampler, load_prompts
+from common.harness.data import DataDigest, Prompt, PromptSampler, load_prompts
 from common.harness.pairs import Pair, load_pairs
 from common.harness.prompts import encode_completions, end_token, shared_prompt
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
@@ -359,7 +359,7 @@ def test_an_evaluation_alone_reads_training_data_only_to_hold_some_of_it_out(tmp
     assert (len(train), len(evaluation)) == (2, 1) and "held out" in description
     write(tmp_path / "test.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     pairs, evaluation, description = load_pairs(make_args(path, max_steps=0), PLAIN)
-    assert (pairs, len(evaluation)) == ([], 1) and description.startswith("evaluation: 1 pairs (")
+    assert (pairs, len(evaluation)) == ([], 1) and description.startswith("evaluation: 1 pair (")
 
 
 def test_evaluation_prompts_in_training_are_counted(tmp_path):
@@ -484,6 +484,17 @@ def test_prompt_template_and_system_prompt(tmp_path):
     assert text_of(loaded) == "[system]S[end][user]<a>[end][assistant]"
 
 
+def test_messages_that_become_plain_text_are_counted(tmp_path):
+    said = "1 of messages, which become plain text: the tokenizer has no chat template"
+    path = write(tmp_path / "train.jsonl", [{"prompt": USER, "answer": "4"}, {"prompt": "2+2?", "answer": "4"}])
+    assert said in load(path, PLAIN, eval_dataset=str(path))[2]
+    assert "plain text" not in load(path, CHAT, eval_dataset=str(path))[2]
+    pair = {"prompt": USER, "chosen": [say("4")], "rejected": [say("5")]}
+    path = write(tmp_path / "pairs.jsonl", [pair])
+    assert said in load_pairs(make_args(path, eval_dataset=str(path)), PLAIN)[2]
+    assert "plain text" not in load_pairs(make_args(path, eval_dataset=str(path)), CHAT)[2]
+
+
 def test_options_on_a_conversation(tmp_path):
     """The last user message is wrapped, the data's own system message replaced: most templates take only one."""
     turns = [("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c")]
@@ -522,14 +533,15 @@ def test_a_template_that_refuses_an_answer_is_one_line():
 @pytest.mark.parametrize(
     ("lines", "number", "says"),
     [
-        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "cannot be read: Expecting"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "neither valid text nor"),
+        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], 3, "enclosed in double quotes: column 17"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], 2, "the prompt is not valid UTF-8"),
+        ([b'{"prompt": "a", "answer": "f\xfcnf"}'], 1, "the answer is not valid UTF-8"),
         ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], 2, "cannot be read: maximum recursion"),
         ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], 2, "cannot be read: not an object"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], 2, "the prompt is empty"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], 2, "the prompt is empty"),
         ([b'{"prompt": [], "answer": "1"}'], 1, "the prompt is empty"),
-        ([b'{"prompt": "\\ud800", "answer": "1"}'], 1, "neither valid text nor"),
+        ([b'{"prompt": "\\ud800", "answer": "1"}'], 1, "the prompt is not valid UTF-8"),
         ([b'{"prompt": 3, "answer": "1"}'], 1, "neither valid text nor a list of messages"),
         ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], 1, "messages of role and content"),
         ([b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}'], 1, "neither valid text nor"),
@@ -568,12 +580,15 @@ def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
     for options, wanted in (
         (dict(), "no prompt column of ['prompt', 'question', 'problem', 'messages']"),
-        (dict(prompt_column="txt"), "no prompt column of ['txt']"),
         (dict(prompt_column="text", needs_answers=True), "no answer column of ['answer', "),
-        (dict(prompt_column="text", answer_column="gold"), "no answer column of ['gold']"),
     ):
         message = error_of(path, **options)
         assert wanted in message and "in ['text', 'label']: name it with --" in message
+    for options, wanted in (
+        (dict(prompt_column="txt"), "--prompt_column txt: the columns are ['text', 'label']"),
+        (dict(prompt_column="text", answer_column="gold"), "--answer_column gold: the columns are ['text', 'label']"),
+    ):
+        assert error_of(path, **options) == f"{path}: {wanted}"
     turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
     path = write(tmp_path / "rows.jsonl", [{"conversations": turns}])
     assert "in ['conversations'] (convert ShareGPT's" in error_of(path)
@@ -587,7 +602,13 @@ def test_bad_files_and_options_answer_before_datasets_is_imported(tmp_path, no_d
     (tmp_path / "data.pkl").write_bytes(b"\x80\x04K\x01.")
     assert "data.pkl, row 1: cannot be read: unknown file type, known are .jsonl" in error_of(tmp_path / "data.pkl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
-    assert error_of(tmp_path / "empty.jsonl").endswith("jsonl: none of its 0 prompts fits --max_prompt_tokens 512")
+    assert error_of(tmp_path / "empty.jsonl") == f"{tmp_path / 'empty.jsonl'}: has no rows"
+    (tmp_path / "empty.csv").write_bytes(b"prompt,answer\n")
+    assert error_of(tmp_path / "empty.csv") == f"{tmp_path / 'empty.csv'}: has no rows"
+    (tmp_path / "other.csv").write_bytes(b"prompt;answer\n1,5 + 2?;3,5\n")
+    assert "its columns are separated by ';': separate them by commas" in error_of(tmp_path / "other.csv")
+    (tmp_path / "latin.csv").write_bytes("prompt,answer\nWie viel ist f\u00fcnf?,5\n".encode("latin-1"))
+    assert error_of(tmp_path / "latin.csv").endswith("row 1: the prompt is not valid UTF-8: save the file as UTF-8")
     assert "does not contain {prompt}" in error_of(good, prompt_template="Question: {question}")
     assert f"--dataset_split dev: {good} has the splits train" in error_of(good, dataset_split="dev")
     assert f"--eval_split dev: {good} has the splits train" in error_of(good, eval_split="dev")
@@ -667,7 +688,7 @@ def test_resume_continues_where_it_stopped(before):
 
 def test_other_data_is_refused_on_resume():
     with pytest.raises(InputError, match="other data than this run's 8 rows"):
-        PromptSampler(range(8), 1).load_state_dict(PromptSampler(range(7), 1).state_dict())
+        DataDigest(range(8)).load_state_dict(DataDigest(range(7)).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -690,8 +711,8 @@ def test_the_digest_sees_every_part_of_a_row():
         Pair([1], [2], [3]),
         Pair([1], [2], [4]),
     ]
-    digests = {PromptSampler([row], 0).digest for row in [prompt, *others]}
+    digests = {DataDigest([row]).digest for row in [prompt, *others]}
     assert len(digests) == 7
-    assert PromptSampler([prompt, others[0]], 0).digest != PromptSampler([others[0], prompt], 0).digest
+    assert DataDigest([prompt, others[0]]).digest != DataDigest([others[0], prompt]).digest
     image = Prompt([1], "1", "1", {"image": object()})  # no address of an object: it is another one in each process
-    assert PromptSampler([image], 0).digest == PromptSampler([Prompt([1], "1", "1", {"image": object()})], 0).digest
+    assert DataDigest([image]).digest == DataDigest([Prompt([1], "1", "1", {"image": object()})]).digest

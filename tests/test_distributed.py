@@ -20,6 +20,7 @@ import worker
 from common.errors import InputError
 from common.harness.distributed import (
     SMALL_MODEL,
+    check_trackers,
     launch,
     on_first,
     set_threads,
@@ -301,3 +302,9 @@ def test_a_sharded_update_with_packed_passes_is_that_of_one_process_with_padded_
     result = run_sharded("fsdp2", "tests/helpers/packed_worker.py", name, tmp_path)
     assert result.returncode == 0, result.stderr
     check_update(tmp_path, name)
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_install_it():
+    check_trackers(types.SimpleNamespace(report_to=["wandb", "aim"]), {"wandb", "aim"})
+    with pytest.raises(InputError, match="^--report_to wandb: it is not installed: pip install wandb$"):
+        check_trackers(types.SimpleNamespace(report_to=["trackio", "wandb"]), {"trackio"})

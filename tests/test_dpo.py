@@ -225,12 +225,12 @@ def test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_ends(tmp_path):
 
 
 def test_a_first_round_without_a_pair_says_what_a_pair_is(tmp_path):
-    with pytest.raises(InputError, match=r"0 pairs x 1 passes .*; two finished completions of a prompt with different"):
+    with pytest.raises(InputError, match=r"0 pairs x 1 pass .*; two finished completions of a prompt with different"):
         run(tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
 
 
 def test_a_round_without_enough_pairs_ends_the_run(tmp_path, monkeypatch, capsys):
-    with pytest.raises(InputError, match=r"pairs x 1 passes do not fill a step of 128"):
+    with pytest.raises(InputError, match=r"pairs x 1 pass do not fill a step of 128"):
         run(tmp_path / "a", "--pairs_per_step", 128)
     original, made = dpo.make_pairs, []
 

@@ -1,4 +1,4 @@
-"""common/errors.py: how an error is told, and what Ctrl-C and SIGTERM do.
+"""common/errors.py: how an error is told, and what Ctrl-C, SIGTERM and a closed terminal do.
 
 The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
 """
@@ -48,9 +48,9 @@ def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run():
 @pytest.fixture(autouse=True)
 def quick_and_restored(monkeypatch):
     monkeypatch.setattr(errors.Process, "ECHO", 0.0)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in errors.SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in errors.SIGNALS] == before
 
 
 # --- how an error is told ---
@@ -288,6 +288,85 @@ def test_the_workers_of_a_reward_end_with_the_run(pool, tmp_path):
     for worker in alive:
         worker.kill()
     assert alive == []
+
+
+# --- a terminal that closes ---
+
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def start_on_terminal(folder, command):
+    """(process, terminal): a program in `folder` whose terminal closes when `terminal` does."""
+    termios = pytest.importorskip("termios")
+    import pty
+
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (40, 120))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    own_session = dict(cwd=folder, env=environment, start_new_session=True)
+    command = [sys.executable, "-c", TAKE_TERMINAL, *command]
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, **own_session)
+    os.close(end)
+    return process, terminal
+
+
+def close_after(terminal, text):
+    """Read from a terminal until it has shown `text`, and close it."""
+    shown = b""
+    while text not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+
+
+def test_a_terminal_that_closes_stops_a_run_after_its_step(tmp_path):
+    command = [sys.executable, str(ROOT / "grpo.py"), *SMALL, "--max_steps", "100", "--output_dir", "run"]
+    process, terminal = start_on_terminal(tmp_path, command)
+    close_after(terminal, b"1/100 ")  # in the bar
+    assert process.wait(120) == 128 + signal.SIGHUP
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert int(checkpoint.name.removeprefix("step-")) == metric_rows(tmp_path / "run")[-1]["step"] >= 1
+
+
+def test_under_nohup_a_run_goes_on_when_its_terminal_closes(tmp_path):
+    options = [*SMALL, "--max_steps", "2", "--output_dir", "run"]
+    process, terminal = start_on_terminal(tmp_path, ["nohup", sys.executable, str(ROOT / "grpo.py"), *options])
+    while not (tmp_path / "run" / "metrics.jsonl").exists():  # what it prints goes to nohup.out
+        time.sleep(0.05)
+        assert process.poll() is None
+    os.close(terminal)
+    assert process.wait(120) == 0
+    assert (tmp_path / "run" / "model").exists() and "2 steps" in (tmp_path / "nohup.out").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("gone", ["terminal", "pipe"])
+def test_what_is_printed_to_nobody_ends_nothing(gone, tmp_path):
+    """A run that ignores SIGHUP keeps its closed terminal; `| tee` leaves a pipe that nobody reads."""
+    code = (
+        "import sys\nfrom tqdm import tqdm\nfrom common.errors import clean_exit\n"
+        "with clean_exit():\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    print('lost', flush=True)\n"
+        "    print('lost', file=sys.stderr)\n"
+        "    tqdm.write('lost', file=sys.stdout)\n"
+        "    open('end', 'w').close()\n"
+    )
+    if gone == "terminal":
+        pty = pytest.importorskip("pty")
+        output, end = pty.openpty()
+    else:
+        output, end = os.pipe()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=end, stderr=end)
+    os.close(end)
+    close_after(output, b"ready")
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0 and (tmp_path / "end").exists()
 
 
 def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):

@@ -211,6 +211,23 @@ def test_a_folder_that_is_not_there_is_said_to_be_that(name, options, tmp_path, 
     assert text.startswith(f"--model_name_or_path {name}: no such folder") and "\n" not in text
 
 
+def test_the_folder_of_a_run_or_a_checkpoint_names_the_model_of_the_run(tmp_path):
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoints" / "step-00000002"
+    checkpoint.mkdir(parents=True)
+    for path in (run / "args.json", checkpoint / "meta.json", checkpoint / "state.json"):
+        path.write_text("{}", encoding="utf-8")
+    of_run = f"{run}: this is the folder of a run: name the model of the run, {run / 'model'}"
+    of_checkpoint = f"this is a checkpoint, which only --resume reads: name the model of the run, {run / 'model'}"
+    for made in (False, True):
+        if made:
+            (run / "model").mkdir()
+        for folder, says in ((run, of_run), (checkpoint, of_checkpoint)):
+            with pytest.raises(InputError) as error:
+                grpo.main(["--model_name_or_path", str(folder)])
+            assert says in str(error.value) and str(error.value).endswith("model") == made
+
+
 def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     copy_of_embedded(tmp_path / "model")

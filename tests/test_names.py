@@ -47,6 +47,13 @@ def error_of(name, words):
         ("grpo", "--vllm_mode colocate", "one engine"),  # vllm_*
         ("grpo", "--lerning_rate 1e-5", "did you mean --learning_rate?"),
         ("grpo", "--no_normalise_std", "did you mean --no_normalize_std?"),
+        ("ppo", "--value_loss_coef 0.5", "use --value_coef"),
+        ("grpo", "--batch_size 8", "use --prompts_per_step; it counts the prompts of all processes"),
+        ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts the pairs"),
+        ("grpo", "--tis_imp_ratio_cap 2", "nothing to correct"),
+        ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
+        ("grpo", "--lr 1e-6", "use --learning_rate; it is constant within a rollout"),
+        ("grpo", "algorithm.adv_estimator=grpo", "run grpo.py, dapo.py or gspo.py"),
         ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
     ],
 )
@@ -124,4 +131,5 @@ def test_the_names_of_trl_are_those_of_its_configurations():
     gone = {"max_prompt_length", "warmup_ratio", "rpo_alpha"}  # of versions before
     gone |= {"num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "total_episodes", "cliprange"}
     gone |= {"cliprange_value", "lam", "vf_coef", "init_kl_coef", "response_length", "sft_model_path"}  # of its PPO
+    gone |= {"value_loss_coef", "batch_size"}  # of posts, and of its first PPO
     assert {key for key in given if not fnmatch.filter(known, key)} == gone

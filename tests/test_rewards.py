@@ -16,12 +16,13 @@ from common.harness.metrics import take_logged
 from common.rewards import (
     Reward,
     accuracy_reward,
+    check_signatures,
     load_rewards,
     score,
     score_rewards,
     weighted_sum,
 )
-from testbed import embedded, embedded_prompts, metric_rows
+from testbed import SCRIPTS, embedded, embedded_prompts, metric_rows, script
 
 # A variable of a comprehension is gone with it: from Python 3.12 on it has no frame of its own.
 ROW_1 = "row 1" if sys.version_info < (3, 12) else "3 rows"
@@ -111,6 +112,84 @@ def test_columns_are_those_of_all_rows_and_none_of_them_is_a_completion(user_fil
     score(reward, [row(level=1), row(completions="old", tests="2")], ["s", "t"], [False] * 2)
     (given,) = sys.modules["reward_file_mine"].calls
     assert given["level"] == [1, None] and given["tests"] == [None, "2"] and given["completions"] == ["s", "t"]
+
+
+@pytest.mark.parametrize(
+    "code, problem, line",
+    [
+        (
+            "def mine(completions, answer): pass",
+            "it gets more than it takes",
+            "def mine(completions, answer, **kwargs)",
+        ),
+        (  # verl's
+            "def mine(level, solution_str, ground_truth, extra_info=None): pass",
+            "reward 'mine': it needs solution_str, ground_truth, and gets answer,",
+            "def mine(completions, level, **kwargs)",
+        ),
+        (
+            "def mine(completions, tests, answer=None, **kwargs): pass",
+            "it needs tests, and gets",
+            "def mine(completions, answer=None, **kwargs)",
+        ),
+        ("async def mine(prompts): pass", "more than it takes", "async def mine(completions, prompts, **kwargs)"),
+        (
+            "class Mine:\n    def __call__(self, completions): pass\nmine = Mine()",
+            "more than it takes",
+            "def __call__(self, completions, **kwargs)",
+        ),
+        ("class mine:\n    def __init__(self): pass", "more", "def __init__(self, completions, **kwargs)"),
+        (
+            "import functools\n@functools.partial\ndef mine(completions, weight): pass",
+            "it needs weight,",
+            "def mine(completions, **kwargs)",
+        ),
+        (
+            "import functools\ndef of(function):\n"
+            "    @functools.wraps(function)\n"
+            "    def wrapper(completions): return function(completions)\n"
+            "    return wrapper\n"
+            "@of\ndef mine(completions, **kwargs): pass",
+            "more than it takes",
+            "def mine(completions, **kwargs)",
+        ),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_found_before_the_model_is_loaded(code, problem, line, user_file):
+    rewards = chosen(f"{user_file(code)}:mine")
+    with pytest.raises(InputError) as error:
+        check_signatures(rewards, [row(level=1), row()])
+    assert problem in str(error.value) and str(error.value).endswith(f"; write: {line}")
+
+
+def test_a_function_that_can_be_called_is_not_refused(user_file):
+    """A wrapper may pass on less than it gets, and what a class of C takes is not known."""
+    code = (
+        "import functools, operator\n"
+        "def of(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def wrapper(**keywords): return function(keywords['completions'])\n"
+        "    return wrapper\n"
+        "@of\n"
+        "def wrapped(completions): return [1.0] * len(completions)\n"
+        "def plain(completions, level, **kwargs): return [1.0] * len(completions)\n"
+        "def whole(*, prompts, completions, truncated, completion_ids, trainer_state, log_metric, log_extra, "
+        "answer, solution, level): pass\n"
+        "builtin = functools.partial(max)\n"
+    )
+    path = user_file(code)
+    names = [f"{path}:{name}" for name in ("wrapped", "plain", "whole", "builtin")]
+    check_signatures(chosen("accuracy", *names), [row(level=1)], [])
+    with pytest.raises(InputError, match="reward 'plain': it needs level"):  # the evaluation's rows have none
+        check_signatures(chosen(*names[:2]), [row(level=1)], [row()])
+
+
+def test_a_script_looks_at_its_rewards_before_it_loads_the_model(user_file, tmp_path, monkeypatch):
+    path = user_file("def mine(completions, answer): return [1.0] * len(completions)\n")
+    for name in (*SCRIPTS, "dpo"):
+        monkeypatch.delattr(script(name), "load_policy")
+        with pytest.raises(InputError, match="it gets more than it takes"):
+            script(name).main(["--reward", f"{path}:mine", "--output_dir", str(tmp_path / name)])
 
 
 def test_none_is_nan_and_counts_as_nothing(user_file):

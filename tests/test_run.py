@@ -341,7 +341,7 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(
     run.first_eval, run.last_eval, run.step = first, last, 1
     run.save_model = lambda *given: None
     run.finish(None, None, None)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 steps, ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 step, ")
 
 
 def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
@@ -362,7 +362,7 @@ def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
         run.finish(None, None, None)
         same = "eval_temperature" not in options
         last = capsys.readouterr().out.splitlines()[-1]
-        assert last.startswith(f"eval/pass@1 {'before 0.250, ' if same else ''}after 0.500; {run.step} steps")
+        assert last.startswith(f"eval/pass@1 {'before 0.250, ' if same else ''}after 0.500; {run.step} step")
         assert ("leaves out the first evaluation" in said) == (not same and run.step == 3)
         run.close()
     assert run.step == 4

@@ -414,7 +414,7 @@ def check_refused(name, arguments, message):
     "arguments, message",
     [
         ("--no_such_option 1", "--no_such_option"),
-        ("--prompts_per_step 30 --num_minibatches 4", "30: not a multiple of 1 processes x 4 minibatches"),
+        ("--prompts_per_step 30 --num_minibatches 4", "30: not a multiple of 1 process x 4 minibatches"),
         ("--reward no_such", "no_such"),
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--model_name_or_path /no/such", "no/such"),
@@ -439,7 +439,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
-        ("--report_to swanlab", "swanlab"),  # not among the extras
+        ("--report_to swanlab", "swanlab: known are tensorboard, wandb, trackio; others of"),  # not among the extras
         ("--max_steps -1", "max_steps"),
         ("--eval_top_p 0", "eval_top_p"),
         ("--keep_checkpoints 0", "keep_checkpoints"),

@@ -229,7 +229,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      'self.drawn = state["drawn"]', "self.drawn = 0",
      "test_data.py::test_resume_continues_where_it_stopped"),
     ("the order of the data is not in the checkpoint", "grpo.py",
-     "run.keep(sampler=sampler)", "sampler",
+     "sampler=sampler)  #", ")  #",
      "test_suite.py::test_resume_equals_an_uninterrupted_run_bit_by_bit[grpo]"),
     ("pass@1 is the best of the samples", "common/harness/evaluation.py",
      '"eval/pass@1", correct.mean(dim=1)', '"eval/pass@1", correct.amax(dim=1)',

@@ -5,7 +5,7 @@ import math
 import operator
 from typing import Literal
 
-from common.errors import InputError, refuse, world_size
+from common.errors import InputError, count, refuse, world_size
 
 GROUPS = {  # of --help, with their titles
     "model": "model",
@@ -91,8 +91,9 @@ class RunArgs:
             if getattr(self, name) and not getattr(self, needed):
                 raise InputError(f"--{name} needs --{needed}")
         if getattr(self, self.step_size) % (world_size() * self.num_minibatches):
-            factors = f"{world_size()} processes x {self.num_minibatches} minibatches"
-            refuse(self, self.step_size, f"not a multiple of {factors}")
+            processes = count(world_size(), "process")
+            minibatches = count(self.num_minibatches, "minibatch")
+            refuse(self, self.step_size, f"not a multiple of {processes} x {minibatches}")
 
 
 @dataclasses.dataclass
@@ -139,10 +140,14 @@ class RolloutArgs(RunArgs):
     def describe_step(self, processes):
         """The batch sizes of a step as one line."""
         rows = self.prompts_per_step * self.group_size
+        prompts = count(self.prompts_per_step, "prompt")
+        completions = count(self.group_size, "completion")
         update_rows = rows // self.num_minibatches
+        epochs = count(self.num_epochs, "epoch")
+        minibatches = count(self.num_minibatches, "minibatch")
         return (
-            f"{self.prompts_per_step} prompts x {self.group_size} completions = {rows} rows; "
-            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {update_rows} rows, "
+            f"{prompts} x {completions} = {count(rows, 'row')}; "
+            f"{epochs} x {minibatches} of {count(update_rows, 'row')}, "
             f"{update_rows // processes} on each process"
         )
 

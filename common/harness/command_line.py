@@ -52,11 +52,11 @@ def parse_args(cls, argv=None):
     parser.add_argument("--config", help=config)
     args, others, unknown = parser.parse(argv)
     if others.config is not None:
+        words = words_of_file(others.config)
+        check_words(parser, words, others.config)
         # The words of the file stand first: of an option that is given twice the last value counts.
-        args, _, unknown = parser.parse([*words_of_file(others.config), *argv])
-    if unknown:
-        names = load_tool(cls, "names")
-        parser.error(names.answer(unknown, vars(args)) if names else f"unknown option {unknown[0]}")
+        args, _, unknown = parser.parse([*words, *argv])
+    refuse_unknown(parser, args, unknown)
     for field in dataclasses.fields(cls):
         value = getattr(args, field.name)
         if "nargs" in field.metadata and isinstance(value, list) and len(value) == 1:
@@ -66,6 +66,23 @@ def parse_args(cls, argv=None):
         load_tool(cls, "dry_run", needed_by="--dry_run").dry_run(args)
         raise SystemExit(0)
     return args
+
+
+def refuse_unknown(parser, args, unknown):
+    """Refuse `unknown` words, with what tools/ says of them."""
+    if not unknown:
+        return
+    names = load_tool(type(args), "names")
+    parser.error(names.answer(unknown, vars(args)) if names else f"unknown option {unknown[0]}")
+
+
+def check_words(parser, words, path):
+    """Refuse the words of a file of --config where they are no options or have wrong values."""
+    try:
+        args, _, unknown = parser.parse(words)
+        refuse_unknown(parser, args, unknown)
+    except InputError as error:
+        raise InputError(f"--config {path}: {error}") from None
 
 
 def words_of_file(path):

@@ -15,9 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from common.answers import extract_answer
-from common.errors import InputError, one_line, refuse
+from common.errors import InputError, count, one_line, refuse
 from common.harness.embedded import EMBEDDED_FOLDERS
-from common.harness.prompts import TEMPLATE_COLUMNS, begins_answer, read_prompt, tokenize
+from common.harness.prompts import (
+    PLAIN,
+    TEMPLATE_COLUMNS,
+    begins_answer,
+    count_plain,
+    read_prompt,
+    read_text,
+    tokenize,
+)
 
 EXTENSIONS = (".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 COLUMNS = {  # by which a prompt or an answer is recognized
@@ -41,11 +49,11 @@ class Prompt:
 def load_prompts(args, tokenizer, needs_answers, train=None):
     """Training prompts, evaluation prompts, and a line about them: `load_rows`."""
     most_eval = args.eval_prompts
-    return load_rows("prompts", read_prompts, args, tokenizer, train, most_eval, needs_answers)
+    return load_rows("prompt", read_prompts, args, tokenizer, train, most_eval, needs_answers)
 
 
 def load_rows(what, read, args, tokenizer, train, most_eval, *options):
-    """Training rows, evaluation rows, and a line on where they come from.
+    """Training rows, evaluation rows, and a line on where they come from; `what` they are: "pair".
 
     `read(source, args, tokenizer, *options)` returns [(key, row)], in which rows of one prompt have
     one key, and {what to tell: how many}. There are at most `most_eval` evaluation rows (0: all).
@@ -78,9 +86,9 @@ def load_rows(what, read, args, tokenizer, train, most_eval, *options):
     also_in_training = sum(key in train_keys for key, _ in eval_rows)
     if also_in_training:
         eval_note += f", {also_in_training} also in training"
-    summary = f"evaluation: {len(eval_rows)} {what} ({eval_note})"
+    summary = f"evaluation: {count(len(eval_rows), what)} ({eval_note})"
     if train_source:
-        summary = f"training: {len(train_rows)} {what} ({train_note}); {summary}"
+        summary = f"training: {count(len(train_rows), what)} ({train_note}); {summary}"
     return [row for _, row in train_rows], [row for _, row in eval_rows], summary
 
 
@@ -206,6 +214,7 @@ def load_splits(path, config):
 def read_rows(source):
     """Yield (where, row) of every row of a source: ("data.jsonl, line 3", {"prompt": "1+1?"})."""
     name, tables = source
+    is_empty = True
     for table in tables:
         place = table if isinstance(table, Path) else name
         unit = "line" if ".jsonl" in str(table) else "row"
@@ -213,10 +222,13 @@ def read_rows(source):
         try:
             for number, row in enumerate(raw_rows(table), 1):
                 if row is not None:
+                    is_empty = False
                     yield f"{place}, {unit} {number}", row
         except Exception as error:  # of the disk, the compression, the format
             where = f"{place}, {unit} {number + 1}"
             raise InputError(f"{where}: cannot be read: {one_line(error)}") from None
+    if is_empty:
+        raise InputError(f"{name}: has no rows")
 
 
 def raw_rows(table):
@@ -245,12 +257,22 @@ def text_rows(path):
     # A byte that is not UTF-8 becomes half a surrogate, which `read_text` refuses with its row.
     options = dict(encoding="utf-8-sig", errors="surrogateescape", newline="")
     with open_text(path, "rt", **options) as file:
-        rows = csv.DictReader(file, strict=True) if ".csv" in path.suffixes else json_rows(file)
+        rows = csv_rows(file) if ".csv" in path.suffixes else json_rows(file)
         for row in rows:
             # A CSV reader puts the fields beyond the header under the key None.
             if row is not None and (not isinstance(row, dict) or None in row):
                 raise ValueError("not an object, or in CSV more fields than the header")
             yield row
+
+
+def csv_rows(file):
+    """The rows of a CSV file, whose columns must be separated by commas."""
+    rows = csv.DictReader(file, strict=True)
+    header = rows.fieldnames or []
+    for separator in (";", "\t", "|"):
+        if len(header) == 1 and separator in header[0]:
+            raise ValueError(f"its columns are separated by {separator!r}: separate them by commas")
+    return rows
 
 
 def json_rows(file):
@@ -261,7 +283,10 @@ def json_rows(file):
         yield from json.load(file, parse_float=JsonFloat)
         return
     for line in file:
-        yield json.loads(line, parse_float=JsonFloat) if line.strip() else None
+        try:
+            yield json.loads(line, parse_float=JsonFloat) if line.strip() else None
+        except json.JSONDecodeError as error:  # its own text calls this line 1
+            raise ValueError(f"{error.msg}: column {error.colno}") from None
 
 
 class JsonFloat(float):
@@ -286,6 +311,8 @@ def find_column(kind, args, row, source, needed=True):
             return column
     if not asked and not needed:
         return None
+    if asked:
+        raise InputError(f"{source[0]}: --{kind}_column {asked}: the columns are {[*row]}")
     problem = f"no {kind} column of {wanted} in {[*row]}"
     if "conversations" in row:
         problem += " (convert ShareGPT's to messages of role and content)"
@@ -316,11 +343,12 @@ def read_prompts(source, args, tokenizer, needs_answers):
             prompts.append((repr(row.prompt), prompt))
     if not prompts:
         limit = f"--max_prompt_tokens {args.max_prompt_tokens}"
-        raise InputError(f"{source[0]}: none of its {len(rows)} prompts fits {limit}")
+        raise InputError(f"{source[0]}: none of its {count(len(rows), 'prompt')} fits {limit}")
     unknown = tokenizer.unk_token_id
     return prompts, {
         "repeated rows merged": merged,
         "of them with other values in other columns": differing,
+        PLAIN: count_plain([row.prompt for row in rows], tokenizer),
         "begin the assistant's answer": sum(begins_answer(row.prompt) for row in rows),
         f"longer than {args.max_prompt_tokens} tokens dropped": len(rows) - len(prompts),
         "with characters unknown to the tokenizer": sum(unknown in row.ids for _, row in prompts),
@@ -337,6 +365,7 @@ def find_prompts(source, args, needs_answers):
         prompt_column, answer_column = found_columns
         prompt, last_turn = read_prompt(columns, prompt_column, where)
         text = gold_text(columns.get(answer_column) if answer_column else last_turn)
+        read_text(text, "the answer", where)  # no completion could match bytes that are not UTF-8
         answer = find_answer(text) or text or None
         if needs_answers and answer is None:
             place = answer_column or "the last turn"
@@ -391,16 +420,14 @@ def merge_repeated(rows):
     return list(first_rows.values()), merged, differing
 
 
-# --- the order in which rows are drawn ---
+# --- what a checkpoint knows of the data, and the order in which rows are drawn ---
 
 
-class PromptSampler:
-    """Draws indices of `rows` (prompts or pairs); each epoch has a permutation, by `seed` alone."""
+class DataDigest:
+    """Keeps a digest of the rows of a run in its checkpoints, whatever sampler draws them."""
 
-    def __init__(self, rows, seed):
+    def __init__(self, rows):
         self.rows = rows
-        self.seed = seed
-        self.drawn = 0  # how many indices were drawn
 
     @cached_property
     def digest(self):
@@ -411,6 +438,24 @@ class PromptSampler:
             text = json.dumps(values, default=lambda value: type(value).__name__)
             digest.update(text.encode() + b"\n")
         return digest.hexdigest()
+
+    def state_dict(self):
+        return {"digest": self.digest}
+
+    def load_state_dict(self, state):
+        """Refuse other rows: among them an index means nothing."""
+        if state["digest"] != self.digest:
+            rows = count(len(self.rows), "row")
+            raise InputError(f"the checkpoint is of other data than this run's {rows}")
+
+
+class PromptSampler:
+    """Draws indices of `rows` (prompts or pairs); each epoch has a permutation, by `seed` alone."""
+
+    def __init__(self, rows, seed):
+        self.rows = rows
+        self.seed = seed
+        self.drawn = 0  # how many indices were drawn
 
     def draw(self, k):
         """The next k indices, across the end of an epoch if need be."""
@@ -423,11 +468,7 @@ class PromptSampler:
         return indices
 
     def state_dict(self):
-        return {"digest": self.digest, "drawn": self.drawn}
+        return {"drawn": self.drawn}
 
     def load_state_dict(self, state):
-        """Go on where a run stopped. Other rows are refused: among them an index means nothing."""
-        if state["digest"] != self.digest:
-            rows = f"this run's {len(self.rows)} rows"
-            raise InputError(f"the checkpoint is of other data than {rows}")
         self.drawn = state["drawn"]

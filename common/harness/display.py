@@ -13,6 +13,25 @@ SHOWN = {
 }
 
 
+def what_reward_has(metrics):
+    """The parts of a reward where it has several, and the penalty of dapo.py.
+
+    An evaluation does not count that penalty.
+
+    {"reward_part/right": 0.4, "reward_part/format": 1, "overlong/penalty": -0.2} ->
+    " (right 0.400, format 1.000, penalty -0.200)"
+    """
+    parts = {name.removeprefix("reward_part/"): x for name, x in metrics.items() if name.startswith("reward_part/")}
+    if len(parts) == 1:
+        parts = {}
+    if metrics.get("overlong/penalty"):
+        parts["penalty"] = metrics["overlong/penalty"]
+    if not parts:
+        return ""
+    texts = [f"{name} {value:.3f}" for name, value in parts.items()]
+    return f" ({', '.join(texts)})"
+
+
 class Display:
     """Prints on the first process alone. Where stdout is a terminal, a bar shows the steps."""
 
@@ -36,6 +55,8 @@ class Display:
     def step(self, step, last_step, metrics, seconds):
         """Show a finished step: move the bar, or print a line."""
         values = [f"{short} {metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics]
+        if "reward/mean" in metrics:
+            values[0] += what_reward_has(metrics)
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(values), refresh=False)
             self.bar.update()

@@ -10,6 +10,7 @@ import torch
 
 from common.errors import InputError, world_size
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
 SMALL_MODEL = 3e6  # weights; below, a second thread makes a step at most 1.2 times as fast
 
 
@@ -39,8 +40,7 @@ def launch(args):
     from accelerate.tracking import get_available_trackers
     from accelerate.utils import parse_flag_from_env, set_seed
 
-    if unknown := set(args.report_to) - set(map(str, get_available_trackers())):
-        raise InputError(f"--report_to {' '.join(sorted(unknown))}: not installed, or unknown to Accelerate")
+    check_trackers(args, set(map(str, get_available_trackers())))
     patience = InitProcessGroupKwargs(timeout=datetime.timedelta(hours=2))  # of a process that waits for slower rewards
     # Gradients lie in the buckets that DDP sends, which saves their copy. Buffers are equal from the start.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
@@ -70,6 +70,17 @@ def launch(args):
             print(line)
     set_seed(args.seed)
     return accelerator
+
+
+def check_trackers(args, installed):
+    """Refuse a name of --report_to that is no tracker, or whose package is not `installed`."""
+    for name in args.report_to:
+        if name in installed:
+            continue
+        if name in TRACKERS:
+            raise InputError(f"--report_to {name}: it is not installed: pip install {name}")
+        others = "others of Accelerate work once they are installed"
+        raise InputError(f"--report_to {name}: known are {', '.join(TRACKERS)}; {others}")
 
 
 def refuse_any(problems):

@@ -45,12 +45,28 @@ def load_errors(args, option, problem):
 def find_base(args, option):
     """(folder or hub id of the weights, that of a PEFT adapter on them or None) of the model that an option names."""
     path = model_path(args, option)
+    refuse_run(args, option, path)
     config_file = find_adapter_config_file(path)
     if config_file is None:
         return path, None
     with open(config_file, encoding="utf-8") as file:
         base = json.load(file)["base_model_name_or_path"]
     return base, path
+
+
+def refuse_run(args, option, path):
+    """Refuse the folder of a run or of a checkpoint, and name the model of that run."""
+    if os.path.isfile(os.path.join(path, "config.json")):
+        return
+    if os.path.isfile(os.path.join(path, "args.json")):
+        kind, run = "the folder of a run", path
+    elif os.path.isfile(os.path.join(path, "state.json")) and os.path.isfile(os.path.join(path, "meta.json")):
+        kind, run = "a checkpoint, which only --resume reads", os.path.join(path, "..", "..")
+    else:
+        return
+    model = os.path.normpath(os.path.join(run, "model"))
+    when = "" if os.path.isdir(model) else ", which is not there before the run has ended"
+    refuse(args, option, f"this is {kind}: name the model of the run, {model}{when}")
 
 
 def load_tokenizer(args, option="model_name_or_path"):

@@ -16,7 +16,9 @@ from common.harness.distributed import own_places
 from common.harness.embedded import EMBEDDED_PAIRS
 from common.harness.metrics import Metrics, peak_memory_gb
 from common.harness.prompts import (
+    PLAIN,
     TEMPLATE_COLUMNS,
+    count_plain,
     encode_completions,
     end_token,
     read_prompt,
@@ -48,7 +50,7 @@ def load_pairs(args, tokenizer, most_eval=0, train=None):
         if getattr(args, option) == "embedded":
             embedded[option] = str(EMBEDDED_PAIRS)
     args = SimpleNamespace(**vars(args) | embedded)
-    train, evaluation, summary = load_rows("pairs", read_pairs, args, tokenizer, train, most_eval)
+    train, evaluation, summary = load_rows("pair", read_pairs, args, tokenizer, train, most_eval)
     first = (train or evaluation)[0]
     shown = raw_lines(tokenizer, first.prompt, first.chosen)
     return train, evaluation, "\n".join([summary, *shown])
@@ -150,6 +152,7 @@ def read_pairs(source, args, tokenizer):
     return pairs, {
         "with equal or empty completions dropped": len(rows) - len(pairs),
         f"cut to {args.max_length} tokens": cut,
+        PLAIN: count_plain([prompt for _, prompt, _ in rows], tokenizer),
         "with characters unknown to the tokenizer": with_unknown,
     }
 

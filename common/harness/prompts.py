@@ -27,7 +27,9 @@ def read_text(value, what, where):
             check_text(message["role"])
             check_text(message["content"])
         return messages
-    except (TypeError, KeyError, UnicodeEncodeError):
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: {what} is not valid UTF-8: save the file as UTF-8") from None
+    except (TypeError, KeyError):
         valid = "valid text nor a list of messages of role and content"
         raise InputError(f"{where}: {what} is neither {valid}") from None
 
@@ -142,6 +144,16 @@ def encode_completions(texts, tokenizer):
         completions.append(list(chain.from_iterable(encoded[start:end])))
         start = end
     return completions
+
+
+def count_plain(prompts, tokenizer):
+    """How many prompts are messages that become plain text, as there is no chat template."""
+    if tokenizer.chat_template:
+        return 0
+    return sum(isinstance(prompt, list) for prompt in prompts)
+
+
+PLAIN = "of messages, which become plain text: the tokenizer has no chat template"
 
 
 def prompt_text(where, prompt, columns, args, tokenizer):

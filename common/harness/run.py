@@ -11,7 +11,7 @@ import time
 import torch
 
 from common.batches import raw_lines
-from common.errors import InputError, Process, one_line
+from common.errors import InputError, Process, count, one_line
 from common.harness.checkpoints import Checkpoints, writing
 from common.harness.display import Display
 from common.harness.distributed import on_first, strategy
@@ -288,7 +288,8 @@ class Run:
         if tool := load_tool(type(self.args), "plot"):
             drawn = f" ({tool.command(self.folder)} draws it)"
         seconds = time.perf_counter() - self.started
-        self.print(f"{self.closing_scores()}{self.step} steps, {seconds:.1f} s, in {self.folder}{drawn}")
+        steps = count(self.step, "step")
+        self.print(f"{self.closing_scores()}{steps}, {seconds:.1f} s, in {self.folder}{drawn}")
 
     def closing_scores(self):
         """The scores of the last evaluation beside those of the first one, as text."""
