@@ -293,7 +293,8 @@ def test_the_workers_of_a_reward_end_with_the_run(pool, tmp_path):
 # --- a terminal that closes ---
 
 TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may themselves run under nohup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
