@@ -34,6 +34,8 @@ def test_a_check_passes_with_the_solution_alone(number):
         (6, 'max(totals["tokens"], 1)', "loss_mask.sum()"),
         (7, "/ lengths).exp()", "/ lengths).exp().detach()"),
         (7, "/ lengths).exp()", ").exp()"),
+        (7, "clip_low: float = option(3e-4", "clip_low: float = option(0.2"),
+        (7, "num_minibatches: int = option(4", "num_minibatches: int = option(1"),
     ],
 )
 def test_a_check_refuses_a_wrong_solution(number, old, new):
@@ -41,11 +43,41 @@ def test_a_check_refuses_a_wrong_solution(number, old, new):
         exercises.check(number, solution(number, old, new))
 
 
-def test_the_weights_of_exercise_4_are_printed(capsys):
+def test_exercise_4_asks_before_it_tells(monkeypatch, capsys):
+    questions = []
+
+    def answer(question):
+        assert not capsys.readouterr().out  # the weights are not shown yet
+        questions.append(question)
+        return "gspo dcpo grpo"
+
+    monkeypatch.setattr("builtins.input", answer)
     exercises.main(["4"])
     grpo, dr_grpo = capsys.readouterr().out.splitlines()[:2]
+    assert len(questions) == 1
     assert grpo.split() == ["grpo", "short", "0.1000", "long", "0.0100"]
     assert dr_grpo.split() == ["dr_grpo", "short", "0.0078", "long", "0.0078"]
+
+
+def test_a_wrong_guess_in_exercise_4_is_named(monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: "dapo grpo")
+    with pytest.raises(SystemExit, match="not yet: you named .'dapo', 'grpo'"):
+        exercises.main(["4"])
+
+
+@pytest.mark.parametrize(
+    "after_25, reward_model, message",
+    [(0.95, "runs/rm/model", None), (0.26, "runs/rm/model", "after 25 steps pass@1 is 0.260"), (0.95, "", "no reward")],
+)
+def test_exercise_8_reads_the_run(after_25, reward_model, message, tmp_path):
+    rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 26}, {"step": 50, "eval/pass@1": 0.97}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "args.json").write_text(json.dumps({"reward_model_path": reward_model}), encoding="utf-8")
+    if message is None:
+        exercises.main(["8", str(tmp_path)])
+    else:
+        with pytest.raises(SystemExit, match=message):
+            exercises.main(["8", str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dcpo"])
@@ -62,7 +94,7 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
         ([], "NUMBER"),
         (["1"], "has no check"),
         (["11"], "has no check"),
-        (["5"], "name yours"),
+        (["5"], "name your script"),
         (["4", "mine.py"], "no file"),
         (["6", "grpo.py"], "not yet: for one micro-batch"),
     ],

@@ -1,6 +1,7 @@
 """Checks an exercise of docs/exercises.md.
 
-python tools/exercises.py NUMBER [FILE]      run its check, on FILE, your copy of a script, where it asks for one
+python tools/exercises.py NUMBER [YOURS]     run its check, on YOURS where it asks for that:
+                                             your copy of a script, or the folder of your run
 """
 
 import importlib.util
@@ -30,24 +31,35 @@ def code_of(number):
 
 
 def check(number, mine=None):
-    """Run the check of an exercise on `mine`, the module to be checked."""
+    """Run the check of an exercise on `mine`, the module to be checked or the folder of a run."""
     exec(compile(code_of(number), f"check of exercise {number}", "exec"), {"mine": mine})
+
+
+def read(path):
+    """What the reader made: a script as a module, or the folder of a run as a path."""
+    if path.is_dir():
+        return path
+    return load(path)
 
 
 def main(arguments):
     if not 1 <= len(arguments) <= 2:
         raise SystemExit(__doc__)
     sys.path.insert(0, str(ROOT))
-    number, *files = arguments
+    number, *yours = arguments
     code = code_of(number)
     if not code:
         raise SystemExit(f"exercise {number} has no check: its run shows it")
-    if bool(files) != ("mine." in code):
-        raise SystemExit(f"exercise {number} checks " + ("no file" if files else "a file: name yours"))
+    if yours and "mine" not in code:
+        raise SystemExit(f"exercise {number} checks no file")
+    if "mine" in code and not yours:
+        raise SystemExit(f"exercise {number} checks what you made: name your script or the folder of your run")
     try:
-        check(number, *(load(pathlib.Path(file)) for file in files))
+        check(number, *(read(pathlib.Path(path)) for path in yours))
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
+    except EOFError:
+        raise SystemExit(f"exercise {number} asks a question: run it in a terminal") from None
     print(f"exercise {number}: the check passes")
 
 
