@@ -54,6 +54,10 @@ def error_of(name, words):
         ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
         ("grpo", "--lr 1e-6", "use --learning_rate; it is constant within a rollout"),
         ("grpo", "algorithm.adv_estimator=grpo", "run grpo.py, dapo.py or gspo.py"),
+        ("grpo", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "use --micro_batch_size;"),
+        ("grpo", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one engine"),
+        ("grpo", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "nothing is offloaded here"),
+        ("dapo", "algorithm.filter_groups.enable=True", "dapo.py always filters"),
         ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
     ],
 )

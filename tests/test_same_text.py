@@ -103,10 +103,9 @@ def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(smal
             same_text.main(wrong)
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
-def test_the_lines_of_a_readme_are_still_in_the_scripts(page):
+def test_the_lines_of_the_readme_are_still_in_the_scripts():
     """Of its excerpt of a diff: code, and options without their help texts."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     ((old, new, excerpt),) = re.findall(r"^diff (\w+\.py) (\w+\.py).*\n((?:[-+@].*\n)+)", text, re.MULTILINE)
     sides = {
         sign: {line for _, line in side_by_side.without_help(family.found()[name])}
@@ -115,7 +114,7 @@ def test_the_lines_of_a_readme_are_still_in_the_scripts(page):
     lines = [line for line in excerpt.splitlines() if line[0] in sides]
     assert len(lines) > 10
     for line in lines:
-        assert line[1:] in sides[line[0]], f"{page} shows a line that is no longer in the script: {line}"
+        assert line[1:] in sides[line[0]], f"README.md shows a line that is no longer in the script: {line}"
 
 
 def test_nothing_that_runs_imports_the_tools():
