@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import grpo
 import plot
 import reward_model
 from small_run import start
@@ -318,3 +319,36 @@ def test_the_thick_line_is_the_mean_of_the_seeds():
     assert axis.lines[-1].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
     assert plot.running_mean([1.0] * 99 + [2.0])[-2:] == [4 / 3, 1.5] and plot.running_mean([1, 2]) == [1, 2]
     plot.pyplot().close()
+
+
+@drawing
+def test_the_figure_of_a_step_shows_a_step_of_the_script(tmp_path):
+    """Another seed, order or update would be drawn as well."""
+    import step_figure
+
+    sizes = "--prompts_per_step 8 --group_size 4 --max_new_tokens 32".split()
+    evaluation = "--eval_prompts 1 --eval_samples 4 --max_steps 1".split()
+    grpo.main([*sizes, *evaluation, "--output_dir", str(tmp_path)])
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    args = grpo.Args(prompts_per_step=8, group_size=4, max_new_tokens=32)
+    prompt, answers, metrics = step_figure.first_step(args, 1)
+    names = ["reward/mean", "optim/grad_norm", "optim/loss", "policy/entropy"]
+    assert [metrics[name] for name in names] == pytest.approx([row[name] for name in names])
+    assert sum(answer.advantage for answer in answers) == pytest.approx(0, abs=1e-6) and len(answers) == 4
+    for answer in answers:
+        text = "".join(answer.tokens).removesuffix("<eos>")
+        assert answer.reward == text.endswith(f"#### {prompt.answer}")
+        assert answer.before != answer.after and all(x <= 0 for x in answer.before)
+
+
+@drawing
+def test_the_figure_of_answers_needs_their_steps(tmp_path):
+    import answers_figure
+
+    row = {"evaluation": True, "prompt": "1+1?", "completion": "#### 2", "reward": 1.0}
+    lines = [json.dumps(row | {"step": step}) + "\n" for step in (0, 2, 2)]
+    (tmp_path / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
+    prompt, answers = answers_figure.answers_of(tmp_path, (0, 2), 0)
+    assert prompt == "1+1?" and [len(rows) for rows in answers.values()] == [1, 2]
+    with pytest.raises(SystemExit, match="has no evaluation at step 1, 4: --eval_every 1"):
+        answers_figure.answers_of(tmp_path, (0, 1, 2, 4), 0)
