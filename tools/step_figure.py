@@ -31,7 +31,7 @@ from common.rewards import load_rewards
 PROMPT = 8  # A short one, with right and wrong answers.
 UP, DOWN, GREY, LINE = "#1a9850", "#d73027", "#666666", "#c8c8c8"
 CELL, ROW, LEFT, TOP = 0.2, 0.4, 1.75, 1.45  # inches
-REWARD, ADVANTAGE, UPDATE, WIDTH = 8.05, 9.6, 10.75, 12.25
+REWARD, ADVANTAGE, UPDATE, WIDTH = 8.05, 9.6, 10.75, 12.35
 
 
 @dataclasses.dataclass
@@ -132,7 +132,7 @@ def draw(prompt, answers):
         (LEFT, f"2  Sample {len(answers)} answers", "↵ new line, ■ end; coloured by what 5 does to a token"),
         (REWARD - 0.3, "3  Reward", f"mean {rewards.mean():.3g}"),
         (ADVANTAGE - 0.55, "4  Compare", "(reward − mean) / std"),
-        (UPDATE, "5  Update", "most changed token"),
+        (UPDATE, "5  Update", "a token's probability"),
     ]
     axis.text(0.2, 0.3, "One step of GRPO", fontsize=18, fontweight="bold", va="center")
     for x, title, words in heads:
