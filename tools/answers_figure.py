@@ -20,12 +20,20 @@ from tree import ROOT
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-STEPS, PROMPT, ANSWERS = (0, 1, 2, 4, 8, 50), 1, 4
-RIGHT, WRONG, GREY = ("#e3f4e8", "#1a9850"), ("#fbe6e4", "#d73027"), "#666666"
-LEFT, TOP, CELL_WIDTH, CELL_HEIGHT = 0.2, 1.3, 1.75, 0.86  # inches
+STEPS = (0, 1, 2, 4, 8, 50)
+PROMPT = 1  # of the four whose answers an evaluation writes
+ANSWERS = 4  # of eight
+RIGHT = ("✓", "#e3f4e8", "#1a9850")  # mark, fill, ink
+WRONG = ("✗", "#fbe6e4", "#d73027")
+GREY = "#666666"
+LEFT = 0.2  # in inches, as all sizes
+TOP = 1.3
+CELL_WIDTH = 1.75
+CELL_HEIGHT = 0.86
 
 
 def rows_of(file):
+    """The rows of a JSONL file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -33,11 +41,24 @@ def answers_of(folder, steps, number):
     """The prompt with this number among those of an evaluation, and {step: its rows of samples.jsonl}."""
     rows = [row for row in rows_of(folder / "samples.jsonl") if row.get("evaluation")]
     prompt = list(dict.fromkeys(row["prompt"] for row in rows))[number]
-    found = {step: [row for row in rows if row["step"] == step and row["prompt"] == prompt] for step in steps}
-    missing = [str(step) for step, samples in found.items() if not samples]
+    found = {step: [] for step in steps}
+    for row in rows:
+        if row["prompt"] == prompt and row["step"] in found:
+            found[row["step"]].append(row)
+    missing = ", ".join(str(step) for step in steps if not found[step])
     if missing:
-        sys.exit(f"answers_figure.py: {folder} has no evaluation at step {', '.join(missing)}: --eval_every 1")
+        sys.exit(f"answers_figure.py: {folder} has no evaluation at step {missing}: --eval_every 1")
     return prompt, found
+
+
+def draw_answer(axis, x, y, row):
+    """A row of samples.jsonl in a box with this upper left corner."""
+    mark, fill, ink = RIGHT if row["reward"] == 1 else WRONG
+    size = CELL_WIDTH - 0.08, CELL_HEIGHT - 0.08
+    axis.add_patch(plt.Rectangle((x, y), *size, facecolor=fill, edgecolor="none"))
+    middle = y + size[1] / 2
+    axis.text(x + 0.12, middle, row["completion"], family="monospace", fontsize=10.5, va="center")
+    axis.text(x + size[0] - 0.17, middle, mark, color=ink, fontsize=15, ha="center", va="center")
 
 
 def draw(prompt, answers, scores, count):
@@ -53,14 +74,7 @@ def draw(prompt, answers, scores, count):
         axis.text(x + 0.03, 0.8, f"step {step}", fontsize=13, fontweight="bold", va="center")
         axis.text(x + 0.03, 1.07, f"held-out pass@1 {scores[step]:.2f}", fontsize=10, color=GREY, va="center")
         for j, row in enumerate(rows[:count]):
-            fill, ink = RIGHT if row["reward"] == 1 else WRONG
-            corner = x, TOP + CELL_HEIGHT * j
-            box = plt.Rectangle(corner, CELL_WIDTH - 0.08, CELL_HEIGHT - 0.08, facecolor=fill, edgecolor="none")
-            axis.add_patch(box)
-            middle = corner[1] + CELL_HEIGHT / 2 - 0.04
-            axis.text(x + 0.12, middle, row["completion"], family="monospace", fontsize=10.5, va="center")
-            mark = "✓" if row["reward"] == 1 else "✗"
-            axis.text(x + CELL_WIDTH - 0.25, middle, mark, color=ink, fontsize=15, ha="center", va="center")
+            draw_answer(axis, x, TOP + CELL_HEIGHT * j, row)
     words = "A row keeps its random numbers in all evaluations: its answer changes where the model does."
     axis.text(LEFT, height - 0.22, words, fontsize=10, color=GREY, va="center")
     return figure

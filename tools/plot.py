@@ -77,7 +77,8 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
 }
 # Of each of these lists, the first metric that is there has a large panel.
 LARGE = [["reward/mean", "rewards/accuracy"], ["eval/pass@1", "eval/reward", "eval/accuracy"]]
-RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
+RULES = {"accuracy", "math_verify"}
+BY_RULE = {"reward/accuracy", "eval/pass@1"}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
     "dr_grpo": "#2ca02c",
@@ -89,8 +90,10 @@ COLOURS = {  # the same for an algorithm in all pictures
 }
 OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f95d6a", "#003f5c"]
 FLAT = 1e-6  # A metric that moves less shows the rounding of float32.
-WIDTH, LARGE_HEIGHT, SMALL_HEIGHT = 11, 3.4, 2.1  # inches
 GREY = "#666666"
+WIDTH = 11  # in inches, as all sizes
+LARGE_HEIGHT = 3.4
+SMALL_HEIGHT = 2.1
 LEGEND_COLUMNS = 4
 SECONDS = 5  # between two looks of --watch
 
@@ -154,8 +157,10 @@ def names_of(files):
 
     curr/r1, loo/r1 -> curr, loo        runs/a-seed0, runs/a-seed1 -> a, a
     """
-    paths = [file.parent if file.name == "metrics.jsonl" else file.with_suffix("") for file in files]
-    names = [[re.sub(r"-seed\d+$", "", part) for part in path.resolve().parts] for path in paths]
+    names = []
+    for file in files:
+        path = file.parent if file.name == "metrics.jsonl" else file.with_suffix("")
+        names.append([re.sub(r"-seed\d+$", "", part) for part in path.resolve().parts])
     for end in (0, -1):
         while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
             for name in names:
@@ -185,7 +190,9 @@ def read(file, name):
     rows = [json.loads(line) for line in text.splitlines()]
     rows = [row for row in rows if "step" in row]
     if options and not RULES & set(options.get("reward", ())):
-        rows = [{key: value for key, value in row.items() if key not in BY_RULE} for row in rows]
+        for row in rows:
+            for metric in BY_RULE:
+                row.pop(metric, None)
     return Run(name, options, script, rows)
 
 
@@ -206,11 +213,19 @@ def read_runs(files):
 
 def logged(runs, patterns):
     """The metrics that a run has and a pattern fits, in the order of the patterns."""
-    names = dict.fromkeys(name for run in runs for row in run.rows for name in row if name != "step")
+    names = {}  # as an ordered set
+    for run in runs:
+        for row in run.rows:
+            names |= dict.fromkeys(row)
+    names.pop("step", None)
     chosen = []
     for pattern in patterns:
         chosen += fnmatch.filter(names, pattern)
     return list(dict.fromkeys(chosen))
+
+
+def curves_of(runs, metric):
+    return [run.curve(metric) for run in runs]
 
 
 def choose(runs):
@@ -219,18 +234,19 @@ def choose(runs):
     large = []
     for names in LARGE:
         large += [name for name in names if name in metrics][:1]
-    drawn = {metric: [run.curve(metric) for run in runs] for metric in large}
-    flat, again = [], []
+    drawn = {metric: curves_of(runs, metric) for metric in large}
+    flat = []
+    again = []
     for metric in metrics:
-        curves = [run.curve(metric) for run in runs]
+        curves = curves_of(runs, metric)
         values = [value for points in curves for value in points.values()]
         twins = [name for name in drawn if drawn[name] == curves]
         if metric in large or not values:
             continue
-        if max(values) - min(values) <= FLAT:
-            flat.append(f"{metric} {values[0]:.2g}")
-        elif twins:
+        if twins:
             again.append(f"{metric} = {twins[0]}")
+        elif max(values) - min(values) <= FLAT:
+            flat.append(f"{metric} {values[0]:.2g}")
         else:
             drawn[metric] = curves
     notes = []
@@ -244,24 +260,32 @@ def choose(runs):
 # Drawing
 
 
+def at_most_three(values):
+    """The different ones of these names and paths, as text; "" where there are more or none."""
+    short = {}
+    for value in values:
+        for path in value if isinstance(value, list) else [value]:
+            if path:
+                short["/".join(pathlib.PurePath(path).parts[-2:])] = None
+    return ", ".join(short) if len(short) <= 3 else ""
+
+
 def title_of(runs):
-    """Script, model and data of the runs: each where it is known, and has at most three values."""
-    texts = []
-    for kind in ("script", "model_name_or_path", "dataset"):
-        values = [run.script if kind == "script" else run.options.get(kind) for run in runs]
-        values = [" ".join(value) if isinstance(value, list) else value for value in values if value]
-        short = dict.fromkeys("/".join(pathlib.PurePath(value).parts[-2:]) for value in values)
-        if 0 < len(short) <= 3:
-            prefix = {"model_name_or_path": "model ", "dataset": "data "}.get(kind, "")
-            texts.append(prefix + ", ".join(short))
-    return "  ·  ".join(texts)
+    """Script, model and data of the runs, as far as they are known."""
+    script = at_most_three(run.script for run in runs)
+    model = at_most_three(run.options.get("model_name_or_path") for run in runs)
+    data = at_most_three(run.options.get("dataset") for run in runs)
+    texts = [script, model and f"model {model}", data and f"data {data}"]
+    return "  ·  ".join(text for text in texts if text)
 
 
 def steps_of(run):
     """How far a run is, for the line below the title."""
     last = run.rows[-1]["step"]
     most = run.options.get("max_steps", 0)
-    return f"step {last} of {most}" if last < most else f"{last} step{'s' * (last != 1)}"
+    if last < most:
+        return f"step {last} of {most}"
+    return "1 step" if last == 1 else f"{last} steps"
 
 
 def colours(runs):
@@ -278,8 +302,10 @@ def colours(runs):
 
 def mean(curves):
     """The mean of the curves of seeds, over the steps that all of them have reached."""
-    first, last = max(min(points) for points in curves), min(max(points) for points in curves)
-    steps = sorted({step for points in curves for step in points if first <= step <= last})
+    first = max(min(points) for points in curves)
+    last = min(max(points) for points in curves)
+    steps = sorted(set().union(*curves))
+    steps = [step for step in steps if first <= step <= last]
     values = [np.interp(steps, list(points), list(points.values())) for points in curves]
     return steps, np.mean(values, axis=0)
 
@@ -303,7 +329,7 @@ def draw(axis, runs, metric, large):
     """The curves of one metric; runs without it are left out."""
     names = colours(runs)
     for name, colour in names.items():
-        curves = [run.curve(metric) for run in runs if run.name == name]
+        curves = curves_of([run for run in runs if run.name == name], metric)
         curves = [points for points in curves if points]
         for points in curves:
             axis.plot(list(points), list(points.values()), color=colour, linewidth=0.7, alpha=0.4)
@@ -322,9 +348,11 @@ def draw(axis, runs, metric, large):
 def style(axis, large):
     """Whole steps, a zero where the curves come near it, and few lines beside the curves."""
     low, high = axis.dataLim.intervaly
-    share = large and low >= 0 and high <= 1
-    if share or 0 <= low < high / 2:
-        axis.set_ylim(0, 1.03 if 0.5 < high <= 1 else 1.05 * high or 1)
+    is_share = large and 0 <= low <= high <= 1
+    if 0.5 < high <= 1 and (is_share or 0 <= low < high / 2):
+        axis.set_ylim(0, 1.03)
+    elif high > 0 and (is_share or 0 <= low < high / 2):
+        axis.set_ylim(0, 1.05 * high)
     axis.xaxis.set_major_locator(pyplot().MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(axis="y", color="#e8e8e8")
@@ -359,32 +387,38 @@ def header(figure, runs, height, title):
     )
 
 
-def picture(runs, large, small, notes="", title=None):
-    """The figure: the header, a row of large panels, rows of small ones, and the notes."""
-    columns = 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4
+def rows_of(large, small):
+    """The metrics of each row of panels, and how many panels have room in it."""
+    columns = 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4  # which leaves few gaps
+    rows = [(large, len(large))] if large else []
     if not large:
         columns = min(columns, len(small))
-    rows = [large] if large else []
-    rows += [small[start : start + columns] for start in range(0, len(small), columns)]
-    heights = [LARGE_HEIGHT if row is large else SMALL_HEIGHT for row in rows]
+    for start in range(0, len(small), columns):
+        rows.append((small[start : start + columns], columns))
+    return rows
+
+
+def picture(runs, large, small, notes="", title=None):
+    """The figure: the header, a row of large panels, rows of small ones, and the notes."""
+    rows = rows_of(large, small)
+    heights = [LARGE_HEIGHT if metrics == large else SMALL_HEIGHT for metrics, _ in rows]
     notes = textwrap.wrap(notes, 180, break_on_hyphens=False)
     top = 0.55 + 0.22 * math.ceil(len(colours(runs)) / LEGEND_COLUMNS)
     bottom = 0.1 + 0.17 * len(notes)
     height = top + sum(heights) + bottom
     figure = pyplot().figure(figsize=(WIDTH, height), layout="constrained")
-    figure.get_layout_engine().set(
-        rect=(0.005, bottom / height, 0.99, 1 - (top + bottom) / height), hspace=0.07, wspace=0.04
-    )
+    room = 0.005, bottom / height, 0.99, 1 - (top + bottom) / height
+    figure.get_layout_engine().set(rect=room, hspace=0.07, wspace=0.04)
     grid = figure.add_gridspec(len(rows), 12, height_ratios=heights)
     steps = [row["step"] for run in runs for row in run.rows]
     margin = max(0.5, (max(steps) - min(steps)) / 25)
-    for i, row in enumerate(rows):
-        width = 12 // (len(row) if row is large else columns)
-        for j, metric in enumerate(row):
+    for i, (metrics, columns) in enumerate(rows):
+        width = 12 // columns
+        for j, metric in enumerate(metrics):
             axis = figure.add_subplot(grid[i, j * width : (j + 1) * width])
-            draw(axis, runs, metric, row is large)
+            draw(axis, runs, metric, metrics == large)
             axis.set_xlim(min(steps) - margin, max(steps) + margin)
-            if row is rows[-1]:
+            if i == len(rows) - 1:
                 axis.set_xlabel("step", color=GREY, fontsize=9)
     header(figure, runs, height, title)
     figure.text(0.012, 0.08 / height, "\n".join(notes), fontsize=8, color=GREY, va="bottom")

@@ -7,6 +7,7 @@ answers did to each token of these.
 
 import argparse
 import dataclasses
+import math
 import sys
 
 import matplotlib
@@ -29,9 +30,18 @@ from common.harness.metrics import Metrics
 from common.rewards import load_rewards
 
 PROMPT = 8  # A short one, with right and wrong answers.
-UP, DOWN, GREY, LINE = "#1a9850", "#d73027", "#666666", "#c8c8c8"
-CELL, ROW, LEFT, TOP = 0.2, 0.4, 1.75, 1.45  # inches
-REWARD, ADVANTAGE, UPDATE, WIDTH = 8.05, 9.6, 10.75, 12.35
+UP = "#1a9850"
+DOWN = "#d73027"
+GREY = "#666666"
+LINE = "#c8c8c8"
+WIDTH = 12.35  # in inches, as all sizes and places
+TOP = 1.45  # of the answers
+ROW = 0.4  # height of an answer
+CELL = 0.2  # width of a token
+LEFT = 1.75  # of the answers
+REWARD = 8.05
+ADVANTAGE = 9.6
+UPDATE = 10.75
 
 
 @dataclasses.dataclass
@@ -43,6 +53,9 @@ class Answer:
     advantage: float
     before: list  # log-probs of the tokens before the update
     after: list
+
+    def changes(self):
+        return [new - old for old, new in zip(self.before, self.after, strict=True)]
 
 
 def group_logprobs(model, batch, start, args):
@@ -61,10 +74,12 @@ def first_step(args, index):
     train_prompts, *_ = load_prompts(args, tokenizer, args.needs_answers)
     policy = load_policy(args, tokenizer, accelerator)
     reference = load_reference(policy, args, accelerator)
-    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, weight_decay=args.weight_decay)
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, betas, weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(policy, optimizer)
 
-    prompts = [train_prompts[i] for i in PromptSampler(train_prompts, args.seed).draw(args.prompts_per_step)]
+    drawn = PromptSampler(train_prompts, args.seed).draw(args.prompts_per_step)
+    prompts = [train_prompts[i] for i in drawn]
     seed = (args.seed, 0, 1, 0)  # process 0, step 1, round 0
     batch = grpo.rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
     texts = completion_texts(tokenizer, batch)
@@ -82,9 +97,15 @@ def first_step(args, index):
     answers = []
     for i in range(args.group_size):
         length = int(batch["completion_mask"][start + i].sum())
-        tokens = [tokenizer.decode([token]) for token in batch["completions"][start + i, :length].tolist()]
-        numbers = float(rewards[start + i]), float(batch["advantages"][start + i, 0])
-        answers.append(Answer(tokens, *numbers, before[i, :length].tolist(), after[i, :length].tolist()))
+        ids = batch["completions"][start + i, :length].tolist()
+        answer = Answer(
+            tokens=[tokenizer.decode([token]) for token in ids],
+            reward=float(rewards[start + i]),
+            advantage=float(batch["advantages"][start + i, 0]),
+            before=before[i, :length].tolist(),
+            after=after[i, :length].tolist(),
+        )
+        answers.append(answer)
     return prompts[index], answers, metrics.reduce(accelerator)
 
 
@@ -100,57 +121,73 @@ def box(axis, x, y, width, height, **look):
     axis.add_patch(shape)
 
 
-def draw_answer(axis, answer, y, most):
-    """One row: tokens, reward, advantage, and the probability of the token that changed most."""
-    changes = [new - old for old, new in zip(answer.before, answer.after, strict=True)]
-    for i, (token, change) in enumerate(zip(answer.tokens, changes, strict=True)):
+def write(axis, x, y, text, size, align="left", **look):
+    axis.text(x, y, text, fontsize=size, ha=align, va="center", **look)
+
+
+def draw_tokens(axis, answer, y, most):
+    """The tokens of an answer, coloured by the change of their log-probs; `most` has the full colour."""
+    for i, (token, change) in enumerate(zip(answer.tokens, answer.changes(), strict=True)):
+        x = LEFT + i * CELL
         shown = {"\n": "↵", "<eos>": "■"}.get(token, token)
-        place = LEFT + i * CELL
-        box(axis, place, y - 0.15, CELL - 0.02, 0.3, facecolor=colour(change, most), edgecolor="#dddddd", linewidth=0.6)
-        axis.text(place + CELL / 2 - 0.01, y, shown, family="monospace", fontsize=11.5, ha="center", va="center")
-    good = UP if answer.advantage > 0 else DOWN
-    axis.text(REWARD, y, f"{answer.reward:.0f}", fontsize=13, fontweight="bold", color=good, ha="center", va="center")
+        fill = colour(change, most)
+        box(axis, x, y - 0.15, CELL - 0.02, 0.3, facecolor=fill, edgecolor="#dddddd", linewidth=0.6)
+        write(axis, x + CELL / 2 - 0.01, y, shown, 11.5, "center", family="monospace")
+
+
+def draw_numbers(axis, answer, y):
+    """Reward, advantage as a bar, and the probability of the token that changes most, before and after."""
+    ink = UP if answer.advantage > 0 else DOWN
+    write(axis, REWARD, y, f"{answer.reward:.0f}", 13, "center", fontweight="bold", color=ink)
     bar = 0.36 * answer.advantage
-    box(axis, ADVANTAGE + min(bar, 0), y - 0.11, abs(bar), 0.22, facecolor=good, edgecolor="none")
-    side = -0.08 if bar > 0 else 0.08
-    align = "right" if bar > 0 else "left"
-    axis.text(ADVANTAGE + side, y, f"{answer.advantage:+.2f}", fontsize=11.5, color=good, ha=align, va="center")
-    top = max(range(len(changes)), key=lambda i: abs(changes[i]))
-    old, new = (torch.tensor(logprobs[top]).exp().item() for logprobs in (answer.before, answer.after))
-    axis.text(UPDATE + 0.1, y, answer.tokens[top], family="monospace", fontsize=12, ha="center", va="center")
-    axis.text(UPDATE + 0.35, y, f"{old:.2f} → {new:.2f}", fontsize=11.5, color=good, va="center")
+    box(axis, ADVANTAGE + min(bar, 0), y - 0.11, abs(bar), 0.22, facecolor=ink, edgecolor="none")
+    side, align = (-0.08, "right") if bar > 0 else (0.08, "left")
+    write(axis, ADVANTAGE + side, y, f"{answer.advantage:+.2f}", 11.5, align, color=ink)
+    sizes = [abs(change) for change in answer.changes()]
+    place = sizes.index(max(sizes))
+    old, new = math.exp(answer.before[place]), math.exp(answer.after[place])
+    write(axis, UPDATE + 0.1, y, answer.tokens[place], 12, "center", family="monospace")
+    write(axis, UPDATE + 0.35, y, f"{old:.2f} → {new:.2f}", 11.5, color=ink)
 
 
-def draw(prompt, answers):
-    height = TOP + ROW * len(answers) + 0.65
-    figure = plt.figure(figsize=(WIDTH, height))
-    axis = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
-    axis.axis("off")
-    rewards = torch.tensor([answer.reward for answer in answers])
+def draw_heads(axis, answers):
+    mean = sum(answer.reward for answer in answers) / len(answers)
+    key = "↵ new line, ■ end; coloured by what 5 does to a token"
     heads = [
         (0.2, "1  Ask", "a prompt"),
-        (LEFT, f"2  Sample {len(answers)} answers", "↵ new line, ■ end; coloured by what 5 does to a token"),
-        (REWARD - 0.3, "3  Reward", f"mean {rewards.mean():.3g}"),
+        (LEFT, f"2  Sample {len(answers)} answers", key),
+        (REWARD - 0.3, "3  Reward", f"mean {mean:.3g}"),
         (ADVANTAGE - 0.55, "4  Compare", "(reward − mean) / std"),
         (UPDATE, "5  Update", "a token's probability"),
     ]
-    axis.text(0.2, 0.3, "One step of GRPO", fontsize=18, fontweight="bold", va="center")
+    write(axis, 0.2, 0.3, "One step of GRPO", 18, fontweight="bold")
     for x, title, words in heads:
-        axis.text(x, 0.78, title, fontsize=13.5, fontweight="bold", va="center")
-        axis.text(x, 1.05, words, fontsize=10, color=GREY, va="center")
-    middle = TOP + ROW * (len(answers) - 1) / 2
+        write(axis, x, 0.78, title, 13.5, fontweight="bold")
+        write(axis, x, 1.05, words, 10, color=GREY)
+
+
+def draw(prompt, answers):
+    """The figure. Its unit is an inch, from the upper left corner."""
+    bottom = TOP + ROW * len(answers)
+    height = bottom + 0.65
+    figure = plt.figure(figsize=(WIDTH, height))
+    axis = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    axis.axis("off")
+    draw_heads(axis, answers)
+    middle = (TOP + bottom - ROW) / 2
     box(axis, 0.2, middle - 0.25, 1.1, 0.5, facecolor="#eef3fb", edgecolor="#7da0d0")
-    axis.text(0.75, middle, prompt.prompt, family="monospace", fontsize=13, ha="center", va="center")
-    most = max(abs(new - old) for answer in answers for old, new in zip(answer.before, answer.after, strict=True))
+    write(axis, 0.75, middle, prompt.prompt, 13, "center", family="monospace")
+    most = max(abs(change) for answer in answers for change in answer.changes())
     for i, answer in enumerate(answers):
         y = TOP + ROW * i
         axis.plot([1.31, LEFT - 0.06], [middle, y], color=LINE, linewidth=1)
-        draw_answer(axis, answer, y, most)
-    axis.plot([ADVANTAGE] * 2, [TOP - 0.2, TOP + ROW * len(answers) - 0.24], color=LINE, linewidth=1)
+        draw_tokens(axis, answer, y, most)
+        draw_numbers(axis, answer, y)
+    axis.plot([ADVANTAGE, ADVANTAGE], [TOP - 0.2, bottom - 0.24], color=LINE, linewidth=1)
     lesson = "Answers above the mean of their group become more likely, answers below it less likely."
-    axis.text(0.2, height - 0.55, lesson, fontsize=13, va="center")
     source = "Real numbers: the first step of grpo.py, one of its 32 prompts. All 256 answers make one update."
-    axis.text(0.2, height - 0.22, source, fontsize=10, color=GREY, va="center")
+    write(axis, 0.2, height - 0.55, lesson, 13)
+    write(axis, 0.2, height - 0.22, source, 10, color=GREY)
     return figure
 
 
