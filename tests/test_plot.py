@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
+import grpo
 import plot
 import reward_model
 from small_run import start
 from testbed import ROOT
 
 GROUPS = {"step": 1, "reward/mean": 0.5, "reward/accuracy": 0.25, "completion/length": 17.0, "policy/entropy": 0.2}
-GROUPS |= {"policy/approx_kl": 0.0, "policy/kl_ref": 0.1, "policy/clip_fraction_high": 0.0, "optim/grad_norm": 1.0}
-PAIRS = {"step": 1, "rewards/margin": 0.5, "rewards/accuracy": 0.5, "logps/chosen": -1.0, "logps/rejected": -2.0}
+GROUPS |= {"policy/approx_kl": 0.0, "policy/kl_ref": 0.1, "policy/clip_fraction_high": 0.3, "optim/grad_norm": 1.0}
+PAIRS = {"step": 1, "rewards/margin": 0.4, "rewards/accuracy": 0.5, "logps/chosen": -1.0, "logps/rejected": -2.0}
 drawing = pytest.mark.needs("matplotlib")
 
 
@@ -49,24 +50,70 @@ def said(capsys, *words):
 def test_accuracy_is_drawn_where_it_is_rewarded(reward, run, capsys):
     """A run that learns from 0.05 to 0.67 was drawn as a flat 0: pass@1 by a rule that finds none of its answers."""
     evaluation = {"step": 0, "eval/pass@1": 0.0, "eval/pass@4": 0.0, "eval/reward": 0.05}
-    folder = run("x", evaluation, GROUPS, evaluation | {"step": 1}, reward=reward)
+    later = {"step": 2} | {name: 2 * value + 1 for name, value in (GROUPS | evaluation).items() if name != "step"}
+    folder = run("x", evaluation, GROUPS, later, reward=reward)
     code, line = said(capsys, folder)
     path, _, drawn = line.partition(": ")
-    rule = "reward/accuracy, eval/pass@1, " if "mine" not in reward[0] else ""
+    start = "reward/mean, eval/reward, completion/length, "
+    if "mine" not in reward[0]:
+        start = "reward/mean, eval/pass@1, eval/reward, reward/accuracy, completion/length, "
     assert code == 0 and path == str(folder / "metrics.png") and (folder / "metrics.png").read_bytes()[1:4] == b"PNG"
     assert drawn == (
-        f"reward/mean, eval/reward, {rule}completion/length, policy/entropy, policy/approx_kl, policy/kl_ref, "
-        "policy/clip_fraction_high, optim/grad_norm"
+        f"{start}policy/entropy, policy/approx_kl, policy/kl_ref, policy/clip_fraction_high, optim/grad_norm."
     )
 
 
 @drawing
 def test_runs_of_pairs_have_panels_of_their_own(run, capsys):
-    dpo = run("dpo", PAIRS, reward=["accuracy"])
-    model = run("model", PAIRS, {"step": 1, "eval/accuracy": 0.5, "eval/loss": 0.7})  # of reward_model.py: no --reward
-    shared = "rewards/margin, rewards/accuracy, "
-    assert said(capsys, dpo) == (0, f"{dpo / 'metrics.png'}: {shared}logps/chosen, logps/rejected")
-    assert said(capsys, model)[1].endswith(f"{shared}eval/accuracy, eval/loss, logps/chosen, logps/rejected")
+    later = {name: value + 1 for name, value in PAIRS.items()}
+    dpo = run("dpo", PAIRS, later, reward=["accuracy"])
+    model = run("model", PAIRS, later | {"eval/accuracy": 0.5, "eval/loss": 0.7})  # of reward_model.py: no --reward
+    rest = "rewards/margin, logps/chosen, logps/rejected."
+    assert said(capsys, dpo) == (0, f"{dpo / 'metrics.png'}: rewards/accuracy, {rest}")
+    assert said(capsys, model)[1].endswith(f": rewards/accuracy, eval/accuracy, {rest} Flat: eval/loss 0.7.")
+
+
+@drawing
+def test_what_does_not_move_is_named_and_not_drawn(run, capsys):
+    """Unless it is the reward; and a value at which two runs stay is drawn where the two differ."""
+    rows = [{"step": step, "reward/mean": 0.0, "policy/ratio_max": 1.0, "policy/entropy": 0.5} for step in (1, 2, 3)]
+    rows[2] |= {"rollout/logprob_gap": 3e-7, "policy/entropy": 0.25, "reward_part/x": 0.25, "reward_part/y": 0.25}
+    for row in rows[:2]:
+        row |= {"rollout/logprob_gap": 2e-7, "reward_part/x": 0.0, "reward_part/y": 0.0}
+    one = run("one", *rows)
+    other = run("other", *(row | {"policy/ratio_max": 1.5} for row in rows))
+    drawn = "reward/mean, reward_part/x, policy/entropy"
+    again = "Drawn already: reward_part/y = reward_part/x."
+    flat = f"Flat: policy/ratio_max 1, rollout/logprob_gap 2e-07. {again}"
+    assert said(capsys, one) == (0, f"{one / 'metrics.png'}: {drawn}. {flat}")
+    picture = one / "two.png"
+    flat = f"Flat: rollout/logprob_gap 2e-07. {again}"
+    assert said(capsys, one, other, "-o", picture) == (0, f"{picture}: {drawn}, policy/ratio_max. {flat}")
+
+
+@drawing
+def test_parts_of_the_reward_and_what_is_logged_are_drawn(run, capsys):
+    """They are what somebody with a reward function of their own wants to see."""
+    names = ["reward_part/right", "logged/lines", "eval/logged/lines", "sampling/rounds", "overlong/penalty"]
+    folder = run("x", *({"step": step} | dict.fromkeys(names, step + 0.5 * step) for step in (1, 2)))
+    first, *others = names
+    assert said(capsys, folder)[1].startswith(
+        f"{folder / 'metrics.png'}: {first}. Drawn already: {others[0]} = {first}"
+    )
+    rows = [{"step": step} | {name: step * i for i, name in enumerate(names, 1)} for step in (1, 2)]
+    folder = run("y", *rows)
+    assert said(capsys, folder)[1] == f"{folder / 'metrics.png'}: {', '.join(names)}."
+
+
+@drawing
+def test_metrics_can_be_asked_for(run, tmp_path, capsys):
+    """Also those that do not move, and those of a fork."""
+    folder = run("x", GROUPS | {"curriculum/seen": 3, "curriculum/left": 2})
+    asked = ["policy/approx_kl", "curriculum/*"]
+    drawn = "policy/approx_kl, curriculum/seen, curriculum/left."
+    assert said(capsys, folder, "--metrics", *asked) == (0, f"{folder / 'metrics.png'}: {drawn}")
+    code, line = said(capsys, folder, "--metrics", "curiculum/*")
+    assert code == 2 and line.startswith("plot.py: no row has the metric curiculum/*; there are reward/mean, ")
 
 
 @drawing
@@ -74,28 +121,110 @@ def test_a_run_may_be_given_by_its_file_and_several_by_a_pattern(run, tmp_path, 
     one, picture = run("a-seed0", GROUPS), tmp_path / "both.png"
     run("a-seed1", GROUPS | {"step": 2})
     assert said(capsys, one / "metrics.jsonl")[1].startswith(f"{one / 'metrics.png'}: reward/mean")
-    for runs in ([f"{tmp_path}/a-*"], [one, tmp_path / "a-seed1"]):
+    for runs in ([f"{tmp_path}/a-*"], [one, tmp_path / "a-seed1"], [one, one, tmp_path / "a-*"]):
         assert said(capsys, *runs, "-o", picture)[1].startswith(f"{picture}: reward/mean") and picture.is_file()
         picture.unlink()
-    assert list(plot.read([f"{tmp_path}/a-*"])) == ["a"] and len(plot.read([f"{tmp_path}/a-*"])["a"]) == 2
+    assert plot.names_of(plot.files_of([one, f"{tmp_path}/a-*"])) == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    "paths, names",
+    [
+        (["curr/r1", "loo/r1", "sapo/r1"], ["curr", "loo", "sapo"]),
+        (["runs/a", "runs/b-seed0", "runs/b-seed1"], ["a", "b", "b"]),
+        (["a-seed0/r1", "a-seed1/r1", "b/r1"], ["a", "a", "b"]),
+        (["x/r1", "y/r2"], ["x/r1", "y/r2"]),
+        (["a", "a/b"], ["a", "a/b"]),
+        (["pages/grpo-seed0.jsonl", "pages/ppo-seed0.jsonl"], ["grpo", "ppo"]),
+        (["runs/a"], ["a"]),
+    ],
+)
+def test_runs_have_the_part_of_their_paths_that_differs_as_names(paths, names, tmp_path):
+    """Three different forks, each in its r1, were drawn as one mean."""
+    files = [tmp_path / path for path in paths]
+    files = [file if file.suffix else file / "metrics.jsonl" for file in files]
+    assert plot.names_of(files) == names
 
 
 def test_a_file_of_its_own_has_all_that_it_holds_and_todays_names(run, tmp_path, capsys):
     (tmp_path / "x-seed0.jsonl").write_text(json.dumps(GROUPS | {"policy/clip_low": 0.5}) + "\n", encoding="utf-8")
-    (rows,) = plot.read([tmp_path / "x-seed0.jsonl"])["x"]
-    assert {"reward/accuracy", "policy/clip_fraction_low"} <= rows[0].keys()
+    (row,) = plot.read(tmp_path / "x-seed0.jsonl", "x").rows
+    assert {"reward/accuracy", "policy/clip_fraction_low"} <= row.keys()
     assert said(capsys, tmp_path / "x-seed0.jsonl")[0] == 2  # its folder is no place for pictures
 
 
+def columns_of(figure):
+    """How many panels stand beside each other at most."""
+    tops = [round(axis.get_position().y1, 2) for axis in figure.axes]
+    return max(tops.count(top) for top in tops)
+
+
 @drawing
-@pytest.mark.parametrize("count, shape", [(1, (1, 1)), (5, (2, 4))])
-def test_a_grid_has_four_columns_and_titles_with_the_names(count, shape):
-    names = list(plot.PANELS)[:count]
-    runs = {f"run {i}": [[{"step": s} | dict.fromkeys(names, 0.5) for s in (0, 1)]] for i in range(12)}  # > colours
-    figure = plot.panels(runs, {name: f"words\n{name}" for name in plot.PANELS})
-    assert [axis.get_title().split("\n")[1] for axis in figure.axes] == names
-    assert figure.axes[0].get_gridspec().get_geometry() == shape
-    plot.plt.close(figure)
+@pytest.mark.parametrize("large, small, grid", [(1, 0, (1, 1)), (2, 1, (2, 2)), (2, 8, (3, 4)), (0, 2, (1, 2))])
+def test_large_panels_stand_above_small_ones(large, small, grid):
+    names = list(plot.PANELS)[: large + small]
+    rows = [{"step": s} | dict.fromkeys(names, 0.5) for s in (0, 1)]
+    runs = [plot.Run(f"run {i}", {}, None, rows) for i in range(20)]  # more than there are colours
+    figure = plot.picture(runs, names[:large], names[large:], "What is flat.")
+    figure.draw_without_rendering()
+    assert (len({round(axis.get_position().y1, 2) for axis in figure.axes}), columns_of(figure)) == grid
+    plot.pyplot().close(figure)
+
+
+@drawing
+@pytest.mark.parametrize("last", [1, 2, 3, 7, 50, 1234])
+def test_ticks_are_whole_steps(last):
+    run = plot.Run("x", {}, None, [{"step": step, "m": step} for step in range(1, last + 1)])
+    figure = plot.picture([run], ["m"], [])
+    ticks = figure.axes[0].get_xticks()
+    assert all(tick == int(tick) for tick in ticks) and len(ticks) <= 9
+    plot.pyplot().close(figure)
+
+
+@drawing
+def test_a_title_says_what_is_known_of_the_runs(run, tmp_path):
+    """The script of an older run is in the card of its model alone."""
+    known = {"model_name_or_path": "/home/me/models/Qwen/Qwen2.5-0.5B", "dataset": ["a.jsonl"], "max_steps": 9}
+    one = run("one", GROUPS, script="grpo", **known)
+    two = run("two", GROUPS, **known)
+    (two / "model").mkdir()
+    (two / "model" / "README.md").write_text("    accelerate launch mine.py --max_steps 9\n", encoding="utf-8")
+    old = run("old", GROUPS, **known)
+    runs = {name.name: plot.read(name / "metrics.jsonl", name.name) for name in (one, two, old)}
+    rest = "model Qwen/Qwen2.5-0.5B  ·  data a.jsonl"
+    assert plot.title_of([runs["one"]]) == f"grpo.py  ·  {rest}"
+    assert plot.title_of([runs["one"], runs["two"]]) == f"grpo.py, mine.py  ·  {rest}"
+    assert plot.title_of([runs["old"]]) == rest
+    assert plot.steps_of(runs["old"]) == "step 1 of 9"
+
+
+@drawing
+def test_a_run_that_goes_on_is_drawn_without_its_half_row(run, capsys):
+    folder = run("x", GROUPS, GROUPS | {"step": 2})
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 3, "reward/me')
+    assert len(plot.read(folder / "metrics.jsonl", "x").rows) == 2
+    assert said(capsys, folder)[0] == 0
+
+
+@drawing
+def test_watch_draws_again_with_each_new_row(run, monkeypatch, capsys):
+    """And waits for a run that has no row yet, until Ctrl-C."""
+    folder = run("x")
+    rows = [GROUPS, None, GROUPS | {"step": 2}]
+
+    def sleep(seconds):
+        if not rows:
+            raise KeyboardInterrupt
+        row = rows.pop(0)
+        with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n" if row else "")
+
+    monkeypatch.setattr(plot.time, "sleep", sleep)
+    monkeypatch.setattr(sys, "argv", ["plot.py", str(folder), "--watch"])
+    assert plot.main() == 0
+    out, err = capsys.readouterr()
+    assert out.count("metrics.png: reward/mean") == 2 and err.count("\n") == 1 and "no row" in err
 
 
 def test_what_cannot_be_drawn_is_one_line(run, tmp_path, capsys):
@@ -170,23 +299,56 @@ def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
     for name in ("b", "a-seed0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
-    assert list(plot.read([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
-    assert list(plot.read([tmp_path / "b" / "metrics.jsonl"])) == ["b"]
-    with pytest.raises(FileNotFoundError, match="none.jsonl"):
-        plot.read(["none.jsonl"])
-
-
-@drawing
-def test_names_at_the_ends_of_curves_lie_apart_and_inside():
-    axis = plot.plt.subplots()[1]
-    axis.set(xlim=(0, 1), ylim=(0, 14))
-    plot.label_ends(axis, [[y, 1, name, "black"] for name, y in (("a", 14), ("b", 13.9), ("c", 13.8), ("d", 2))])
-    heights = {text.get_text(): text.get_position()[1] for text in axis.texts}
-    assert heights == pytest.approx({"d": 2, "c": 12, "b": 13, "a": 14})
+    assert plot.names_of(plot.files_of([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
 
 
 @drawing
 def test_a_run_that_ends_before_another_begins_is_drawn_too():
-    axis, whole = plot.plt.subplots()[1], [{"step": step, "m": 1.0} for step in (5, 10)]
-    plot.draw(axis, {"a": [whole, [{"step": 2, "m": 1.0}]]}, "m")
-    assert len(axis.lines) == 3 and not axis.texts  # two seeds, a mean without points, no name
+    axis = plot.pyplot().subplots()[1]
+    seeds = [[{"step": step, "m": 1.0} for step in (5, 10)], [{"step": 2, "m": 1.0}]]
+    plot.draw(axis, [plot.Run("a", {}, None, rows) for rows in seeds], "m", True)
+    assert len(axis.lines) == 2  # two seeds, and no mean of them
+    plot.pyplot().close()
+
+
+@drawing
+def test_the_thick_line_is_the_mean_of_the_seeds():
+    axis = plot.pyplot().subplots()[1]
+    seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]
+    plot.draw(axis, [plot.Run("a", {}, None, rows) for rows in seeds], "m", False)
+    assert axis.lines[-1].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert plot.running_mean([1.0] * 99 + [2.0])[-2:] == [4 / 3, 1.5] and plot.running_mean([1, 2]) == [1, 2]
+    plot.pyplot().close()
+
+
+@drawing
+def test_the_figure_of_a_step_shows_a_step_of_the_script(tmp_path):
+    """Another seed, order or update would be drawn as well."""
+    import step_figure
+
+    sizes = "--prompts_per_step 8 --group_size 4 --max_new_tokens 32".split()
+    evaluation = "--eval_prompts 1 --eval_samples 4 --max_steps 1".split()
+    grpo.main([*sizes, *evaluation, "--output_dir", str(tmp_path)])
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    args = grpo.Args(prompts_per_step=8, group_size=4, max_new_tokens=32)
+    prompt, answers, metrics = step_figure.first_step(args, 1)
+    names = ["reward/mean", "optim/grad_norm", "optim/loss", "policy/entropy"]
+    assert [metrics[name] for name in names] == pytest.approx([row[name] for name in names])
+    assert sum(answer.advantage for answer in answers) == pytest.approx(0, abs=1e-6) and len(answers) == 4
+    for answer in answers:
+        text = "".join(answer.tokens).removesuffix("<eos>")
+        assert answer.reward == text.endswith(f"#### {prompt.answer}")
+        assert answer.before != answer.after and all(x <= 0 for x in answer.before)
+
+
+@drawing
+def test_the_figure_of_answers_needs_their_steps(tmp_path):
+    import answers_figure
+
+    row = {"evaluation": True, "prompt": "1+1?", "completion": "#### 2", "reward": 1.0}
+    lines = [json.dumps(row | {"step": step}) + "\n" for step in (0, 2, 2)]
+    (tmp_path / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
+    prompt, answers = answers_figure.answers_of(tmp_path, (0, 2), 0)
+    assert prompt == "1+1?" and [len(rows) for rows in answers.values()] == [1, 2]
+    with pytest.raises(SystemExit, match="has no evaluation at step 1, 4: --eval_every 1"):
+        answers_figure.answers_of(tmp_path, (0, 1, 2, 4), 0)

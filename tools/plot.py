@@ -1,14 +1,24 @@
-"""Draw runs: python tools/plot.py RUN [RUN ...] [-o picture.png]
+"""Draw runs: python tools/plot.py RUN [RUN ...] [-o picture.png] [--metrics NAME ...] [--watch]
 
-RUN is the folder of a run of any script, its metrics.jsonl, or a file that lab/unpack.py gives back. The picture of
-one folder is written into it, as metrics.png; for several runs name it with -o. A panel is drawn where a run logs its
-metric; accuracy and pass@1 where `accuracy` or `math_verify` is part of its --reward.
+RUN is the folder of a run of any script, finished or not; its metrics.jsonl; or a file that
+lab/unpack.py gives back. The picture of one run is written into its folder, as metrics.png; for
+several runs name it with -o.
 
-A run has the name of its folder, or of its file if that is not metrics.jsonl. Runs whose names differ in `-seedN` alone
-are the seeds of one: they are thin lines of one colour, and their mean is the thick one, with the name at its end.
+Reward and held-out result are large. Below are the other metrics that move: one that stays at a
+value is named with it under the panels, and so is one whose curve is drawn already. Accuracy and
+pass@1 are drawn where `accuracy` or `math_verify` is part of the --reward of a run.
+
+    python tools/plot.py runs/a --metrics eval/pass@1 'value/*'    draws just these
+    python tools/plot.py runs/a --watch                            draws again with each new row
+
+Several runs have the part of their paths that differs as names. Runs whose paths differ in `-seedN`
+alone are the seeds of one: they are thin lines of one colour, and their mean is the thick one. From
+100 steps on the thick line is a running mean.
 """
 
 import argparse
+import dataclasses
+import fnmatch
 import functools
 import glob
 import itertools
@@ -19,38 +29,56 @@ import pathlib
 import re
 import shlex
 import sys
+import textwrap
+import time
 
 import numpy as np
 
-PANELS = {  # in this order
+PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "reward/mean": "reward",
-    "eval/reward": "held-out reward",
-    "rewards/margin": "margin of the pairs",
-    "rewards/accuracy": "share of pairs in the right order",
-    "eval/accuracy": "the same, of held-out pairs",
-    "eval/loss": "loss on held-out pairs",
-    "logps/chosen": "log-prob of the chosen completion",
-    "logps/rejected": "log-prob of the rejected one",
-    "reward/accuracy": "accuracy in training",
     "eval/pass@1": "held-out pass@1",
+    "eval/reward": "held-out reward",
+    "rewards/accuracy": "pairs in the right order",
+    "eval/accuracy": "held-out pairs in the right order",
+    "reward/accuracy": "accuracy in training",
+    "reward_part/*": "part of the reward",
+    "logged/*": "logged",
+    "eval/logged/*": "logged, held-out",
     "completion/length": "tokens of a completion",
+    "completion/truncated": "truncated completions",
+    "completion/unique": "distinct completions of a group",
+    "advantage/zero_groups": "groups that agree",
+    "sampling/keep_rate": "groups that are kept",
+    "sampling/dropped_right": "groups dropped: all right",
+    "sampling/dropped_wrong": "groups dropped: all wrong",
+    "sampling/rounds": "rounds of sampling",
+    "sampling/surplus": "groups kept and not used",
+    "sampling/short": "step with too few groups",
+    "sampling/skipped": "step without an update",
+    "overlong/fraction": "overlong completions",
+    "overlong/penalty": "penalty for overlong ones",
     "policy/entropy": "entropy (nats per token)",
-    "policy/approx_kl": "KL to the old policy, per token",
-    "policy/kl_old_new": "the same, after the last update",
-    "policy/kl_ref": "KL in the loss, per token",
-    "policy/kl_old_ref": "KL to the reference, per token",
-    "policy/clip_fraction_low": "share of tokens clipped below",
-    "policy/clip_fraction_high": "share of tokens clipped above",
-    "policy/token_clip_ratio": "share of clipped tokens",
+    "policy/approx_kl": "KL to the old policy",
+    "policy/kl_old_new": "KL, old to new policy",
+    "policy/kl_ref": "KL in the loss",
+    "policy/kl_old_ref": "KL to the reference",
+    "policy/clip_fraction_low": "tokens clipped below",
+    "policy/clip_fraction_high": "tokens clipped above",
+    "policy/token_clip_ratio": "tokens clipped",
     "policy/ratio_max": "largest ratio",
+    "rewards/margin": "margin of the pairs",
+    "eval/loss": "loss on held-out pairs",
+    "logps/chosen": "log-prob of the chosen one",
+    "logps/rejected": "log-prob of the rejected one",
+    "value/explained_variance": "variance the critic explains",
     "optim/grad_norm": "gradient norm before clipping",
     "optim/critic_grad_norm": "gradient norm of the critic",
     "rollout/logprob_gap": "gap of log-probs",
-    "advantage/zero_groups": "share of groups that agree",
-    "completion/unique": "distinct completions of a group",
-    "completion/truncated": "share of truncated completions",
 }
-RULES, BY_RULE = {"accuracy", "math_verify"}, {"reward/accuracy", "eval/pass@1"}
+# Of each of these lists, the first metric that is there has a large panel.
+LARGE = [["reward/mean", "rewards/accuracy"], ["eval/pass@1", "eval/reward", "eval/accuracy"]]
+RULES = {"accuracy", "math_verify"}
+BY_RULE = {"reward/accuracy", "eval/pass@1"}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
     "dr_grpo": "#2ca02c",
@@ -61,7 +89,13 @@ COLOURS = {  # the same for an algorithm in all pictures
     "dpo": "#7f7f7f",
 }
 OTHERS = ["#8c564b", "#e377c2", "#bcbd22", "#000000", "#4c9f70", "#a05195", "#f95d6a", "#003f5c"]
-COLUMNS = 4
+FLAT = 1e-6  # A metric that moves less shows the rounding of float32.
+GREY = "#666666"
+WIDTH = 11  # in inches, as all sizes
+LARGE_HEIGHT = 3.4
+SMALL_HEIGHT = 2.1
+LEGEND_COLUMNS = 4
+SECONDS = 5  # between two looks of --watch
 
 
 class NoRun(Exception):
@@ -79,12 +113,6 @@ def pyplot():
     return matplotlib.pyplot
 
 
-def __getattr__(name):
-    if name == "plt":
-        return pyplot()
-    raise AttributeError(f"module {__name__} has no attribute {name}")
-
-
 def command(folder):
     """What draws a run, as the run prints it at its end."""
     tool = pathlib.Path(__file__).resolve()
@@ -95,132 +123,365 @@ def command(folder):
     return shlex.join(["python", tool.as_posix(), pathlib.Path(folder).as_posix()])
 
 
+@dataclasses.dataclass
+class Run:
+    """The rows of a run's metrics.jsonl, and what its folder says of it."""
+
+    name: str  # in the picture; seeds of one setting share it
+    options: dict  # of args.json; {} where there is none, as beside a file of lab/unpack.py
+    script: str | None
+    rows: list
+
+    def curve(self, metric):
+        """{step: value} of a metric, where it is a finite number."""
+        return {row["step"]: row[metric] for row in self.rows if math.isfinite(row.get(metric, math.nan))}
+
+
+# Reading
+
+
 def files_of(names):
-    """The files of these runs; a folder is its metrics.jsonl.
+    """The files of these runs, each once; a folder is its metrics.jsonl.
 
     Patterns are expanded, which the shells of Windows leave to the program.
     """
-    paths = [pathlib.Path(found) for name in names for found in sorted(glob.glob(str(name))) or [str(name)]]
-    return [path / "metrics.jsonl" if path.is_dir() else path for path in paths]
+    files = []
+    for name in names:
+        for path in map(pathlib.Path, sorted(glob.glob(str(name))) or [str(name)]):
+            files.append(path / "metrics.jsonl" if path.is_dir() else path)
+    return list(dict.fromkeys(files))
 
 
-def read(files):
-    """{name: [rows of a seed]} of runs, or of files that lab/unpack.py gives back."""
-    runs = {}
-    for file in files_of(files):
-        name = re.sub(r"-seed\d+$", "", file.parent.resolve().name if file.name == "metrics.jsonl" else file.stem)
-        text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', file.read_text(encoding="utf-8"))
-        rows = [json.loads(line) for line in text.splitlines()]  # of older results, with today's names
-        hidden = set() if rewards_of(file) & RULES else BY_RULE
-        kept = [{key: x for key, x in row.items() if key not in hidden} for row in rows if "step" in row]
-        runs.setdefault(name, []).append(kept)
-    return runs
+def names_of(files):
+    """The names of runs: the parts of their paths that differ, without `-seedN`.
 
-
-def rewards_of(file):
-    """The parts of the --reward of a run; of a kept file, which has no options beside it, the default's."""
-    options = file.parent / "args.json"
-    if file.name != "metrics.jsonl" or not options.is_file():
-        return RULES
-    return set(json.loads(options.read_text(encoding="utf-8")).get("reward", ()))
-
-
-def draw(axis, runs, metric):
-    """The curves of one metric; runs without it are left out."""
-    others, ends = itertools.cycle(OTHERS), []
-    for name, seeds in runs.items():
-        colour = COLOURS.get(name) or next(others)
-        curves = [{row["step"]: row[metric] for row in rows if metric in row} for rows in seeds]
-        curves = [curve for curve in curves if curve]
-        for curve in curves:
-            few = "." if len(curve) < 10 else None  # evaluations
-            axis.plot(list(curve), list(curve.values()), color=colour, linewidth=0.6, alpha=0.5, marker=few)
-        if curves:
-            places = np.linspace(0, min(max(curve) for curve in curves), 101)
-            places = places[places >= max(min(curve) for curve in curves)]
-            mean = np.mean([np.interp(places, list(curve), list(curve.values())) for curve in curves], axis=0)
-            axis.plot(places, mean, color=colour, linewidth=2)
-            if places.size:  # else one ended before another began
-                ends.append([mean[-1], places[-1], name, colour])
-    label_ends(axis, ends)
-
-
-def label_ends(axis, ends):
-    """The names at the ends of their curves, moved apart where they would lie on each other."""
-    low, high = axis.get_ylim()
-    gap, heights, ends = (high - low) / 14, [], sorted(ends)
-    for y, *_ in ends:
-        heights.append(max(y, heights[-1] + gap if heights else low))
-    for i in reversed(range(len(ends))):  # what was moved beyond the top comes down
-        heights[i] = min(heights[i], heights[i + 1] - gap if i + 1 < len(ends) else high)
-    for (y, x, name, colour), height in zip(ends, heights, strict=True):
-        axis.annotate(name, (x, y), (axis.get_xlim()[1], height), color=colour, fontsize=8, va="center")
-
-
-def logged(runs, metrics):
-    """Those of the metrics {name: title} that a run has."""
-    names = {name for seeds in runs.values() for rows in seeds for row in rows for name in row}
-    return {name: title for name, title in metrics.items() if name in names}
-
-
-def panels(runs, metrics):
-    """A figure, four panels in a row: one for each of the metrics {name: title} that a run has."""
-    metrics = logged(runs, metrics)
-    columns = min(len(metrics), COLUMNS)
-    lines = math.ceil(len(metrics) / columns)
-    size = (4.4 * columns, 3.2 * lines)
-    figure, places = pyplot().subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    for place, metric in zip(places.flat, metrics, strict=False):
-        draw(place, runs, metric)
-        place.set(title=metrics[metric], xlabel="step")
-        place.spines[["top", "right"]].set_visible(False)
-    for place in places.flat[len(metrics) :]:
-        place.remove()
-    return figure
-
-
-def draw_runs(names, output):
-    """Draw runs; the path of the picture and the metrics in it. What cannot be drawn is a NoRun."""
-    files, runs = files_of(names), {}
+    curr/r1, loo/r1 -> curr, loo        runs/a-seed0, runs/a-seed1 -> a, a
+    """
+    names = []
     for file in files:
+        path = file.parent if file.name == "metrics.jsonl" else file.with_suffix("")
+        names.append([re.sub(r"-seed\d+$", "", part) for part in path.resolve().parts])
+    for end in (0, -1):
+        while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
+            for name in names:
+                name.pop(end)
+    return ["/".join(name) for name in names]
+
+
+def script_of(folder, options):
+    """The script as args.json names it; of an older run, as its saved model does; else None."""
+    script = options.get("script")
+    card = folder / "model" / "README.md"
+    if not script and card.is_file():
+        named = re.search(r"accelerate launch (\S+)\.py", card.read_text(encoding="utf-8"))
+        script = named and named[1]
+    return script and f"{script.removesuffix('.py')}.py"
+
+
+def read(file, name):
+    """A Run. A ValueError, TypeError or AttributeError is a file that is not the metrics of one."""
+    options, script = {}, None
+    if file.name == "metrics.jsonl" and file.with_name("args.json").is_file():
+        options = json.loads(file.with_name("args.json").read_text(encoding="utf-8"))
+        script = script_of(file.parent, options)
+    text = file.read_text(encoding="utf-8")
+    text = text[: text.rfind("\n") + 1]  # The run may be writing its next row.
+    text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', text)  # of older results
+    rows = [json.loads(line) for line in text.splitlines()]
+    rows = [row for row in rows if "step" in row]
+    if options and not RULES & set(options.get("reward", ())):
+        for row in rows:
+            for metric in BY_RULE:
+                row.pop(metric, None)
+    return Run(name, options, script, rows)
+
+
+def read_runs(files):
+    runs = []
+    for file, name in zip(files, names_of(files), strict=True):
         if not file.is_file():
             raise NoRun(f"{file} is not there: RUN is the folder of a run")
         try:
-            for name, seeds in read([file]).items():
-                runs.setdefault(name, []).extend(seeds)
+            runs.append(read(file, name))
         except (ValueError, TypeError, AttributeError):
             raise NoRun(f"{file} is not the metrics.jsonl of a run") from None
-    drawn = {name: f"{title}\n{name}" for name, title in logged(runs, PANELS).items()}
-    if not drawn:
+    return runs
+
+
+# Choosing
+
+
+def logged(runs, patterns):
+    """The metrics that a run has and a pattern fits, in the order of the patterns."""
+    names = {}  # as an ordered set
+    for run in runs:
+        for row in run.rows:
+            names |= dict.fromkeys(row)
+    names.pop("step", None)
+    chosen = []
+    for pattern in patterns:
+        chosen += fnmatch.filter(names, pattern)
+    return list(dict.fromkeys(chosen))
+
+
+def curves_of(runs, metric):
+    return [run.curve(metric) for run in runs]
+
+
+def choose(runs):
+    """The metrics of large panels, those of small ones, and a line on what is not drawn."""
+    metrics = logged(runs, PANELS)
+    large = []
+    for names in LARGE:
+        large += [name for name in names if name in metrics][:1]
+    drawn = {metric: curves_of(runs, metric) for metric in large}
+    flat = []
+    again = []
+    for metric in metrics:
+        curves = curves_of(runs, metric)
+        values = [value for points in curves for value in points.values()]
+        twins = [name for name in drawn if drawn[name] == curves]
+        if metric in large or not values:
+            continue
+        if twins:
+            again.append(f"{metric} = {twins[0]}")
+        elif max(values) - min(values) <= FLAT:
+            flat.append(f"{metric} {values[0]:.2g}")
+        else:
+            drawn[metric] = curves
+    notes = []
+    if flat:
+        notes.append(f"Flat: {', '.join(flat)}.")
+    if again:
+        notes.append(f"Drawn already: {', '.join(again)}.")
+    return large, [metric for metric in drawn if metric not in large], " ".join(notes)
+
+
+# Drawing
+
+
+def at_most_three(values):
+    """The different ones of these names and paths, as text; "" where there are more or none."""
+    short = {}
+    for value in values:
+        for path in value if isinstance(value, list) else [value]:
+            if path:
+                short["/".join(pathlib.PurePath(path).parts[-2:])] = None
+    return ", ".join(short) if len(short) <= 3 else ""
+
+
+def title_of(runs):
+    """Script, model and data of the runs, as far as they are known."""
+    script = at_most_three(run.script for run in runs)
+    model = at_most_three(run.options.get("model_name_or_path") for run in runs)
+    data = at_most_three(run.options.get("dataset") for run in runs)
+    texts = [script, model and f"model {model}", data and f"data {data}"]
+    return "  ·  ".join(text for text in texts if text)
+
+
+def steps_of(run):
+    """How far a run is, for the line below the title."""
+    last = run.rows[-1]["step"]
+    most = run.options.get("max_steps", 0)
+    if last < most:
+        return f"step {last} of {most}"
+    return "1 step" if last == 1 else f"{last} steps"
+
+
+def colours(runs):
+    """{name: colour}: the first run of an algorithm has the algorithm's, so that all pictures agree."""
+    names = dict.fromkeys(run.name for run in runs)
+    own = {}
+    for run in runs:
+        colour = COLOURS.get((run.script or run.name).removesuffix(".py"))
+        if colour and run.name not in own and colour not in own.values():
+            own[run.name] = colour
+    free = itertools.cycle(x for x in [*COLOURS.values(), *OTHERS] if x not in own.values())
+    return {name: own.get(name) or next(free) for name in names}
+
+
+def mean(curves):
+    """The mean of the curves of seeds, over the steps that all of them have reached."""
+    first = max(min(points) for points in curves)
+    last = min(max(points) for points in curves)
+    steps = sorted(set().union(*curves))
+    steps = [step for step in steps if first <= step <= last]
+    values = [np.interp(steps, list(points), list(points.values())) for points in curves]
+    return steps, np.mean(values, axis=0)
+
+
+def running_mean(values):
+    """The mean of each value and its neighbours: 1 on either side from 100 values on, 2 from 200 on."""
+    reach = len(values) // 100
+    return [np.mean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+
+
+def words_of(metric):
+    """What a metric is: the words of PANELS, with what stands for a star; else its name."""
+    for pattern, words in PANELS.items():
+        if fnmatch.fnmatchcase(metric, pattern):
+            star = metric.removeprefix(pattern.removesuffix("*"))
+            return f"{words}: {star}" if star else words
+    return metric
+
+
+def draw(axis, runs, metric, large):
+    """The curves of one metric; runs without it are left out."""
+    names = colours(runs)
+    for name, colour in names.items():
+        curves = curves_of([run for run in runs if run.name == name], metric)
+        curves = [points for points in curves if points]
+        for points in curves:
+            axis.plot(list(points), list(points.values()), color=colour, linewidth=0.7, alpha=0.4)
+        steps, values = mean(curves) if curves else ([], [])
+        if steps:  # else no run has it, or one ends before another begins
+            marker = "o" if len(steps) <= 12 else None  # A single point has no line.
+            width = 2.4 if large else 1.6
+            axis.plot(steps, running_mean(values), color=colour, linewidth=width, marker=marker, markersize=4)
+            if large and len(names) == 1 and len(steps) > 1:
+                axis.set_title(f"{values[0]:.3g} → {values[-1]:.3g}", loc="right", color=colour, fontsize=13, pad=16)
+    axis.set_title(words_of(metric), loc="left", fontsize=13 if large else 9.5, pad=16)
+    axis.text(0, 1.02, metric, transform=axis.transAxes, fontsize=8 if large else 7, color=GREY, va="bottom")
+    style(axis, large)
+
+
+def style(axis, large):
+    """Whole steps, a zero where the curves come near it, and few lines beside the curves."""
+    low, high = axis.dataLim.intervaly
+    is_share = large and 0 <= low <= high <= 1
+    if 0.5 < high <= 1 and (is_share or 0 <= low < high / 2):
+        axis.set_ylim(0, 1.03)
+    elif high > 0 and (is_share or 0 <= low < high / 2):
+        axis.set_ylim(0, 1.05 * high)
+    axis.xaxis.set_major_locator(pyplot().MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.grid(axis="y", color="#e8e8e8")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color("#aaaaaa")
+    axis.tick_params(length=0, labelsize=10 if large else 8, colors=GREY)
+
+
+def header(figure, runs, height, title):
+    """Title, and below it the names of the runs, or of a single one how far it is."""
+    names = colours(runs)
+    place = {"x": 0.012, "ha": "left", "va": "top"}
+    title = title or title_of(runs) or ", ".join(names)
+    figure.text(y=1 - 0.12 / height, s=title, fontsize=15, fontweight="bold", **place)
+    if len(runs) == 1:
+        figure.text(y=1 - 0.45 / height, s=f"{runs[0].name}, {steps_of(runs[0])}", color=GREY, **place)
+        return
+    lines = []
+    for name, colour in names.items():
+        seeds = [run.name for run in runs].count(name)
+        label = f"{name}, mean of {seeds} seeds" if seeds > 1 else name
+        lines.append(pyplot().Line2D([], [], color=colour, linewidth=2.4, label=label))
+    figure.legend(
+        handles=lines,
+        ncols=LEGEND_COLUMNS,
+        loc="upper left",
+        bbox_to_anchor=(0.005, 1 - 0.42 / height),
+        borderpad=0,
+        frameon=False,
+        labelcolor="linecolor",
+    )
+
+
+def rows_of(large, small):
+    """The metrics of each row of panels, and how many panels have room in it."""
+    columns = 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4  # which leaves few gaps
+    rows = [(large, len(large))] if large else []
+    if not large:
+        columns = min(columns, len(small))
+    for start in range(0, len(small), columns):
+        rows.append((small[start : start + columns], columns))
+    return rows
+
+
+def picture(runs, large, small, notes="", title=None):
+    """The figure: the header, a row of large panels, rows of small ones, and the notes."""
+    rows = rows_of(large, small)
+    heights = [LARGE_HEIGHT if metrics == large else SMALL_HEIGHT for metrics, _ in rows]
+    notes = textwrap.wrap(notes, 180, break_on_hyphens=False)
+    top = 0.55 + 0.22 * math.ceil(len(colours(runs)) / LEGEND_COLUMNS)
+    bottom = 0.1 + 0.17 * len(notes)
+    height = top + sum(heights) + bottom
+    figure = pyplot().figure(figsize=(WIDTH, height), layout="constrained")
+    room = 0.005, bottom / height, 0.99, 1 - (top + bottom) / height
+    figure.get_layout_engine().set(rect=room, hspace=0.07, wspace=0.04)
+    grid = figure.add_gridspec(len(rows), 12, height_ratios=heights)
+    steps = [row["step"] for run in runs for row in run.rows]
+    margin = max(0.5, (max(steps) - min(steps)) / 25)
+    for i, (metrics, columns) in enumerate(rows):
+        width = 12 // columns
+        for j, metric in enumerate(metrics):
+            axis = figure.add_subplot(grid[i, j * width : (j + 1) * width])
+            draw(axis, runs, metric, metrics == large)
+            axis.set_xlim(min(steps) - margin, max(steps) + margin)
+            if i == len(rows) - 1:
+                axis.set_xlabel("step", color=GREY, fontsize=9)
+    header(figure, runs, height, title)
+    figure.text(0.012, 0.08 / height, "\n".join(notes), fontsize=8, color=GREY, va="bottom")
+    return figure
+
+
+def draw_runs(names, output=None, patterns=None, title=None):
+    """Draw runs; the line that says where and what. What cannot be drawn is a NoRun."""
+    files = files_of(names)
+    runs = read_runs(files)
+    for pattern in patterns or ():
+        if not logged(runs, [pattern]):
+            raise NoRun(f"no row has the metric {pattern}; there are {', '.join(logged(runs, '*'))}")
+    large, small, notes = ([], logged(runs, patterns), "") if patterns else choose(runs)
+    if not large + small:
         raise NoRun(f"{', '.join(map(str, files))}: no row has a metric that is drawn")
     if not output and (len(files) > 1 or files[0].name != "metrics.jsonl"):
         raise NoRun(f"{len(files)} files, and only the picture of one run has a place: name it with -o picture.png")
     path = pathlib.Path(output) if output else files[0].with_name("metrics.png")
-    (name, *others), title = runs, None
-    if not others:
-        runs, title = {"": runs[name]}, name  # above the panels, in place of beside each curve
     try:
-        figure = panels(runs, drawn)
-        figure.suptitle(title)
-        figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
+        figure = picture(runs, large, small, notes, title)
+        figure.savefig(path, dpi=160, metadata={"Software": None} if path.suffix == ".png" else None)
+        pyplot().close(figure)
     except ImportError:
         raise NoRun("matplotlib is not installed: pip install matplotlib") from None
     except (OSError, ValueError) as error:  # no such folder, no right to write, an unknown kind of picture
         raise NoRun(f"{path} cannot be written: {' '.join(str(error).split())}") from None
-    return path, drawn
+    return f"{path}: {', '.join(large + small)}. {notes}".strip()
+
+
+def watch(args):
+    """Draw whenever a run has new rows, until Ctrl-C. What cannot be drawn yet is waited for."""
+    before = None
+    while True:
+        files = [file for file in files_of(args.runs) if file.is_file()]
+        sizes = [file.stat().st_size for file in files]
+        if sizes != before:
+            try:
+                print(draw_runs(args.runs, args.output, args.metrics, args.title), flush=True)
+            except NoRun as error:
+                print(f"plot.py: {error}", file=sys.stderr, flush=True)
+        before = sizes
+        time.sleep(SECONDS)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("-o", "--output", metavar="FILE", help="the picture [metrics.png in the folder of the run]")
+    parser.add_argument("--metrics", nargs="+", metavar="NAME", help="draw these; `policy/*` is all of a kind")
+    parser.add_argument("--watch", action="store_true", help="draw again with each new row, until Ctrl-C")
+    parser.add_argument("--title", metavar="TEXT", help="in the place of script, model and data")
     args = parser.parse_args()
     try:
-        path, drawn = draw_runs(args.runs, args.output)
+        if args.watch:
+            watch(args)
+        else:
+            print(draw_runs(args.runs, args.output, args.metrics, args.title))
     except NoRun as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 2
-    print(f"{path}: {', '.join(drawn)}")
+    except KeyboardInterrupt:  # the end of --watch
+        pass
     return 0
 
 
