@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 FORMAT = 1
 VERSION = "1.0.0"
 WIDTH = 100  # of a line of a file
+SMALLEST = 1e-15  # Below is what is left of a 0 after rounding.
 DIGITS = 15  # The last digits of a float64 may differ between machines.
 TOLERANCE = {
     "float64": {"rtol": 1e-9, "atol": 1e-12},
@@ -120,7 +121,9 @@ def rounded(value):
         return [rounded(inner) for inner in value]
     if isinstance(value, float):
         assert math.isfinite(value)
-        return float(f"{value:.{DIGITS}g}") + 0.0  # no -0.0
+        if abs(value) < SMALLEST:
+            return 0.0
+        return float(f"{value:.{DIGITS}g}")
     return value
 
 
