@@ -41,7 +41,7 @@ class Case:
     rests_on: str
     source: str
     catches: str
-    threads: list = field(default_factory=list)
+    threads: list = field(default_factory=list)  # on GitHub, such as "huggingface/trl/issues/3021"
     others: list = field(default_factory=list)
     tolerance: dict | None = None
 
@@ -99,7 +99,7 @@ def entry(subject, case):
     result["source"] = case.source
     result["catches"] = case.catches
     if case.threads:
-        result["threads"] = case.threads
+        result["threads"] = [f"https://github.com/{thread}" for thread in case.threads]
     return result
 
 
