@@ -5,7 +5,7 @@ from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
 
 
 def step_totals(inputs, options):
-    """What each micro-batch counts: [optimizer step][process][micro-batch], and of each row's group.
+    """What each micro-batch counts, as [optimizer step][process][micro-batch].
 
     `steps` is a list of `pieces`, one for each optimizer step of a rollout.
     """
@@ -29,7 +29,7 @@ def step_totals(inputs, options):
 
 
 def counted_with(rows, process, pieces, rollout, options):
-    """The rows that are counted for the micro-batch `rows`; with a mistake not those of the step."""
+    """The rows whose counts the micro-batch `rows` has: those of the step, unless by mistake."""
     totals = options.get("totals", "step")
     if totals == "micro_batch":
         return rows
@@ -63,7 +63,7 @@ SAYS = {
     "over_micro_batches": "the step's mean, divided once more by the number of micro-batches",
     "over_processes": "the step's mean, divided once more by the number of processes",
 }
-CATCHES = "The denominator of the micro-batch or of the process: the gradient then depends on the cut."
+CATCHES = "The denominator of a micro-batch or of a process: the gradient depends on the cut."
 STEP = "the denominators are those of the whole optimizer step: "
 
 
@@ -222,7 +222,7 @@ CASES = [
         catches="Tokens that are left out of the loss and stay in the denominator.",
         threads=["huggingface/trl/issues/6369", "huggingface/trl/pull/6439"],
         others=[
-            Other(says="masked tokens are in the denominator", options={"masked_tokens_count": True}),
+            Other(says="masked tokens are in the total", options={"masked_tokens_count": True}),
             Other(says="truncated rows are in the loss", inputs={"mask": ALL}),
         ],
     ),
@@ -253,7 +253,7 @@ CASES = [
         "2x2",
         policy.GRPO,
         "a row without a reward (`scored` 0) is in no count",
-        ("micro_batch_summed", "over_processes"),
+        LOCAL_2X2,
         inputs={"scored": SCORED},
         rests_on=CONVENTION,
         catches="A row without a reward that still makes the others smaller.",

@@ -38,7 +38,7 @@ def pieces_of(inputs, rows):
 
 
 def step_weights(inputs, table, options):
-    """The weight of each token in the loss of the optimizer step, a table of the shape of `table`."""
+    """The weight of each token of `table` in the loss of the optimizer step."""
     mask = mask_of(inputs, table)
     weights = [[0.0] * len(row) for row in table]
     for rows, share in scopes(pieces_of(inputs, len(table)), options.get("totals", "step")):
