@@ -131,7 +131,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "test_masked.py::test_completion_mask_equals_a_loop_over_random_tables"),
     ("the loss stands beside the mask", "grpo.py",
      "torch.where(loss_mask, losses, 0)", "losses",
-     VECTORS.format("grpo")),
+     "test_grpo.py::test_garbage_under_the_mask_changes_nothing[grpo-{}]"),
     ("rows are those of the micro-batch", "grpo.py",
      '/ lengths / totals["rows"]', "/ lengths / len(loss_mask)",
      SPLIT.format("grpo")),
