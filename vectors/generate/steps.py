@@ -1,0 +1,111 @@
+"""The weights of the tokens of one optimizer step, whichever way it is cut.
+
+`pieces` says how: a list of processes, each a list of micro-batches, each a list of rows. The loss
+of the whole step has one denominator, so no weight depends on the cut. `totals` builds in the
+mistakes that people make there:
+
+    step                  the denominators count the whole step
+    micro_batch           those of the micro-batch, whose losses are averaged
+    micro_batch_summed    those of the micro-batch, whose losses are added up; processes are averaged
+    micro_batch_all       those of the micro-batch, whose losses are added up, over processes too
+    process               those of the process; processes are averaged
+    process_all           those of the process; processes are added up
+    over_processes        the step's, divided once more by the number of processes
+    over_micro_batches    the step's, divided once more by the number of micro-batches
+"""
+
+
+def mask_of(inputs, table):
+    """The mask of a batch: given, or 1 on every token of `table`; 0 in a row without a reward."""
+    mask = inputs.get("mask") or [[1] * len(row) for row in table]
+    scored = inputs.get("scored") or [1] * len(table)
+    result = []
+    for row, counts in zip(mask, scored, strict=True):
+        result.append([cell * counts for cell in row])
+    return result
+
+
+def scored_rows(inputs, rows):
+    """Those of `rows` that have a reward."""
+    scored = inputs.get("scored")
+    return [row for row in rows if scored is None or scored[row]]
+
+
+def groups_of(inputs, rows):
+    return inputs.get("groups") or [0] * rows
+
+
+def pieces_of(inputs, rows):
+    return inputs.get("pieces") or [[list(range(rows))]]
+
+
+def step_weights(inputs, table, options):
+    """The weight of each token of `table` in the loss of the optimizer step."""
+    mask = mask_of(inputs, table)
+    weights = [[0.0] * len(row) for row in table]
+    for rows, share in scopes(pieces_of(inputs, len(table)), options.get("totals", "step")):
+        for row, numbers in weights_within(rows, mask, inputs, options).items():
+            weights[row] = [share * number for number in numbers]
+    return weights
+
+
+def scopes(pieces, totals):
+    """(rows that are counted together, factor of their loss) as `totals` says."""
+    processes = [[row for piece in process for row in piece] for process in pieces]
+    everything = [row for rows in processes for row in rows]
+    if totals == "step":
+        return [(everything, 1.0)]
+    if totals == "over_processes":
+        return [(everything, 1 / len(pieces))]
+    if totals == "over_micro_batches":
+        return [(everything, 1 / len(pieces[0]))]
+    if totals == "process":
+        return [(rows, 1 / len(pieces)) for rows in processes]
+    if totals == "process_all":
+        return [(rows, 1.0) for rows in processes]
+    result = []
+    for process in pieces:
+        shares = {
+            "micro_batch": 1 / len(process) / len(pieces),
+            "micro_batch_summed": 1 / len(pieces),
+            "micro_batch_all": 1.0,
+        }
+        result += [(rows, shares[totals]) for rows in process]
+    return result
+
+
+def weights_within(rows, mask, inputs, options):
+    """{row: weights of its tokens}, if these rows were the whole optimizer step."""
+    groups = groups_of(inputs, len(mask))
+    lengths = {row: sum(mask[row]) for row in rows}
+    if options.get("masked_tokens_count"):  # a mistake
+        lengths = {row: len(mask[row]) for row in rows}
+    counted = scored_rows(inputs, rows)
+    if not options.get("empty_rows_count", True):
+        counted = [row for row in counted if lengths[row]]
+    result = {}
+    for row in rows:
+        weight = 0.0
+        if lengths[row]:
+            weight = token_weight(row, lengths, groups, counted, options)
+        result[row] = [weight * cell for cell in mask[row]]
+    return result
+
+
+def token_weight(row, lengths, groups, counted, options):
+    """The weight of each token of a row, from {row: tokens} and the rows that are counted."""
+    mean = options["mean"]
+    if mean == "tokens":
+        return 1 / sum(lengths.values())
+    if mean == "rows":
+        return 1 / lengths[row] / len(counted)
+    if mean == "sums":
+        return 1 / len(counted)
+    if mean == "constant":
+        return 1 / options["constant"] / len(counted)
+    prompts = len({groups[other] for other in counted})
+    if mean == "prompts":
+        return 1 / lengths[row] / prompts
+    assert mean == "groups", mean
+    own_group = [other for other in lengths if groups[other] == groups[row]]
+    return 1 / sum(lengths[other] for other in own_group) / prompts
