@@ -426,6 +426,7 @@ def main(argv=None):
             # 4 to 8. Update the policy.
             for group in optimizer.param_groups:
                 group["lr"] = lr
+            # tokens.jsonl gets what the update does to each token of a few rows.
             with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
                 update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             metrics.add_times(batch, start, rollout_end, args, drawn_tokens)

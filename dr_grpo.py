@@ -294,6 +294,7 @@ def main(argv=None):
         lr = learning_rate(run.step, args)
         for group in optimizer.param_groups:
             group["lr"] = lr
+        # tokens.jsonl gets what the update does to each token of a few rows.
         with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
             update(accelerator, model, reference, optimizer, batch, step, args, metrics)
         # Log the step, and evaluate and save where that is due.

@@ -593,6 +593,7 @@ def main(argv=None):
         critic_lr = lr / args.learning_rate * args.critic_learning_rate
         for group, group_lr in zip(optimizer.param_groups, (policy_lr, critic_lr), strict=True):
             group["lr"] = group_lr
+        # tokens.jsonl gets what the update does to each token of a few rows.
         with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
             update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
         # Log the step, and evaluate and save where that is due.

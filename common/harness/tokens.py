@@ -14,6 +14,7 @@ from common.harness.distributed import on_first
 FILE = "tokens.jsonl"
 ROWS = 8  # of a step, at most
 MOST_BYTES = 100 * 2**20  # a longer file grows at the steps 1, 2, 4, 8, ... alone
+LONGEST_WAIT = 64  # tokens, for the end of a character; a text without sense may have none
 COLUMNS = "prompts prompt_mask completions completion_mask prompt_index packed".split()  # what a forward reads
 
 
@@ -21,10 +22,10 @@ COLUMNS = "prompts prompt_mask completions completion_mask prompt_index packed".
 def record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
     """A context for an update on `batch`, which writes the rows of tokens.jsonl where they are due.
 
-    `prompts` has a `Prompt` for each group of the batch, or for each row where a group is one row.
-    The log-probs of at most ROWS rows are taken before and after the update, by the same forward of
-    these rows alone. All processes do this with rows of their own, in equally many passes; the
-    first process writes. No random number is drawn, and `metrics` does not count the time.
+    `prompts` has a `Prompt` for each group of the batch. The log-probs of at most ROWS rows are taken
+    before and after the update, by the same forward of these rows alone. All processes do this with
+    rows of their own, in equally many passes, and the first one writes. No random number is drawn,
+    and `metrics` leaves the time out of the update's.
     """
     if not is_due(run):
         yield
@@ -42,8 +43,8 @@ def record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
         part = update_columns(batch, chosen, width=after.shape[1])
         clipped = would_clip(policy_loss, after, before, entropy, part, run.args)
         columns = part | {"logprob": before, "change": after - before, "entropy": entropy, "clipped": clipped}
-        of_rows = [prompts[row // group_size] for row in chosen]
-        run.write_rows(FILE, token_rows(run.step + 1, tokenizer, of_rows, columns))
+        row_prompts = [prompts[row // group_size] for row in chosen]
+        run.write_rows(FILE, token_rows(run.step + 1, tokenizer, row_prompts, columns))
     metrics.paused += time.perf_counter() - start
 
 
@@ -207,7 +208,7 @@ def token_texts(tokenizer, ids):
     told = 0  # tokens before this one have their texts
     for end in range(1, len(ids) + 1):
         text = decode(ids[start:end])
-        is_part = text.endswith("\ufffd") and end < len(ids) and end - told < 4  # a character has at most four bytes
+        is_part = text.endswith("\ufffd") and end < len(ids) and end - told < LONGEST_WAIT
         if is_part:
             texts.append("")
             continue
