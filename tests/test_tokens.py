@@ -241,7 +241,7 @@ def test_nothing_is_written_of_an_update_that_failed(rows):
 def test_all_processes_make_as_many_passes_as_the_one_with_the_most():
     _, args, tokenizer, policy = embedded("grpo", micro_batch_size=3, group_size=4)
     batch, _ = hand_made_batch(policy, tokenizer, args)
-    chosen = [4, 5, 6, 7]
+    chosen = torch.arange(4, 8)
     alone = tokens.split_rows(Accelerator(cpu=True), batch, chosen, args)
     beside = SimpleNamespace(gather=lambda number: torch.tensor([5, int(number)]))
     several = tokens.split_rows(beside, batch, chosen, args)

@@ -26,7 +26,7 @@ CURVES = {  # {title: {metric: what its line is}}
     "pairs in the right order": {"rewards/accuracy": "training", "eval/accuracy": "held-out"},
     "margin": {"rewards/margin": "training", "eval/margin": "held-out"},
     "loss": {"optim/loss": "training", "eval/loss": "held-out"},
-    "tokens of an answer": {"completion/length": "training", "eval/length": "held-out"},
+    "answer length": {"completion/length": "training", "eval/length": "held-out"},
     "entropy": {"policy/entropy": "training"},
 }
 OF_PAIRS = ("margin", "loss")  # panels of the scripts that train on pairs

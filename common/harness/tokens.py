@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from common.batches import micro_batches, take_rows
+from common.batches import micro_batches, take_rows, to_device
 from common.generation import seeded
 from common.harness.distributed import on_first
 
@@ -33,14 +33,15 @@ def record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
     start = time.perf_counter()
     group_size = run.args.group_size
     chosen = choose_rows(batch["rewards"].tolist(), group_size)
-    passes = split_rows(run.accelerator, batch, chosen, run.args)
+    index = to_device(torch.tensor(chosen), batch["rewards"].device)
+    passes = split_rows(run.accelerator, batch, index, run.args)
     before, entropy = forward_rows(model, passes, with_entropy=True)
     metrics.paused += time.perf_counter() - start
     yield
     start = time.perf_counter()
     after, _ = forward_rows(model, passes, with_entropy=False)
     if run.accelerator.is_main_process:
-        part = update_columns(batch, chosen, width=after.shape[1])
+        part = update_columns(batch, index, width=after.shape[1])
         clipped = would_clip(policy_loss, after, before, entropy, part, run.args)
         columns = part | {"logprob": before, "change": after - before, "entropy": entropy, "clipped": clipped}
         row_prompts = [prompts[row // group_size] for row in chosen]
@@ -78,8 +79,8 @@ def choose_rows(rewards, group_size):
     return sorted([*sorted(firsts.values()), *others][:ROWS])
 
 
-def split_rows(accelerator, batch, chosen, args):
-    """The forwards of the `chosen` rows: a list of (their places among these rows, micro-batch).
+def split_rows(accelerator, batch, index, args):
+    """The forwards of the rows `index` (k,): a list of (their places among these rows, micro-batch).
 
     All processes have equally many, as FSDP2 needs: what is missing is the first row again.
     """
@@ -87,13 +88,13 @@ def split_rows(accelerator, batch, chosen, args):
     for name in COLUMNS:
         if name in batch:
             column = batch[name]
-            part[name] = column[chosen] if isinstance(column, torch.Tensor) else column
+            part[name] = column[index] if isinstance(column, torch.Tensor) else column
     lengths = torch.stack([part["prompt_mask"].sum(dim=1), part["completion_mask"].sum(dim=1)], dim=1)
     part["lengths"] = lengths.tolist()
     if "prompt_index" in part:
         part["groups"] = part["prompt_index"][:, 0].tolist()
-    cuts = micro_batches(range(len(chosen)), part["lengths"], args, part.get("groups"), part.get("packed", False))
-    number = torch.tensor([len(cuts)], device=part["prompts"].device)
+    cuts = micro_batches(range(len(index)), part["lengths"], args, part.get("groups"), part.get("packed", False))
+    number = to_device(torch.tensor([len(cuts)]), part["prompts"].device)
     most = int(accelerator.gather(number).max())
     cuts += [[0]] * (most - len(cuts))
     return [(places, take_rows(part, places)) for places in cuts]
@@ -110,27 +111,28 @@ def forward_rows(model, passes, with_entropy):
     for places, micro in passes:
         micro_logprobs, micro_entropy, *_ = model(micro, with_entropy=with_entropy)  # ppo.py's model has values too
         columns = slice(micro_logprobs.shape[1])
-        logprobs[places, columns] = micro_logprobs
+        index = to_device(torch.tensor(places), device)
+        logprobs[index, columns] = micro_logprobs
         if with_entropy:
-            entropy[places, columns] = micro_entropy
+            entropy[index, columns] = micro_entropy
     return logprobs, entropy
 
 
-def update_columns(batch, chosen, width):
-    """What the update has used of the `chosen` rows, each completion cut to `width` tokens.
+def update_columns(batch, index, width):
+    """What the update has used of the rows `index` (k,), each completion cut to `width` tokens.
 
     It is read after the update, in which a script may make its advantages and its loss mask.
     """
-    rewards = batch["rewards"][chosen]
+    rewards = batch["rewards"][index]
     advantages = batch.get("advantages")
     if advantages is None:  # ppo.py makes none where no completion has a reward
         advantages = torch.zeros_like(batch["rewards"])[:, None]
     return {
-        "completions": batch["completions"][chosen, :width],
-        "completion_mask": batch["completion_mask"][chosen, :width],
+        "completions": batch["completions"][index, :width],
+        "completion_mask": batch["completion_mask"][index, :width],
         "rewards": rewards,
-        "advantages": advantages[chosen, :width],
-        "loss_mask": batch["loss_mask"][chosen, :width] & ~rewards.isnan()[:, None],
+        "advantages": advantages[index, :width],
+        "loss_mask": batch["loss_mask"][index, :width] & ~rewards.isnan()[:, None],
     }
 
 

@@ -150,7 +150,7 @@ function rowOf(row, number, step, most) {
     element("div", {}, element("span", { class: known ? "dot" : "dot none", "--part": part }),
       element("b", {}, known ? `reward ${digits(row.reward)}` : "no reward"), row.count > 1 ? ` × ${row.count}` : ""),
     element("div", {}, `${mean} `, element("span", { class: direction(meanAdvantage(row)) }, signed(meanAdvantage(row), 2))),
-    element("div", {}, "as a whole ", element("span", { class: direction(row.total) }, times(row.total))));
+    element("div", { title: "how likely the whole answer is after the update, over how likely it was before" }, "whole answer ", element("span", { class: direction(row.total) }, times(row.total))));
   const asked = step.samePrompt ? [] : [element("div", { class: "text asked" }, element("span", {}, visible(row.prompt, true)), goldOf(row))];
   return element("div", { class: "row" }, asked, about, text);
 }
@@ -238,7 +238,7 @@ function legend(most) {
   };
   return element("div", { class: "legend" },
     element("p", {}, explained[state.colour], " ", element("span", { class: "clipped" }, "Underlined"), ": a further update on the same rollout would clip this token, so the loss would no longer move it."),
-    element("div", { class: "scale" }, `${what}: ${ends[0]}`, ramp, ends[1], element("span", { class: "dim" }, "Hover over a token, or tap it, for its numbers. The arrow keys change the step.")));
+    element("div", { class: "scale" }, `${what}:`, element("span", { class: "ends" }, ends[0], ramp, ends[1]), element("span", { class: "dim" }, "Hover over a token, or tap it, for its numbers. The arrow keys change the step.")));
 }
 
 const goldOf = ({ answer }) => (answer === null ? "" : element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible(answer, false))));
@@ -390,7 +390,7 @@ function drawCurve(panel, now) {
   const y = (value) => height - bottom - (height - top - bottom) * (value - low) / (high - low);
   panel.stepAt = (place) => (place - left) / (width - left - right) * last;
   const drawn = [];
-  for (const value of [low, high]) {
+  for (const value of low < 0 ? [low, 0, high] : [low, high]) {
     drawn.push(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
     drawn.push(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, digits(value, 2)));
   }
