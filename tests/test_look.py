@@ -211,6 +211,7 @@ for (const token of [tokens[0], tokens[6], tokens.at(-1)]) {
 go(1);
 report.folded = view.querySelectorAll(".token").length;
 report.rows = view.querySelectorAll(".row").length;
+report.about = view.querySelector(".about").textContent;
 view.querySelector(".more").click();
 report.unfolded = view.querySelectorAll(".token").length;
 for (let i = 0; i < data.evaluations.length; i++) {
@@ -243,5 +244,6 @@ def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
         first, part, _ = frame["tips"]
         assert "60.7 → 77.9 %" in first and "+0.25, ratio 1.284" in first and "would clip it" in first
         assert "a part of a character" in part and "would clip it" not in part
+        assert frame["about"].startswith("reward 0 × 2advantage −0.5")
         assert frame["rows"] == 1 and frame["folded"] == 600 and frame["unfolded"] == 4000  # two equal rows are one
         assert frame["answers"] == 2 * len(TRAPS) + 2

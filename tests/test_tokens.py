@@ -214,6 +214,18 @@ def test_the_loss_mask_and_the_advantages_may_be_made_in_the_update(rows):
     assert third["masked"] == [] and third["change"] == [0.0] * len(third["tokens"])
 
 
+def test_a_token_without_an_advantage_is_not_clipped_however_far_it_moves(rows):
+    def update(batch):
+        batch["advantages"] = torch.zeros_like(batch["advantages"])
+        with torch.no_grad():
+            for parameter in rows.policy.parameters():
+                parameter.mul_(1.5)
+
+    written = rows(update)
+    assert max(map(abs, written[0]["change"])) > 1
+    assert all(row["clipped"] == [] for row in written)
+
+
 def test_the_time_is_none_of_the_update(rows):
     def slow(batch, **options):
         time.sleep(0.05)

@@ -40,7 +40,7 @@ function percent(p) {
 // How many times as likely e^x is.
 function times(x) {
   const factor = Math.exp(x);
-  return `×${factor >= 100 || factor < 0.01 ? minus(factor.toExponential(1)) : factor.toPrecision(3)}`;
+  return `×${factor >= 1000 || factor < 0.001 ? minus(factor.toExponential(1)) : factor.toPrecision(3)}`;
 }
 
 // --- text of tokens ---
