@@ -14,6 +14,7 @@ import math
 import pathlib
 import sys
 import webbrowser
+from collections import defaultdict
 
 PARTS = pathlib.Path(__file__).parent / "look"
 FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # what stands in the place of /*STYLE*/ in page.html
@@ -43,8 +44,10 @@ def read_rows(path):
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            rows += [json.loads(line)] if line.strip() else []
+            rows.append(json.loads(line))
         except ValueError:
             if number < len(lines):
                 raise NoRun(f"{path}, line {number}, is no JSON") from None
@@ -63,7 +66,7 @@ def as_text(prompt):
 
 
 def thinned(items, most):
-    """At most `most` of the items: the last one and every k-th."""
+    """Every k-th of the items, about `most` of them, and the last one."""
     every = max(1, math.ceil(len(items) / most))
     return [item for number, item in enumerate(items) if number % every == 0 or number == len(items) - 1]
 
@@ -96,17 +99,16 @@ def evaluations(samples):
 
     [{"prompt", "answer", "evaluations": [{"step", "reward", "answers": [{"text", "reward", "truncated", "count"}]}]}]
     """
-    prompts = {}
+    prompts = defaultdict(lambda: defaultdict(list))  # {prompt: {step: rows}}
     for row in samples:
         if row.get("evaluation"):
-            key = as_text(row["prompt"])
-            prompt = prompts.setdefault(key, {"prompt": key, "answer": row.get("answer"), "steps": {}})
-            prompt["steps"].setdefault(row["step"], []).append(row)
+            prompts[as_text(row["prompt"])][row["step"]].append(row)
     found = []
-    for prompt in prompts.values():
-        steps = [evaluation(step, rows) for step, rows in sorted(prompt.pop("steps").items())]
-        limit = MOST_CHARACTERS / len(prompts)
-        found.append(prompt | {"evaluations": fitting(steps, characters, limit)})
+    for prompt, by_step in prompts.items():
+        steps = [evaluation(step, rows) for step, rows in sorted(by_step.items())]
+        kept = fitting(steps, characters, MOST_CHARACTERS / len(prompts))
+        first_row = next(iter(by_step.values()))[0]
+        found.append({"prompt": prompt, "answer": first_row.get("answer"), "evaluations": kept})
     return found
 
 
@@ -116,7 +118,8 @@ def evaluation(step, rows):
     for row in rows:
         answer = {"text": row["completion"], "reward": row.get("reward"), "truncated": row.get("truncated", False)}
         key = (answer["text"], answer["reward"])
-        answers.setdefault(key, answer | {"count": 0})["count"] += 1
+        count = answers[key]["count"] if key in answers else 0
+        answers[key] = answer | {"count": count + 1}
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     best_first = sorted(answers.values(), key=lambda answer: (-(answer["reward"] or 0), -answer["count"]))
     mean = sum(rewards) / len(rewards) if rewards else None
@@ -129,11 +132,10 @@ def characters(step):
 
 def token_steps(rows):
     """What tokens.jsonl has of each step, [{"step", "rows"}], and how many steps the page leaves out."""
-    steps = {}
+    by_step = defaultdict(list)
     for row in rows:
-        row["prompt"] = as_text(row["prompt"])
-        steps.setdefault(row["step"], []).append(row)
-    steps = [{"step": step, "rows": rows} for step, rows in sorted(steps.items())]
+        by_step[row["step"]].append(row | {"prompt": as_text(row["prompt"])})
+    steps = [{"step": step, "rows": rows} for step, rows in sorted(by_step.items())]
     kept = fitting(steps, lambda step: sum(len(row["tokens"]) for row in step["rows"]), MOST_TOKENS)
     return kept, len(steps) - len(kept)
 
