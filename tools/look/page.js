@@ -28,6 +28,8 @@ const minus = (text) => text.replace("-", "−");
 const digits = (x, n = 3) => (x === null ? "none" : minus(String(Number(x.toPrecision(n)))));
 const signed = (x, n = 3) => (x > 0 ? "+" : "") + digits(x, n);
 const direction = (x) => (x > 0 ? "up" : x < 0 ? "down" : "");
+const signColoured = (x, text) => element("span", { class: direction(x) }, text);
+const dim = (...children) => element("span", { class: "dim" }, children);
 const tint = (x) => `var(--${x < 0 ? "down" : "up"})`;
 
 // A probability in percent, with more digits near 0 and near 100.
@@ -125,7 +127,8 @@ function tokenOf(row, number, i, most) {
   const attributes = { class: classes.join(" "), "data-row": number, "data-token": i };
   attributes["--tint"] = hasTwoSigns ? tint(x) : "var(--heat)";
   attributes["--strength"] = `${strength(x, most).toFixed(1)}%`;
-  return element("span", attributes, row.tokens[i] === "" ? element("span", { class: "sign" }, "·") : visible(row.tokens[i], state.breaks));
+  const isPart = row.tokens[i] === "";
+  return element("span", attributes, isPart ? element("span", { class: "sign" }, "·") : visible(row.tokens[i], state.breaks));
 }
 
 function rowOf(row, number, step, most) {
@@ -143,16 +146,24 @@ function rowOf(row, number, step, most) {
     }
     text.append(tokenOf(row, number, i, most));
   }
-  const known = row.reward !== null;
-  const part = known ? Math.min(1, Math.max(0, row.reward)) : 0;
-  const mean = Array.isArray(row.advantage) ? "mean advantage" : "advantage";
-  const about = element("div", { class: "about" },
-    element("div", {}, element("span", { class: known ? "dot" : "dot none", "--part": part }),
-      element("b", {}, known ? `reward ${digits(row.reward)}` : "no reward"), row.count > 1 ? ` × ${row.count}` : ""),
-    element("div", {}, `${mean} `, element("span", { class: direction(meanAdvantage(row)) }, signed(meanAdvantage(row), 2))),
-    element("div", { title: "how likely the whole answer is after the update, over how likely it was before" }, "whole answer ", element("span", { class: direction(row.total) }, times(row.total))));
-  const asked = step.samePrompt ? [] : [element("div", { class: "text asked" }, element("span", {}, visible(row.prompt, true)), goldOf(row))];
-  return element("div", { class: "row" }, asked, about, text);
+  const asked = element("div", { class: "text asked" }, element("span", {}, visible(row.prompt, true)), goldOf(row));
+  return element("div", { class: "row" }, step.samePrompt ? [] : asked, aboutRow(row), text);
+}
+
+// A disc that is full for a reward of 1 and empty for one of 0.
+function dot(reward) {
+  if (reward === null) return element("span", { class: "dot none" });
+  return element("span", { class: "dot", "--part": Math.min(1, Math.max(0, reward)) });
+}
+function aboutRow(row) {
+  const reward = element("b", {}, row.reward === null ? "no reward" : `reward ${digits(row.reward)}`);
+  const mean = meanAdvantage(row);
+  const name = Array.isArray(row.advantage) ? "mean advantage" : "advantage";
+  const title = "how likely the whole answer is after the update, over how likely it was before";
+  return element("div", { class: "about" },
+    element("div", {}, dot(row.reward), reward, row.count > 1 ? ` × ${row.count}` : ""),
+    element("div", {}, `${name} `, signColoured(mean, signed(mean, 2))),
+    element("div", { title }, "whole answer ", signColoured(row.total, times(row.total))));
 }
 
 // Each place where a completion goes on with a token, with the rows that do: their log-probs are the same.
@@ -179,20 +190,25 @@ function placesOf(step) {
   return found;
 }
 
+function moveOf(place) {
+  const [low, high] = [place.before, place.after].sort((a, b) => a - b).map((p) => 100 * p);
+  const change = place.after - place.before;
+  const mean = place.rewards.length ? sum(place.rewards) / place.rewards.length : null;
+  const context = place.i ? ["…", visible(place.context, false)] : "at the start ";
+  return element("div", { class: "move", "--tint": tint(change) },
+    element("div", { class: "code" }, dim(context), element("b", {}, named(place.text))),
+    element("div", { class: "track" },
+      element("i", { style: `left:0;width:${low}%` }),
+      element("b", { style: `left:${low}%;width:${high - low}%` })),
+    element("div", { class: "numbers" },
+      element("span", {}, `${percent(place.before)} → `, signColoured(change, `${percent(place.after)} %`)),
+      dim(count(place.count, "answer"), mean === null ? ", no reward" : `, reward ${digits(mean, 2)}`)));
+}
+
 function moves(step) {
   const size = (place) => Math.abs(place.after - place.before);
   const largest = placesOf(step).sort((a, b) => size(b) - size(a)).slice(0, 6).filter((place) => size(place) > 1e-5);
-  const shown = largest.map((place) => {
-    const [low, high] = [place.before, place.after].sort((a, b) => a - b).map((p) => 100 * p);
-    const change = place.after - place.before;
-    const rewards = place.rewards.length ? `reward ${digits(sum(place.rewards) / place.rewards.length, 2)}` : "no reward";
-    return element("div", { class: "move", "--tint": tint(change) },
-      element("div", { class: "code" }, element("span", { class: "dim" }, place.i ? ["…", visible(place.context, false)] : "at the start "), element("b", {}, named(place.text))),
-      element("div", { class: "track" }, element("i", { style: `left:0;width:${low}%` }), element("b", { style: `left:${low}%;width:${high - low}%` })),
-      element("div", { class: "numbers" },
-        element("span", {}, `${percent(place.before)} → `, element("span", { class: direction(change) }, `${percent(place.after)} %`)),
-        element("span", { class: "dim" }, `${count(place.count, "answer")}, ${rewards}`)));
-  });
+  const shown = largest.map(moveOf);
   if (!shown.length) return [];
   return [element("div", { class: "moves" }, element("h3", {}, "The largest moves of a probability"), shown)];
 }
@@ -210,7 +226,7 @@ function saying(step) {
     const group = rows.filter((row) => sign * meanAdvantage(row) > 0);
     if (!group.length) continue;
     const mean = sum(group.map((row) => row.total)) / group.length;
-    said.push(`An answer with a ${word} advantage is now `, element("span", { class: direction(mean) }, times(mean)), " as likely. ");
+    said.push(`An answer with a ${word} advantage is now `, signColoured(mean, times(mean)), " as likely. ");
   }
   if (rows.every((row) => row.tokens.every((_, i) => advantage(row, i) === 0))) {
     said.push("All advantages here are 0: other prompts of the batch, and the KL if there is one, moved these tokens. ");
@@ -219,6 +235,14 @@ function saying(step) {
   said.push(clipped ? `A further update would clip ${clipped} of them.` : "A further update would clip none.");
   return element("p", { class: "said" }, said);
 }
+
+const EXPLAINED = {
+  change: "Blue tokens are more likely after the update than before, red ones less likely; the deeper, the larger the " +
+    "change. It is the change by the whole batch, with all its prompts and the KL, and not by this row alone.",
+  logprob: "The deeper a token, the less likely it was before the update.",
+  entropy: "The deeper a token, the less sure the model was of what comes here, before the update.",
+  advantage: "Blue: the update should make the token more likely. Red: less likely.",
+};
 
 // What the colours mean, and what they do not.
 function legend(most) {
@@ -230,24 +254,23 @@ function legend(most) {
   });
   const ramp = element("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` });
   const ends = hasTwoSigns ? [signed(-most, 2), signed(most, 2)] : ["0", digits(most, 2)];
-  const explained = {
-    change: "Blue tokens are more likely after the update than before, red ones less likely; the deeper, the larger the change. It is the change by the whole batch, with all its prompts and the KL, and not by this row alone.",
-    logprob: "The deeper a token, the less likely it was before the update.",
-    entropy: "The deeper a token, the less sure the model was of what comes here, before the update.",
-    advantage: "Blue: the update should make the token more likely. Red: less likely.",
-  };
   return element("div", { class: "legend" },
-    element("p", {}, explained[state.colour], " ", element("span", { class: "clipped" }, "Underlined"), ": a further update on the same rollout would clip this token, so the loss would no longer move it."),
-    element("div", { class: "scale" }, `${what}:`, element("span", { class: "ends" }, ends[0], ramp, ends[1]), element("span", { class: "dim" }, "Hover over a token, or tap it, for its numbers. The arrow keys change the step.")));
+    element("p", {}, EXPLAINED[state.colour], " ", element("span", { class: "clipped" }, "Underlined"),
+      ": a further update on the same rollout would clip this token, so the loss would no longer move it."),
+    element("div", { class: "scale" }, `${what}:`, element("span", { class: "ends" }, ends[0], ramp, ends[1]),
+      dim("Hover over a token, or tap it, for its numbers. The arrow keys change the step.")));
 }
 
-const goldOf = ({ answer }) => (answer === null ? "" : element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible(answer, false))));
+function goldOf({ answer }) {
+  if (answer === null) return "";
+  return element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible(answer, false)));
+}
 
 function promptOf(step) {
   if (!step.samePrompt) return element("div", { class: "prompt" }, `${count(step.size, "completion")} of several prompts`);
   const [row] = step.rows;
   return element("div", { class: "prompt" }, element("code", {}, visible(row.prompt, true)), goldOf(row),
-    element("span", { class: "dim" }, count(step.size, "completion")));
+    dim(count(step.size, "completion")));
 }
 
 function choice(label, name, options) {
@@ -271,9 +294,9 @@ function tokensSection() {
   const colours = Object.fromEntries(Object.entries(COLOURS).map(([name, [what]]) => [name, what]));
   const choices = element("div", { class: "choices" }, choice("colour", "colour", colours),
     choice("scale of", "scale", { run: "the run", step: "this step" }), element("label", {}, breaks, " break lines"));
-  const note = data.left_out ? element("span", { class: "dim" }, `${count(data.left_out, "step")} of tokens.jsonl left out, for the size of this page`) : "";
-  return element("section", {}, element("div", { class: "head" }, title, note),
-    element("div", { class: "controls" }, element("span", { class: "dim" }, "step"), chips, choices), view);
+  const note = data.left_out ? `${count(data.left_out, "step")} of tokens.jsonl left out, for the size of this page` : "";
+  return element("section", {}, element("div", { class: "head" }, title, dim(note)),
+    element("div", { class: "controls" }, dim("step"), chips, choices), view);
 }
 
 function showStep() {
@@ -295,7 +318,12 @@ function go(i) {
   history.replaceState(null, "", `#${steps[state.step].step}`);
   showStep();
 }
-const nearest = (number) => steps.reduce((best, step, i) => (Math.abs(step.step - number) < Math.abs(steps[best].step - number) ? i : best), 0);
+
+// Which of the steps is nearest to one of this number.
+function nearest(number) {
+  const distances = steps.map((step) => Math.abs(step.step - number));
+  return distances.indexOf(Math.min(...distances));
+}
 
 // --- the numbers of a token, beside it ---
 
@@ -306,11 +334,11 @@ function showTip(span) {
   const change = row.change[i];
   const line = (name, ...value) => element("tr", {}, element("td", {}, name), element("td", {}, value));
   tip.replaceChildren(
-    element("div", {}, element("code", {}, named(row.tokens[i])), element("span", { class: "dim" }, ` token ${i + 1} of ${row.tokens.length}`)),
+    element("div", {}, element("code", {}, named(row.tokens[i])), dim(` token ${i + 1} of ${row.tokens.length}`)),
     element("table", {},
       line("probability", `${percent(Math.exp(before))} → ${percent(Math.exp(before + change))} %`),
       line("log-prob", `${digits(before, 4)} → ${digits(before + change, 4)}`),
-      line("change", element("span", { class: direction(change) }, signed(change, 4)), `, ratio ${Math.exp(change).toPrecision(4)}`),
+      line("change", signColoured(change, signed(change, 4)), `, ratio ${Math.exp(change).toPrecision(4)}`),
       line("entropy before", digits(row.entropy[i])),
       line("advantage", signed(advantage(row, i), 4))),
     row.clipped.has(i) ? "A further update would clip it." : "",
@@ -349,7 +377,8 @@ addEventListener("scroll", hideTip, { passive: true });
 document.addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === "Escape") hideTip();
-  if (by && steps.length && event.target.tagName !== "SELECT" && !event.altKey && !event.ctrlKey && !event.metaKey) go(state.step + by);
+  const isOurs = event.target.tagName !== "SELECT" && !event.altKey && !event.ctrlKey && !event.metaKey;
+  if (by && steps.length && isOurs) go(state.step + by);
 });
 
 // --- curves ---
@@ -404,7 +433,10 @@ function drawCurve(panel, now) {
     const isSparse = line.name === "held-out" && line.points.length < 60;
     if (isSparse) for (const [step, value] of line.points) drawn.push(svg("circle", { cx: x(step), cy: y(value), r: 3 }));
     const point = line.points.findLast(([step]) => step <= now);
-    if (point) panel.numbers.append(panel.numbers.hasChildNodes() ? " · " : "", element("span", { class: line.name }, `${digits(point[1])}${line.name === "held-out" ? " held-out" : ""}`));
+    if (!point) continue;
+    const note = line.name === "held-out" ? " held-out" : "";
+    const between = panel.numbers.hasChildNodes() ? " · " : "";
+    panel.numbers.append(between, element("span", { class: line.name }, digits(point[1]) + note));
   }
   panel.picture.replaceChildren(...drawn);
 }
@@ -418,20 +450,25 @@ function answersSection() {
     state.prompt = i;
     showAnswers();
   })));
-  return element("section", {}, element("div", { class: "head" }, element("h2", {}, "One held-out prompt along the run"), prompts), answers);
+  const head = element("div", { class: "head" }, element("h2", {}, "One held-out prompt along the run"), prompts);
+  return element("section", {}, head, answers);
+}
+function columnOf({ step, reward, answers: given }) {
+  const mean = reward === null ? "" : `reward ${digits(reward)}`;
+  return element("div", { class: "column" },
+    element("h3", {}, element("span", {}, `step ${step}`), element("span", {}, mean)), given.map(answerOf));
+}
+function answerOf(answer) {
+  const reward = answer.reward === null ? "no reward" : digits(answer.reward);
+  const times = answer.count > 1 ? ` × ${answer.count}` : "";
+  return element("div", { class: "answer" },
+    element("div", { class: "dim" }, dot(answer.reward), reward, times, answer.truncated ? ", cut off" : ""),
+    element("div", { class: "code" }, visible(answer.text.trimEnd() || "(nothing)", true)));
 }
 function showAnswers() {
   const entry = data.evaluations[state.prompt];
   [...prompts.children].forEach((chip, i) => chip.setAttribute("aria-pressed", i === state.prompt));
-  const columns = entry.evaluations.map((evaluation) => element("div", { class: "column" },
-    element("h3", {}, element("span", {}, `step ${evaluation.step}`), element("span", {}, evaluation.reward === null ? "" : `reward ${digits(evaluation.reward)}`)),
-    evaluation.answers.map((each) => {
-      const part = each.reward === null ? 0 : Math.min(1, Math.max(0, each.reward));
-      const about = `${each.reward === null ? "no reward" : digits(each.reward)}${each.count > 1 ? ` × ${each.count}` : ""}${each.truncated ? ", cut off" : ""}`;
-      return element("div", { class: "answer" },
-        element("div", { class: "dim" }, element("span", { class: each.reward === null ? "dot none" : "dot", "--part": part }), about),
-        element("div", { class: "code" }, visible(each.text.trimEnd() || "(nothing)", true)));
-    })));
+  const columns = entry.evaluations.map(columnOf);
   answers.replaceChildren(element("div", { class: "prompt" }, element("code", {}, visible(entry.prompt, true)), goldOf(entry)),
     element("div", { class: "columns", tabindex: 0, role: "group", "aria-label": "evaluations" }, columns));
 }
@@ -442,7 +479,8 @@ const word = (value) => (Array.isArray(value) ? value.join(" ") : String(value))
 document.title = `${data.run} · look into a run`;
 document.getElementById("title").textContent = `${data.script ? `${data.script}.py` : data.run} on ${word(data.dataset)}`;
 const end = data.max_steps > 0 ? ` of ${data.max_steps}` : "";
-document.getElementById("facts").textContent = `run ${data.run}, model ${word(data.model)}, step ${data.step}${end}, learning rate ${data.learning_rate}`;
+const facts = [`run ${data.run}`, `model ${word(data.model)}`, `step ${data.step}${end}`, `learning rate ${data.learning_rate}`];
+document.getElementById("facts").textContent = facts.join(", ");
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -451,7 +489,7 @@ document.getElementById("theme").addEventListener("click", () => {
 const sections = [];
 if (panels.length) sections.push(curvesSection());
 if (steps.length) sections.push(tokensSection());
-else sections.push(element("p", { class: "dim note" }, "This run has no tokens.jsonl, so no tokens are shown. The scripts with rollouts write one."));
+else sections.push(element("p", { class: "dim note" }, "This run has no tokens.jsonl, which the scripts with rollouts write."));
 if (data.evaluations.length) sections.push(answersSection());
 main.replaceChildren(...sections);
 if (steps.length) {
