@@ -1,7 +1,7 @@
 """Look into a run in a browser: its curves, its answers, and what updates did to each token.
 
-python tools/look.py RUN                    write RUN/look.html and open it
-python tools/look.py RUN --output FILE      write it there and open nothing
+python tools/look.py RUN                write RUN/look.html and open it
+python tools/look.py RUN -o FILE        write it there and open nothing
 
 RUN is the folder of a run of any script, also of one that still goes on. The page is one file that loads nothing.
 It has the curves of metrics.jsonl, the answers to evaluation prompts of samples.jsonl, and the completions of
@@ -185,7 +185,7 @@ def page(data):
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", type=pathlib.Path)
-    parser.add_argument("--output", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
     file = options.output or options.run / "look.html"
     try:
