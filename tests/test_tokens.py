@@ -241,6 +241,14 @@ def test_the_time_is_none_of_the_update(rows):
     assert metrics.reduce(Accelerator(cpu=True))["time/update_s"] == pytest.approx(passed - metrics.paused, abs=0.05)
 
 
+def test_a_stop_token_is_special_also_where_the_tokenizer_does_not_say_so(rows, monkeypatch):
+    monkeypatch.setattr(PreTrainedTokenizerFast, "all_special_ids", [])
+    written = rows(lambda batch: batch["truncated"].copy_(torch.arange(32) == 1))
+    assert written[1]["special"] == [] and [row["special"] for row in written[2:]] == [
+        [len(row["tokens"]) - 1] for row in written[2:]
+    ]
+
+
 def test_nothing_is_written_of_an_update_that_failed(rows):
     def update(batch):
         raise ZeroDivisionError

@@ -130,6 +130,7 @@ def update_columns(batch, index, width):
     return {
         "completions": batch["completions"][index, :width],
         "completion_mask": batch["completion_mask"][index, :width],
+        "truncated": batch["truncated"][index],
         "rewards": rewards,
         "advantages": advantages[index, :width],
         "loss_mask": batch["loss_mask"][index, :width] & ~rewards.isnan()[:, None],
@@ -151,30 +152,36 @@ def would_clip(policy_loss, after, before, entropy, part, args):
 
 def token_rows(step, tokenizer, prompts, columns):
     """The rows of tokens.jsonl, one for each completion; docs/running.md describes them."""
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    lengths = columns["completion_mask"].sum(dim=1).tolist()
     columns = {name: column.tolist() for name, column in columns.items()}
     rows = []
-    for i, length in enumerate(lengths):
-        row = {name: column[i][:length] for name, column in columns.items() if name != "rewards"}
-        ids = row["completions"]
-        advantages = rounded(row["advantages"])
-        per_token = len(columns["advantages"][i]) > 1
-        rows.append({
-            "step": step,
-            "prompt": prompts[i].prompt,
-            "answer": prompts[i].answer,
-            "reward": finite(columns["rewards"][i]),
-            "advantage": advantages if per_token else advantages[0],
-            "tokens": token_texts(tokenizer, ids),
-            "logprob": rounded(row["logprob"]),
-            "change": rounded(row["change"]),
-            "entropy": rounded(row["entropy"]),
-            "clipped": numbers_of(row["clipped"]),
-            "masked": numbers_of([not in_loss for in_loss in row["loss_mask"]]),
-            "special": numbers_of([id in special for id in ids]),
-        })  # fmt: skip
+    for i, prompt in enumerate(prompts):
+        row = {name: column[i] for name, column in columns.items()}
+        about = {"step": step, "prompt": prompt.prompt, "answer": prompt.answer}
+        rows.append(about | token_columns(tokenizer, row))
     return rows
+
+
+def token_columns(tokenizer, row):
+    """Reward and advantage of a row, and lists with a value, or a number, of its tokens; without padding."""
+    length = sum(row["completion_mask"])
+    ids = row["completions"][:length]
+    advantages = rounded(row["advantages"][:length])
+    in_loss = row["loss_mask"][:length]
+    special_ids = set(tokenizer.all_special_ids)
+    special = [id in special_ids for id in ids]
+    if not row["truncated"]:
+        special[-1] = True  # A stop token need not be one of the tokenizer's special tokens.
+    return {
+        "reward": finite(row["rewards"]),
+        "advantage": advantages[0] if len(row["advantages"]) == 1 else advantages,
+        "tokens": token_texts(tokenizer, ids),
+        "logprob": rounded(row["logprob"][:length]),
+        "change": rounded(row["change"][:length]),
+        "entropy": rounded(row["entropy"][:length]),
+        "clipped": numbers_of(row["clipped"][:length]),
+        "masked": numbers_of([not counted for counted in in_loss]),
+        "special": numbers_of(special),
+    }
 
 
 def finite(value):
