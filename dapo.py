@@ -50,6 +50,7 @@ from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
+from common.harness.tokens import record_tokens
 from common.masked import MAX_LOG_RATIO, group_statistics, kl_estimate, log_ratio
 from common.rewards import check_signatures, deciding_part, load_rewards, score_rewards, weighted_sum
 
@@ -415,6 +416,7 @@ def main(argv=None):
         rollout_end = time.perf_counter()
         lr = learning_rate(run.step, args)
         if groups:
+            prompts = [prompt for prompt, _ in groups]
             batch = unpack_groups(groups, policy)
             # 3. Compare each completion with its group.
             batch["advantages"] = compute_advantages(batch["rewards"], args).to(accelerator.device, torch.float32)
@@ -424,7 +426,9 @@ def main(argv=None):
             # 4 to 8. Update the policy.
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+            # tokens.jsonl gets what the update does to each token of a few rows.
+            with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
+                update(accelerator, model, reference, optimizer, batch, step, args, metrics)
             metrics.add_times(batch, start, rollout_end, args, drawn_tokens)
             metrics.add_rewards(batch["rewards"], args.group_size)
         # Log the step, and evaluate and save where that is due.

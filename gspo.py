@@ -47,6 +47,7 @@ from common.harness.evaluation import evaluate
 from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics
 from common.harness.run import Run
+from common.harness.tokens import record_tokens
 from common.masked import MAX_LOG_RATIO, group_statistics, kl_estimate, log_ratio
 from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
 
@@ -302,7 +303,9 @@ def main(argv=None):
         lr = learning_rate(run.step, args)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+        # tokens.jsonl gets what the update does to each token of a few rows.
+        with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
+            update(accelerator, model, reference, optimizer, batch, step, args, metrics)
         # Log the step, and evaluate and save where that is due.
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)

@@ -56,6 +56,7 @@ from common.harness.loading import load_policy, load_reference, load_tokenizer
 from common.harness.metrics import Metrics, add_explained_variance
 from common.harness.run import Run
 from common.harness.scorers import learned_reward, load_scorer
+from common.harness.tokens import record_tokens
 from common.masked import MAX_LOG_RATIO, kl_estimate, log_ratio, moments
 from common.policy import Backbone
 from common.rewards import check_signatures, load_rewards, score_rewards, weighted_sum
@@ -416,8 +417,18 @@ def assign_advantages(accelerator, model, reference, micro_batches, args, metric
     add_explained_variance(accelerator, micro_batches, metrics)
 
 
+def whole_advantages(batch, micro_batches):
+    """The advantages (R, T) of the batch, from its micro-batches; those of a filler are 0. tokens.jsonl has them."""
+    advantages = torch.zeros_like(batch["completions"], dtype=torch.float32)
+    for micro in micro_batches:
+        width = micro["advantages"].shape[1]
+        advantages[micro["row"], :width] += micro["advantages"]
+    return advantages
+
+
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients):
     """Train on one rollout: num_epochs passes, each cut into num_minibatches optimizer steps of policy and critic."""
+    batch["row"] = torch.arange(len(batch["rewards"]), device=accelerator.device)  # for `whole_advantages`
     # 4. Cut the rows into optimizer steps and micro-batches: none if no completion of any process has a reward.
     minibatches = split_rollout(accelerator, batch, args)
     metrics.add("reward/skipped", float(not minibatches))
@@ -426,6 +437,7 @@ def update(accelerator, model, reference, optimizer, batch, step, args, metrics,
     # 3 and 5. Log-probs and values before the first update, and the advantages that follow from them.
     everything = list(chain.from_iterable(micro_batches for micro_batches, _ in minibatches))
     assign_advantages(accelerator, model, reference, everything, args, metrics, coefficients)
+    batch["advantages"] = whole_advantages(batch, everything)
     policy_coef = 0.0 if step <= args.critic_warmup_steps else 1.0
     too_far = False
     for epoch in range(args.num_epochs):
@@ -581,7 +593,9 @@ def main(argv=None):
         critic_lr = lr / args.learning_rate * args.critic_learning_rate
         for group, group_lr in zip(optimizer.param_groups, (policy_lr, critic_lr), strict=True):
             group["lr"] = group_lr
-        update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
+        # tokens.jsonl gets what the update does to each token of a few rows.
+        with record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
+            update(accelerator, model, reference, optimizer, batch, step, args, metrics, coefficients)
         # Log the step, and evaluate and save where that is due.
         run.step = step
         metrics.add_times(batch, start, rollout_end, args)

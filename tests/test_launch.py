@@ -17,7 +17,8 @@ QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 -
 
 def same_run(a, b):
     assert metric_rows(a) == metric_rows(b)
-    assert (a / "samples.jsonl").read_text(encoding="utf-8") == (b / "samples.jsonl").read_text(encoding="utf-8")
+    for name in ("samples.jsonl", "tokens.jsonl"):
+        assert (a / name).read_text(encoding="utf-8") == (b / name).read_text(encoding="utf-8")
     a, b = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
     assert all(torch.equal(a[key], b[key]) for key in a)
 

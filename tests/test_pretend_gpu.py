@@ -12,6 +12,7 @@ pytestmark = pytest.mark.beside("tools")
 # All others are the update and its metrics.
 SAMPLING = {"rollout", "dynamic_batch", "completion_texts", "compute_rewards", "make_pairs", "with_reference"}
 SAMPLING |= {"evaluate", "evaluate_both", "evaluate_pairs"}
+RECORDING = "record_tokens"
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +35,12 @@ def test_the_device_refuses_mixes_and_counts_each_wait(counted):
 def test_a_step_mixes_no_devices_and_its_update_rarely_waits(name, counted):
     steps = counted["steps"][name]
     assert not isinstance(steps, str), steps
-    waits = [[wait for wait in step if wait[0] not in SAMPLING] for step in steps]
+    waits = [[wait for wait in step if wait[0] not in SAMPLING | {RECORDING}] for step in steps]
     one, four = (sum(number for *_, number in step) for step in waits)
     assert 0 < one <= 20, waits[0]
     assert four <= one + 3 * 3 + 2, waits[1]  # two: whether the first of the two steps was to be the last one
+    for step in steps:  # both are recorded; most steps of a run are not
+        assert sum(number for phase, *_, number in step if phase == RECORDING) <= 16
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral"])

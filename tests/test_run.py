@@ -111,7 +111,8 @@ def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "samples.jsonl", "pairs-round-2.jsonl", "model", "checkpoints", "model-step-3"]
+    "name",
+    ["metrics.jsonl", "samples.jsonl", "tokens.jsonl", "pairs-round-2.jsonl", "model", "checkpoints", "model-step-3"],
 )
 def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     if "." in name:
@@ -178,7 +179,7 @@ def test_a_training_whose_model_cannot_be_written_is_kept(tmp_path, monkeypatch,
         train(tmp_path / "b", *bfloat16_model)
     monkeypatch.undo()
     assert {path.name for path in (tmp_path / "b").iterdir()} == {
-        "args.json", "metrics.jsonl", "samples.jsonl", "lock", "checkpoints"
+        "args.json", "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "lock", "checkpoints"
     }  # fmt: skip
     assert "pass@1 before" not in capsys.readouterr().out.splitlines()[-1]
     train(tmp_path / "b", *bfloat16_model, "--resume")

@@ -357,6 +357,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     lines = [json.loads(line) for line in samples[0].splitlines()]
     steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
     assert samples[0] == samples[1]
+    tokens = [(tmp_path / x / "tokens.jsonl").read_text(encoding="utf-8") for x in "ab"]
+    assert tokens[0] == tokens[1] != ""
     assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

@@ -107,6 +107,8 @@ def words_of_mapping(root):
     names = ["config"]  # a file names no other file
     for key, node in root.value:
         name = str(key.value).replace("-", "_")
+        if name == "script":  # args.json, which is such a file too, names its script
+            continue
         if name in names:
             raise ValueError(f"{name} is given twice, or is no option of a file")
         names.append(name)

@@ -14,7 +14,7 @@ from common.errors import refuse
 from common.harness.checkpoints import find_checkpoints, put_in_place, writing
 from common.harness.distributed import on_first
 
-FILES = "args.json metrics.jsonl samples.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
+FILES = "args.json metrics.jsonl samples.jsonl tokens.jsonl pairs-round-*.jsonl checkpoints model model-step-*".split()
 
 
 class RunFolder:
@@ -58,9 +58,9 @@ class RunFolder:
             refuse(self.args, "output_dir", "holds a finished run without checkpoints: nothing to resume from")
 
     def write_args(self):
-        """Write args.json, the options of the run."""
+        """Write args.json: the script and the options of the run."""
         with writing("the folder of the run"):
-            text = json.dumps(dataclasses.asdict(self.args), indent=2)
+            text = json.dumps({"script": self.script, **dataclasses.asdict(self.args)}, indent=2)
             (self.path / "args.json").write_text(text + "\n", encoding="utf-8")
 
     def write_rows(self, name, rows, mode="a"):
@@ -72,13 +72,19 @@ class RunFolder:
             file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
     def sizes(self, names):
-        """{name: bytes} of files, all of which are there."""
-        return {name: (self.path / name).stat().st_size for name in names}
+        """{name: bytes} of files; one that is not there has 0."""
+        paths = {name: self.path / name for name in names}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
 
     def cut_back(self, sizes):
-        """Cut files to their `sizes` {name: bytes}: what a crash has left after the last checkpoint is gone."""
+        """Cut files to their `sizes` {name: bytes}: what a crash has left after the last checkpoint is gone.
+
+        tokens.jsonl is not begun here, since not every run writes it.
+        """
         with writing("the folder of the run"):
             for name, size in sizes.items():
+                if name == "tokens.jsonl" and not (self.path / name).exists():
+                    continue
                 with open(self.path / name, "ab") as file:
                     file.truncate(min(size, file.tell()))
 

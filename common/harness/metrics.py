@@ -25,6 +25,7 @@ class Metrics:
     maxima: dict = field(default_factory=dict)  # {name: value}
     # {name: [values (N,)]}, whose quantiles leave NaN out.
     values: dict = field(default_factory=lambda: defaultdict(list))
+    paused: float = 0.0  # seconds after the rollout that the update did not take
 
     def add(self, name, values, mask=None):
         """Count `values` (any shape), or those where `mask` is true, towards the mean `name`."""
@@ -115,7 +116,7 @@ class Metrics:
 
         `drawn_tokens` are those of a rollout of which `batch` is only a part.
         """
-        update_s = time.perf_counter() - rollout_end
+        update_s = time.perf_counter() - rollout_end - self.paused
         tokens = batch["completion_mask"].sum().double()
         if drawn_tokens is None:
             drawn_tokens = tokens

@@ -35,7 +35,7 @@ class Run:
         self.step = 0  # the number of finished steps
         self.first_eval = None
         self.last_eval = None
-        self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0}  # at the last checkpoint
+        self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "tokens.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row; it starts there, since a first step without a reward is an error
         self.said_unscored = False
         self.dead = DEAD | dict(dead)
@@ -92,7 +92,8 @@ class Run:
         return {name: getattr(self, name) for name in ("step", "skipped", "first_eval", "last_eval", "sizes")}
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        sizes = self.sizes | state["sizes"]  # a checkpoint of an earlier version has none of tokens.jsonl
+        vars(self).update(state | {"sizes": sizes})
 
     def print(self, text):
         """Print a line on the first process."""

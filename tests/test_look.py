@@ -1,0 +1,249 @@
+"""The page of tools/look.py: it has what the files of a run have, whatever stands in them, and it can be read."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import look
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# What a completion may hold: the end of a script, a comment, text that turns around, half a character.
+TRAPS = [
+    "</script>",
+    "<!--",
+    "<b>bold</b>",
+    "\u202egnp",
+    "\u200b",
+    "שלום",
+    "",
+    "é",
+    "\ud83d",
+    "\t",
+    "\n",
+    "/*DATA*/",
+    "&lt;",
+]
+
+
+def write(folder, name, rows):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def token_row(step, tokens, reward=1.0, **columns):
+    """A row of tokens.jsonl with numbers that are easy to compute."""
+    numbers = range(len(tokens))
+    row = {"step": step, "prompt": "1+1?", "answer": "2", "reward": reward, "advantage": 0.5, "tokens": tokens}
+    row |= {"logprob": [-0.5 - i for i in numbers], "change": [0.25 * (-1) ** i for i in numbers]}
+    row |= {"entropy": [0.5 for _ in numbers], "clipped": [], "masked": [], "special": []}
+    return row | columns
+
+
+def evaluation_row(step, completion, reward, prompt="1+1?"):
+    return {"step": step, "evaluation": True, "prompt": prompt, "completion": completion, "answer": "2",
+            "reward": reward, "truncated": False}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of four steps with every trap."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    args = {"script": "grpo", "dataset": "embedded", "model_name_or_path": "</title><b>", "max_steps": 4}
+    (folder / "args.json").write_text(json.dumps(args | {"learning_rate": 1e-4}), encoding="utf-8")
+    metrics = [{"step": 0, "eval/reward": 0.25}]
+    for step in (1, 2, 3, 4):
+        metrics.append({"step": step, "reward/mean": step / 4, "completion/length": 3.0, "policy/entropy": 0.1})
+    write(folder, "metrics.jsonl", metrics)
+    messages = [{"role": "system", "content": "sum"}, {"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]
+    samples = [evaluation_row(step, text, 0.0) for step in (0, 4) for text in (*TRAPS, *TRAPS)]
+    samples += [evaluation_row(4, "2", 1.0), evaluation_row(4, "word " * 3000, None, messages)]
+    write(folder, "samples.jsonl", [{"step": 1, "prompt": "1+1?", "completion": "training"}, *samples])
+    rows = [
+        token_row(1, TRAPS, clipped=[0, 3], special=[1], advantage=[0.1 * i - 0.5 for i in range(len(TRAPS))]),
+        token_row(1, ["2", "<eos>"], reward=None, advantage=0.0, masked=[0, 1]),
+        token_row(2, ["long", " "] * 2000, reward=0.0, advantage=-0.5),
+        token_row(2, ["long", " "] * 2000, reward=0.0, advantage=-0.5),
+        token_row(4, ["x" * 300, "<eos>"], prompt=messages),
+        token_row(4, ["0"], change=[0.0], prompt="2+2?", answer=None),
+    ]
+    write(folder, "tokens.jsonl", rows)
+    return folder
+
+
+def data_of(page):
+    """What page.js would read."""
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_page_has_the_tokens_and_the_answers_of_the_run(run):
+    data = data_of(look.page(look.collect(run)))
+    written = [json.loads(line) for line in (run / "tokens.jsonl").read_text(encoding="utf-8").splitlines()]
+    shown = [row for step in data["steps"] for row in step["rows"]]
+    assert [step["step"] for step in data["steps"]] == [1, 2, 4] and data["left_out"] == 0
+    for name in ("tokens", "logprob", "change", "entropy", "advantage", "clipped", "masked", "special", "reward"):
+        assert [row[name] for row in shown] == [row[name] for row in written]
+    one, other = data["evaluations"]
+    assert [(each["step"], each["reward"]) for each in one["evaluations"]] == [(0, 0.0), (4, 1 / 27)]
+    assert sum(answer["count"] for answer in one["evaluations"][1]["answers"]) == 27
+    assert one["evaluations"][1]["answers"][0] == {"text": "2", "reward": 1.0, "truncated": False, "count": 1}
+    assert {answer["text"] for answer in one["evaluations"][0]["answers"]} == set(TRAPS)
+    assert other["evaluations"][0]["reward"] is None and "user: " in other["prompt"]
+    reward, *_ = data["curves"]
+    assert [line["points"] for line in reward["lines"]] == [[[1, 0.25], [2, 0.5], [3, 0.75], [4, 1.0]], [[0, 0.25]]]
+
+
+def test_a_completion_ends_neither_the_script_nor_the_page(run):
+    page = look.page(look.collect(run))
+    assert page.count("<script") == page.count("</script>") == 2 and page.count("<!--") == 0
+    for part in ("page.html", "style.css", "page.js"):
+        source = (look.PARTS / part).read_text(encoding="utf-8")
+        assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|innerHTML|=["']?https?:""", source)
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(run):
+    for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
+        with open(run / name, "a", encoding="utf-8") as file:
+            file.write('{"step": 5, "prom')
+    assert look.collect(run)["step"] == 4
+    with open(run / "tokens.jsonl", "a", encoding="utf-8") as file:
+        file.write("\n")
+    with pytest.raises(look.NoRun, match="tokens.jsonl, line 7, is no JSON"):
+        look.collect(run)
+
+
+def test_a_run_of_pairs_has_its_curves_without_tokens(run):
+    (run / "tokens.jsonl").unlink()
+    rows = [{"step": 1, "rewards/accuracy": 0.5, "rewards/margin": 0.1, "optim/loss": float("nan")}]
+    write(
+        run, "metrics.jsonl", [*rows, {"step": 2, "rewards/accuracy": 0.75, "rewards/margin": 0.2, "optim/loss": 0.5}]
+    )
+    data = data_of(look.page(look.collect(run)))
+    assert data["steps"] == [] and len(data["evaluations"]) == 2
+    assert [panel["title"] for panel in data["curves"]] == ["pairs in the right order", "margin", "loss"]
+    assert data["curves"][2]["lines"] == [{"name": "training", "points": [[2, 0.5]]}]
+
+
+def test_a_page_has_a_limit_and_keeps_both_ends():
+    steps = look.token_steps([token_row(step, ["a"] * 1000) for step in range(1, 1001)])
+    kept = [step["step"] for step in steps[0]]
+    assert kept[0] == 1 and kept[-1] == 1000 and len(kept) * 1000 <= look.MOST_TOKENS < 2100 * len(kept)
+    assert len(kept) + steps[1] == 1000
+    points = look.thinned([[step, 0.0] for step in range(100_000)], look.MOST_POINTS)
+    assert points[0] == [0, 0.0] and points[-1] == [99_999, 0.0] and len(points) <= look.MOST_POINTS + 1
+
+
+def test_the_command_writes_a_page_and_opens_it_or_says_what_is_missing(run, tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(look.webbrowser, "open", opened.append)
+    assert look.main([str(run), "--output", str(tmp_path / "page.html")]) == 0
+    assert opened == [] and '"run":"run"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert look.main([str(run)]) == 0
+    assert opened == [(run / "look.html").as_uri()]
+    capsys.readouterr()
+    for folder, problem in ((tmp_path / "nothing", "there is no args.json"), (run / "metrics.jsonl", "no args.json")):
+        assert look.main([str(folder), "--output", str(tmp_path / "other.html")]) == 2
+        assert re.fullmatch(f"look.py: .*{problem}.*\n", capsys.readouterr().err)
+    (run / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert look.main([str(run)]) == 2 and "has no row yet" in capsys.readouterr().err
+
+
+def light(colour):
+    """The relative luminance of a colour [red, green, blue], each from 0 to 1."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+    return sum(part * weight for part, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_on_the_deepest_colours(theme):
+    style = (look.PARTS / "style.css").read_text(encoding="utf-8")
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
+    colours = {name: light([int(pair[theme][i : i + 2], 16) / 255 for i in (1, 3, 5)]) for name, *pair in pairs}
+    places = {"text": ("paper", "panel", "up", "down", "heat"), "dim": ("paper", "panel")}
+    places |= {name: ("paper", "panel") for name in ("up-text", "down-text", "good")}
+    for name, backgrounds in places.items():
+        for background in backgrounds:
+            one, two = colours[name], colours[background]
+            assert (max(one, two) + 0.05) / (min(one, two) + 0.05) >= 4.5, f"{name} on {background}"
+
+
+# Opens the page in frames of two widths, goes through it, and says what is wrong with it.
+FRAMES = """<body><script>
+const found = [];
+addEventListener("message", ({ data }) => {
+  found.push(data);
+  document.title = JSON.stringify(found);
+});
+for (const width of [390, 1280]) {
+  document.write(`<iframe src="page.html" style="width:${width}px;height:900px;border:0"></iframe>`);
+}
+</script></body>"""
+CHECK = """<script>
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+const report = { width: innerWidth, errors, texts: [], folded: 0, tips: [], clipped: 0, colours: [], answers: 0 };
+const fits = (what) => {
+  if (document.documentElement.scrollWidth > innerWidth) errors.push(`${what}: wider than the window`);
+};
+for (const colour of Object.keys(COLOURS)) {
+  state.colour = colour;
+  for (let i = 0; i < steps.length; i++) {
+    go(i);
+    fits(`step ${steps[i].step} by ${colour}`);
+  }
+}
+state.colour = "change";
+go(0);
+const tokens = [...view.querySelectorAll('.token[data-row="0"]')];
+report.texts = tokens.map((token) => token.textContent);
+report.clipped = view.querySelectorAll(".token.clipped").length;
+report.colours = tokens.slice(0, 2).map((token) => token.style.getPropertyValue("--tint"));
+for (const token of [tokens[0], tokens[6], tokens.at(-1)]) {
+  token.click();
+  const box = tip.getBoundingClientRect();
+  if (tip.hidden || box.left < 0 || box.right > innerWidth) errors.push("the numbers of a token are not on the screen");
+  report.tips.push(tip.textContent);
+}
+go(1);
+report.folded = view.querySelectorAll(".token").length;
+report.rows = view.querySelectorAll(".row").length;
+report.about = view.querySelector(".about").textContent;
+view.querySelector(".more").click();
+report.unfolded = view.querySelectorAll(".token").length;
+for (let i = 0; i < data.evaluations.length; i++) {
+  state.prompt = i;
+  showAnswers();
+  fits(`prompt ${i}`);
+  report.answers += answers.querySelectorAll(".answer").length;
+}
+report.bold = main.querySelectorAll("b b, .text b, .answer b").length;
+parent.postMessage(report, "*");
+</script>"""
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
+    page = look.page(look.collect(run))
+    (tmp_path / "page.html").write_text(page.replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
+    (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}/profile", (tmp_path / "frames.html").as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout, re.DOTALL)[1]))
+    assert sorted(frame["width"] for frame in found) == [390, 1280]
+    for frame in found:
+        assert frame["errors"] == []
+        shown = ["</script>", "<!--", "<b>bold</b>", r"\u202egnp", r"\u200b", "שלום", "·", "é", r"\ud83d", "⇥\t", "↵\n"]
+        assert frame["texts"] == [*shown, "/*DATA*/", "&lt;"]
+        assert frame["clipped"] == 2 and frame["bold"] == 0
+        assert frame["colours"] == ["var(--up)", "var(--down)"]
+        first, part, _ = frame["tips"]
+        assert "60.7 → 77.9 %" in first and "+0.25, ratio 1.284" in first and "would clip it" in first
+        assert "a part of a character" in part and "would clip it" not in part
+        assert frame["about"].startswith("reward 0 × 2advantage −0.5")
+        assert frame["rows"] == 1 and frame["folded"] == 600 and frame["unfolded"] == 4000  # two equal rows are one
+        assert frame["answers"] == 2 * len(TRAPS) + 2

@@ -1,0 +1,203 @@
+"""Look into a run in a browser: its curves, its answers, and what updates did to each token.
+
+python tools/look.py RUN                write RUN/look.html and open it
+python tools/look.py RUN -o FILE        write it there and open nothing
+
+RUN is the folder of a run of any script, also of one that still goes on. The page is one file that loads nothing.
+It has the curves of metrics.jsonl, the answers to evaluation prompts of samples.jsonl, and the completions of
+tokens.jsonl, which the scripts with rollouts write. tools/look/ has its frame, its style and its program.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import webbrowser
+from collections import defaultdict
+
+PARTS = pathlib.Path(__file__).parent / "look"
+FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # what stands in the place of /*STYLE*/ in page.html
+MOST_TOKENS = 150_000  # of tokens.jsonl on a page, about 7 MB
+MOST_CHARACTERS = 3_000_000  # of answers to evaluation prompts on a page
+MOST_POINTS = 600  # of a curve
+CURVES = {  # {title: {metric: what its line is}}
+    "reward": {"reward/mean": "training", "eval/reward": "held-out"},
+    "pass@1": {"reward/accuracy": "training", "eval/pass@1": "held-out"},
+    "pairs in the right order": {"rewards/accuracy": "training", "eval/accuracy": "held-out"},
+    "margin": {"rewards/margin": "training", "eval/margin": "held-out"},
+    "loss": {"optim/loss": "training", "eval/loss": "held-out"},
+    "answer length": {"completion/length": "training", "eval/length": "held-out"},
+    "entropy": {"policy/entropy": "training"},
+}
+OF_PAIRS = ("margin", "loss")  # panels of the scripts that train on pairs
+
+
+class NoRun(Exception):
+    """One line for the user."""
+
+
+def read_rows(path):
+    """The rows of a JSONL file, none if it is not there. A last line that a run is still writing is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise NoRun(f"{path}, line {number}, is no JSON") from None
+    return rows
+
+
+def as_text(prompt):
+    """A prompt as text; of messages the role and the content of each."""
+    if isinstance(prompt, str):
+        return prompt
+    lines = []
+    for message in prompt:
+        content = message.get("content", "")
+        lines.append(f"{message.get('role', '')}: {content if isinstance(content, str) else json.dumps(content)}")
+    return "\n".join(lines)
+
+
+def thinned(items, most):
+    """Every k-th of the items, about `most` of them, and the last one."""
+    every = max(1, math.ceil(len(items) / most))
+    return [item for number, item in enumerate(items) if number % every == 0 or number == len(items) - 1]
+
+
+def fitting(items, size, limit):
+    """The items whose sizes sum to at most `limit`: of too many every second is left out, and never the ends."""
+    while len(items) > 2 and sum(map(size, items)) > limit:
+        items = [*items[:-1:2], items[-1]]
+    return items
+
+
+def curves(metrics):
+    """[{"title", "lines": [{"name", "points": [[step, value]]}]}] of what the run has logged."""
+    of_pairs = any("rewards/margin" in row or "rewards/accuracy" in row for row in metrics)
+    panels = []
+    for title, names in CURVES.items():
+        lines = []
+        for metric, name in names.items():
+            points = [[row["step"], row[metric]] for row in metrics if math.isfinite(row.get(metric, math.nan))]
+            if points:
+                lines.append({"name": name, "points": thinned(points, MOST_POINTS)})
+        known = [panel["lines"] for panel in panels]  # where the reward is the accuracy, their panels are the same
+        if lines and lines not in known and (of_pairs or title not in OF_PAIRS):
+            panels.append({"title": title, "lines": lines})
+    return panels
+
+
+def evaluations(samples):
+    """The answers to each evaluation prompt along the run, equal ones of one evaluation counted.
+
+    [{"prompt", "answer", "evaluations": [{"step", "reward", "answers": [{"text", "reward", "truncated", "count"}]}]}]
+    """
+    prompts = defaultdict(lambda: defaultdict(list))  # {prompt: {step: rows}}
+    for row in samples:
+        if row.get("evaluation"):
+            prompts[as_text(row["prompt"])][row["step"]].append(row)
+    found = []
+    for prompt, by_step in prompts.items():
+        steps = [evaluation(step, rows) for step, rows in sorted(by_step.items())]
+        kept = fitting(steps, characters, MOST_CHARACTERS / len(prompts))
+        first_row = next(iter(by_step.values()))[0]
+        found.append({"prompt": prompt, "answer": first_row.get("answer"), "evaluations": kept})
+    return found
+
+
+def evaluation(step, rows):
+    """One evaluation of a prompt: its mean reward, and its distinct answers, the best and most frequent first."""
+    answers = {}
+    for row in rows:
+        answer = {"text": row["completion"], "reward": row.get("reward"), "truncated": row.get("truncated", False)}
+        key = (answer["text"], answer["reward"])
+        count = answers[key]["count"] if key in answers else 0
+        answers[key] = answer | {"count": count + 1}
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    best_first = sorted(answers.values(), key=lambda answer: (-(answer["reward"] or 0), -answer["count"]))
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"step": step, "reward": mean, "answers": best_first}
+
+
+def characters(step):
+    return sum(len(answer["text"]) for answer in step["answers"])
+
+
+def token_steps(rows):
+    """What tokens.jsonl has of each step, [{"step", "rows"}], and how many steps the page leaves out."""
+    by_step = defaultdict(list)
+    for row in rows:
+        by_step[row["step"]].append(row | {"prompt": as_text(row["prompt"])})
+    steps = [{"step": step, "rows": rows} for step, rows in sorted(by_step.items())]
+    kept = fitting(steps, lambda step: sum(len(row["tokens"]) for row in step["rows"]), MOST_TOKENS)
+    return kept, len(steps) - len(kept)
+
+
+def collect(folder):
+    """What the page shows, as page.js reads it."""
+    folder = pathlib.Path(folder)
+    try:
+        args = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise NoRun(f"{folder} is not the folder of a run: there is no args.json in it") from None
+    metrics = [row for row in read_rows(folder / "metrics.jsonl") if "step" in row]
+    if not metrics:
+        raise NoRun(f"{folder / 'metrics.jsonl'} has no row yet")
+    steps, left_out = token_steps(read_rows(folder / "tokens.jsonl"))
+    facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
+    return facts | {
+        "run": folder.resolve().name,
+        "model": args.get("model_name_or_path"),
+        "step": metrics[-1]["step"],
+        "curves": curves(metrics),
+        "steps": steps,
+        "left_out": left_out,
+        "evaluations": evaluations(read_rows(folder / "samples.jsonl")),
+    }
+
+
+def without_nan(value):
+    """The value with null for what JSON does not have, NaN and infinity."""
+    if isinstance(value, dict):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def page(data):
+    """The HTML. Its JSON has no `<`, so that no completion ends the script, and is ASCII, half a character included."""
+    text = (PARTS / "page.html").read_text(encoding="utf-8")
+    parts = {name: (PARTS / file).read_text(encoding="utf-8") for name, file in FILES.items()}
+    parts["DATA"] = json.dumps(without_nan(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    for name, part in parts.items():  # the data are last: what stands in them is replaced by nothing
+        text = text.replace(f"/*{name}*/", part, 1)
+    return text
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", type=pathlib.Path)
+    parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
+    options = parser.parse_args(words)
+    file = options.output or options.run / "look.html"
+    try:
+        file.write_text(page(collect(options.run)), encoding="utf-8", newline="\n")
+    except (NoRun, OSError, ValueError, LookupError) as error:
+        print(f"look.py: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(f"written: {file}")
+    if not options.output:
+        webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
