@@ -22,14 +22,10 @@ NAMES = [name for name, path in recipes.files().items() if path.parent.name == "
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
 
 
-def base_of(name):
-    return "ppo.py" if name == "vapo" else "grpo.py"
-
-
 @pytest.fixture(scope="module")
 def modules():
     """{name: module} of the scripts that the recipes make."""
-    return {name: recipes.load(recipes.made(name, base_of(name)), name) for name in NAMES}
+    return {name: recipes.load(recipes.made(name), name) for name in NAMES}
 
 
 def train(module, folder, *arguments):
@@ -72,6 +68,12 @@ from numbers import thrice
 
 own_half = half
 own_second = second
+LINES = {
+    "time.sleep(second(Circle))": """
+        for _ in range(2):
+            time.sleep(fourth(Circle))
+    """
+}
 
 
 class Args:
@@ -94,6 +96,10 @@ def helper(x):
 
 def second(x):
     return own_second(x) + helper(x)
+
+
+def fourth(x):
+    return second(second(x))
 '''
 MADE = '''"""New."""
 
@@ -132,9 +138,14 @@ def second(x):
     return own_second(x) + helper(x)
 
 
+def fourth(x):
+    return second(second(x))
+
+
 def main():
     run = Run(accelerator, args, "new", first)
-    time.sleep(second(Circle))
+    for _ in range(2):
+        time.sleep(fourth(Circle))
 '''
 
 
@@ -150,6 +161,9 @@ def test_what_a_file_defines_is_put_into_a_script_by_name():
         ("class Args:\n    width: int = option(1)\n", "no option `width`"),
         ("class Args:\n    del width\n", "no option `width`"),
         ("def first(x):\n    return treble(x)\n", "no function `treble`"),
+        ("LINES = {'return 2': 'return 3'}\n", "has 0 lines `return 2`"),
+        ("LINES = {'unused: int = option(2)': 'return treble(2)'}\n", "no function `treble`"),
+        ("LINES = {'': 'return 3'}\n", "has 10 lines ``"),
     ],
 )
 def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
@@ -160,10 +174,27 @@ def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
 
 def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
     with pytest.raises(SystemExit, match="vapo.py cannot be put into grpo.py: the script has no function `gae`"):
-        recipes.main(["vapo"])
+        recipes.main(["vapo", "grpo.py"])
 
 
-def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
+def test_a_package_is_imported_beside_torch_and_a_module_of_python_first(modules):
+    text = recipes.made("curriculum")
+    assert "\n\nimport numpy as np\nimport torch\n" in text and "PromptSampler" not in text
+    assert '\n"""\n\nimport re\nimport time\n' in recipes.made("calculator")
+
+
+def test_each_recipe_stands_under_what_it_changes(capsys):
+    listed = [name for names in recipes.KINDS.values() for name in names]
+    assert sorted(listed) == sorted(NAMES)
+    recipes.main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert headings == [*recipes.KINDS, "solutions", "bugs"]
+    assert lines[lines.index("weights") + 1].split()[0] == "tis"
+    assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(recipes.files())
+
+
+def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
     text = recipes.made("cispo")
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
@@ -172,8 +203,12 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
     for words, says in ((["cispo"], "is there already"), (["nothing"], "no file nothing"), ([], "python examples")):
         with pytest.raises(SystemExit, match=says):
             recipes.main(words)
-    recipes.main(["--list"])
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == [*recipes.files()]
+
+
+def test_a_recipe_is_made_of_the_script_that_it_was_written_for(tmp_path):
+    recipes.main(["run", "gmpo", *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
+    args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
+    assert args["clip_low"] == 0.4 and args["num_minibatches"] == 4  # an option of gmpo, and gspo.py's default
 
 
 def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
@@ -356,13 +391,14 @@ def test_the_advantages_of_each_rung(modules):
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "mean_baseline", "rloo", "cispo", "reinforce_pp", "vapo"])
-def test_a_recipe_runs_without_options_that_do_nothing(name, modules, tmp_path):
-    rows = train(modules[name], tmp_path, "--max_steps", "2")
-    assert len(rows) == 3 and rows[1]["optim/grad_norm"] > 0
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill")])
+def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path):
+    rows = train(modules[name], tmp_path, "--max_steps", "1")
+    assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
     options = {field.name for field in dataclasses.fields(modules[name].Args)}
-    gone = {"reinforce": {"std_eps"}, "mean_baseline": {"normalize_std"}, "cispo": {"dual_clip"}}
-    assert not options & gone.get(name, set()) and {"kl_coef", "seed"} <= options
+    for option in {"normalize_std", "std_ddof", "std_eps", "clip_low", "clip_high", "dual_clip", "ratio_level"}:
+        assert (option in options) == (f"args.{option}" in recipes.made(name)), option
+    assert {"kl_coef", "seed"} <= options
 
 
 def test_rloo_is_reinforce_with_the_mean_of_the_others(modules):
