@@ -1,7 +1,9 @@
 """examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
 import dataclasses
+import itertools
 import json
+import math
 import types
 
 import pytest
@@ -11,12 +13,15 @@ from accelerate import Accelerator
 
 import ppo
 from common.batches import completion_texts, take_rows
+from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.loading import load_tokenizer
+from common.harness.metrics import Metrics
 from common.masked import log_ratio
 from exercises import load
 from small_models import copy_of_embedded
-from testbed import ROOT, b1, ragged, script, totals_of
+from testbed import ROOT, b1, metric_rows, ragged, script, totals_of
+from threads import Processes
 
 NAMES = [name for name, path in recipes.files().items() if path.parent.name == "recipes"]
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
@@ -470,6 +475,143 @@ def test_without_its_options_vapo_is_ppo(modules, rows_for_gae):
     assert all(torch.equal(mine, own) for mine, own in zip(found, expected, strict=True))
 
 
+# --- the gradient of MaxRL ---
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_expected_gradient_of_maxrl_is_that_of_the_first_terms_of_log_p(size, modules):
+    """Of a completion that is right with chance p, over all groups; by p, log pi has 1 / p, or -1 / (1 - p)."""
+    module, p = modules["maxrl"], 0.3
+    expected = 0.0
+    for rewards in itertools.product([1.0, 0.0], repeat=size):
+        advantages = module.compute_advantages(torch.tensor(rewards), module.Args(group_size=size))[:, 0].tolist()
+        chance = math.prod(p if reward else 1 - p for reward in rewards)
+        gradients = [advantages[i] * (1 / p if rewards[i] else -1 / (1 - p)) for i in range(size)]
+        expected += chance * sum(gradients) / size
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)), abs=1e-12)
+
+
+def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):
+    reward = tmp_path / "mine.py"
+    reward.write_text("def half(completions, **_):\n    return [0.5 for _ in completions]", encoding="utf-8")
+    module, words = modules["maxrl"], ["--reward", f"{reward}:half", "--max_steps", "1"]
+    with pytest.raises(SystemExit), module.clean_exit():
+        module.main([*SMALL, *words, "--output_dir", str(tmp_path / "run")])
+    assert "MaxRL needs rewards of 0 and 1, and there is one of 0.5" in capsys.readouterr().err.splitlines()[-1]
+
+
+# --- another sampler ---
+
+
+def test_weighted_tokens_of_another_sampler_have_the_gradient_of_the_own_policy(modules):
+    """A sum over the vocabulary, with the chances of the sampler: unless a weight is cut, it is that of the policy."""
+    module = modules["tis"]
+    generator = torch.Generator().manual_seed(0)
+    policy, sampler = torch.randn(2, 5, generator=generator, dtype=torch.float64).log_softmax(-1)
+    rewards, mask = torch.arange(1.0, 6, dtype=torch.float64)[:, None], torch.ones(5, 1, dtype=torch.bool)
+    micro = {"old_logprobs": policy[:, None], "rollout_logprobs": sampler[:, None], "loss_mask": mask}
+    largest = float((policy - sampler).exp().max())
+
+    def expected(**options):
+        weights = module.sampler_weights(micro, module.Args(**options), Metrics())
+        logprobs = policy[:, None].clone().requires_grad_()
+        losses, _ = module.policy_loss(logprobs, policy[:, None], rewards * weights, mask, module.Args())
+        (losses * sampler.exp()[:, None]).sum().backward()
+        return logprobs.grad[:, 0]
+
+    assert largest > 2
+    assert torch.allclose(expected(sampler_cap=largest + 1), -policy.exp() * rewards[:, 0], atol=1e-12)
+    cut = (policy - sampler).exp() > 2
+    assert torch.allclose(expected()[cut], (-2 * sampler.exp() * rewards[:, 0])[cut], atol=1e-12)
+    assert (expected(beyond_cap="mask")[cut] == 0).all() and (expected(sampler_floor=0.99 * largest) != 0).sum() == 1
+
+
+def test_a_run_with_another_sampler_weighs_its_tokens_even_in_one_update(modules, tmp_path):
+    one_update = ["--num_minibatches", "1", "--max_steps", "1"]
+    own = train(modules["tis"], tmp_path / "own", *one_update)[1]
+    other = train(modules["tis"], tmp_path / "other", *one_update, "--sampler_temperature", "0.5")[1]
+    assert own["sampler/weight"] == pytest.approx(1, abs=1e-5) and own["sampler/beyond_cap"] == 0
+    assert own["sampler/ratio_max"] < 1.001 < 1.5 < other["sampler/ratio_max"]
+    assert other["rollout/logprob_gap"] > 0.01
+
+
+@pytest.mark.parametrize("name", ["tis", "dppo"])
+def test_without_the_log_probs_of_the_sampler_a_line_says_so(name, modules, tmp_path):
+    with pytest.raises(InputError, match="the sampler's log-probs are missing"):
+        train(modules[name], tmp_path, "--rollout", "hf", "--max_steps", "1")
+
+
+def test_dppo_takes_the_sampler_as_the_old_policy(modules, tmp_path, monkeypatch):
+    """It has no pass for old log-probs: those that sampling wrote down are its own."""
+    module, seen = modules["dppo"], []
+    policy_loss = module.policy_loss
+
+    def watched(logprobs, old_logprobs, *rest):
+        seen.append((logprobs.detach(), old_logprobs, rest[1]))
+        return policy_loss(logprobs, old_logprobs, *rest)
+
+    monkeypatch.setattr(module, "policy_loss", watched)
+    row = train(module, tmp_path, "--max_steps", "1")[1]
+    logprobs, old_logprobs, mask = seen[0]
+    assert row["rollout/logprob_gap"] == 0  # it is the sampler against itself
+    assert torch.allclose(logprobs[mask], old_logprobs[mask], atol=1e-4) and not torch.equal(logprobs, old_logprobs)
+
+
+# --- the curriculum ---
+
+
+def curriculum(modules, rates, **options):
+    sampler = modules["curriculum"].Curriculum(len(rates), modules["curriculum"].Args(**options))
+    sampler.rates[:] = rates
+    return sampler
+
+
+def test_prompts_are_drawn_by_the_variance_of_their_pass_rates(modules):
+    sampler = curriculum(modules, [0.5, 0.9, 1.0, 0.0], uniform_share=0.2)
+    drawn = [sampler.draw(1)[0] for _ in range(4000)]
+    shares = [drawn.count(prompt) / 4000 for prompt in range(4)]
+    # 0.25 and 0.09 of 0.34, four fifths of the draws; and a quarter of the fifth that is left for each.
+    expected = [0.8 * 0.25 / 0.34 + 0.05, 0.8 * 0.09 / 0.34 + 0.05, 0.05, 0.05]
+    assert shares == pytest.approx(expected, abs=0.02)
+    assert all(sorted(sampler.draw(4)) == [0, 1, 2, 3] for _ in range(20))  # none twice
+    assert len(sampler.draw(9)) == 9  # a data set that is smaller than a step
+    assert sorted(curriculum(modules, [1.0, 0.0], uniform_share=0.0).draw(2)) == [0, 1]
+
+
+def test_rates_move_halfway_and_are_equal_on_all_processes(modules):
+    """The draw [4, 0, 2, 4] for two processes; prompt 4 is drawn twice, and prompt 2 has no gold answer."""
+    samplers = [curriculum(modules, [0.5] * 5) for _ in range(2)]
+    correct = [torch.tensor([1.0, 1, torch.nan, torch.nan]), torch.tensor([0.0, 0, 1, 0])]
+
+    def observe(accelerator):
+        rank = accelerator.process_index
+        samplers[rank].observe(accelerator, [4, 0, 2, 4][rank::2], correct[rank])
+
+    Processes(2).run(observe)
+    for sampler in samplers:
+        assert sampler.rates.tolist() == [0.25, 0.5, 0.5, 0.5, (0.75 + 0.5) / 2]
+    with pytest.raises(InputError, match="needs gold answers"):
+        samplers[0].observe(None, [0], None)
+
+
+def test_a_resumed_curriculum_draws_what_the_whole_run_draws(modules, tmp_path):
+    """Of 24 prompts 12 are drawn in a step, so the draws of steps 3 and 4 need the rates of the first two."""
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:24]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[24:28]), encoding="utf-8")
+    words = ["--dataset", str(tmp_path / "train.jsonl"), "--prompts_per_step", "12", "--save_every", "2"]
+
+    def run(name, *more):
+        train(modules["curriculum"], tmp_path / name, *words, "--eval_every", "2", *more)
+        return metric_rows(tmp_path / name)
+
+    whole = run("whole", "--max_steps", "4")
+    run("resumed", "--max_steps", "2")
+    assert run("resumed", "--max_steps", "4", "--resume") == whole
+    rates = [row["curriculum/pass_rate"] for row in whole[1:]]
+    assert rates[0] == 0.5 and len(set(rates)) > 2
+
+
 # --- over all processes ---
 
 REWARD = "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
@@ -488,6 +630,34 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
     tokens = batch["advantages"].expand(counted.shape)[counted].double()
     assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
     assert sums.count(None) == 2 and not counted.any(dim=1).all()
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo", "gdpo"])
+def test_statistics_of_two_processes_are_those_of_one(name, modules):
+    """Four prompts, of which each process has two; some rows have no reward."""
+    module, size = modules[name], 4
+    args = module.Args(group_size=size, reward=["a", "b"])
+    rewards = torch.rand(16, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rewards[[1, 9, 10]] = torch.nan
+    rewards[5, 0] = torch.nan  # this row has a reward, by its other part
+    mask = torch.arange(6) < 1 + torch.arange(16)[:, None] % 6
+
+    def advantages(accelerator):
+        rows = torch.arange(16).view(4, size)[accelerator.process_index :: accelerator.num_processes].flatten()
+        parts = {"a": rewards[rows, 0], "b": rewards[rows, 1]}
+        sums = rewards[rows].nansum(dim=1).masked_fill(rewards[rows].isnan().all(dim=1), torch.nan)
+        batch = {"rewards": sums, "loss_mask": mask[rows]}
+        if name == "gdpo":
+            functions = [types.SimpleNamespace(name=part, weight=1.0) for part in parts]
+            sums = module.compute_advantages(functions, parts, args)
+            return rows, module.over_rollout(accelerator, sums, batch["rewards"], args)
+        batch["advantages"] = module.compute_advantages(batch["rewards"], args)
+        over_batch = module.whiten if name == "reinforce_pp" else module.divide_by_std
+        return rows, over_batch(accelerator, batch, args)
+
+    ((_, expected),) = Processes(1).run(advantages)
+    for rows, part in Processes(2).run(advantages):
+        assert torch.allclose(part, expected[rows], atol=1e-6) and part.abs().max() > 0.5
 
 
 def test_the_relative_variance_of_known_gradients():
