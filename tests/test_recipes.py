@@ -12,16 +12,19 @@ import torch
 from accelerate import Accelerator
 
 import ppo
+import script_answers
 from common.batches import completion_texts, take_rows
 from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.loading import load_tokenizer
 from common.harness.metrics import Metrics
 from common.masked import log_ratio
+from common.rewards import Reward, weighted_sum
 from exercises import load
 from small_models import copy_of_embedded
 from testbed import ROOT, b1, metric_rows, ragged, script, totals_of
 from threads import Processes
+from vectors import check
 
 NAMES = [name for name, path in recipes.files().items() if path.parent.name == "recipes"]
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
@@ -221,6 +224,107 @@ def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
     args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
     assert not args["normalize_std"] and "max_sampling_rounds" in args  # RLOO's option, and one of dapo.py
     assert not (ROOT / "rloo.py").exists()
+
+
+# --- the test vectors ---
+
+CASES = check.load_cases()
+RECIPE_OF = {  # the cases that concern a recipe; test_vectors.py asks rloo and reinforce_pp
+    "advantages/batch-deviation": "lite_ppo",
+    "policy/tis": "tis",
+    "variants/curriculum": "curriculum",
+    "variants/dppo": "dppo",
+    "variants/gdpo": "gdpo",
+    "variants/gdpo-missing": "gdpo",
+    "variants/gmpo": "gmpo",
+    "variants/icepop": "tis",
+    "variants/masked-sampling": "tis",
+    "variants/maxrl": "maxrl",
+    "variants/sapo": "sapo",
+    "variants/sapo-first-step": "sapo",
+}
+
+
+def own_options(module, options, **more):
+    """The recipe's `Args` with those options of a case that it has."""
+    names = {field.name for field in dataclasses.fields(module.Args)}
+    return module.Args(**{name: value for name, value in options.items() if name in names}, **more)
+
+
+def flat_rewards(groups, dtype):
+    """Rewards (R,) of a case: null is NaN."""
+    return torch.tensor([math.nan if reward is None else reward for group in groups for reward in group], dtype=dtype)
+
+
+def policy_step(module, inputs, options, dtype):
+    """The loss and the gradient of the recipe's whole `update`."""
+    sizes = {"group_size": 4, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0, "kl_coef": 0.0}
+    inputs = {"sampler_logprobs": inputs["old_logprobs"]} | inputs
+    args, table = own_options(module, options, **sizes), inputs["logprobs"]
+    loss, gradients = script_answers.updated(module, inputs, table, args, dtype)
+    return {"loss": loss, "gradient": script_answers.cut(gradients["logprobs"], table)}
+
+
+def group_advantages(module, inputs, options, dtype):
+    rewards, size = flat_rewards(inputs["rewards"], dtype), len(inputs["rewards"][0])
+    args = own_options(module, options, group_size=size)
+    batch = {"rewards": rewards, "advantages": module.compute_advantages(rewards, args)}
+    (advantages,) = Processes(1).run(lambda accelerator: module.divide_by_std(accelerator, batch, args))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def mean_normalized_advantages(module, inputs, options, dtype):
+    size = len(inputs["rewards"][0])
+    advantages = module.compute_advantages(flat_rewards(inputs["rewards"], dtype), module.Args(group_size=size))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def decoupled_advantages(module, inputs, options, dtype):
+    size = len(inputs["parts"][0][0])
+    args = own_options(module, options, group_size=size)
+    functions = [Reward(f"part {i}", weight, None) for i, weight in enumerate(options["weights"])]
+    parts = {f"part {i}": flat_rewards(groups, dtype) for i, groups in enumerate(inputs["parts"])}
+    sums = module.compute_advantages(functions, parts, args)
+    rewards = weighted_sum(functions, parts)
+    (advantages,) = Processes(1).run(lambda accelerator: module.over_rollout(accelerator, sums, rewards, args))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def pass_rate_curriculum(module, inputs, options, dtype):
+    sampler = module.Curriculum(inputs["prompts"], own_options(module, options))
+    for prompt, share in inputs["visits"]:
+        correct = (torch.arange(8) < 8 * share).to(dtype)
+        Processes(1).run(lambda accelerator, prompt=prompt, rows=correct: sampler.observe(accelerator, [prompt], rows))
+    return {"rates": sampler.rates.tolist(), "chances": sampler.chances().tolist()}
+
+
+OPERATIONS = {"geometric_mean_step": policy_step}
+OPERATIONS |= {
+    function.__name__: function
+    for function in (
+        decoupled_advantages,
+        group_advantages,
+        mean_normalized_advantages,
+        pass_rate_curriculum,
+        policy_step,
+    )
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("case", RECIPE_OF)
+def test_a_recipe_computes_what_its_case_says(case, dtype, modules):
+    name = RECIPE_OF[case]
+    module = recipes.load(recipes.made("tis", "grpo.py"), "tis") if name == "tis" else modules[name]
+    of_case = CASES[case]
+    answer = OPERATIONS[of_case["operation"]](module, of_case["inputs"], of_case["options"], dtype)
+    precision = "float64" if dtype == torch.float64 else "float32"
+    assert check.compare(of_case, answer, precision) == (check.SAME, "")
+
+
+def test_every_variant_concerns_a_recipe():
+    variants = {case for case in CASES if case.startswith("variants/")}
+    assert variants == {case for case in RECIPE_OF if case.startswith("variants/")}
 
 
 # --- several turns ---

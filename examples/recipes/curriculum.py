@@ -37,14 +37,17 @@ class Curriculum:
         self.seed = args.seed
         self.draws = 0
 
+    def chances(self):
+        """The probability of each prompt in a draw of one."""
+        weights = np.maximum(self.rates * (1 - self.rates), 1e-9)  # after 54 right visits a rate is 1.0
+        return (1 - self.uniform_share) * weights / weights.sum() + self.uniform_share / len(weights)
+
     def draw(self, k):
         """k indices of prompts, all different if there are k, and the same ones on all processes."""
-        weights = np.maximum(self.rates * (1 - self.rates), 1e-9)  # after 54 right visits a rate is 1.0
-        prompts = len(weights)
-        chances = (1 - self.uniform_share) * weights / weights.sum() + self.uniform_share / prompts
+        prompts = len(self.rates)
         generator = np.random.default_rng([self.seed, self.draws])
         self.draws += 1
-        return generator.choice(prompts, k, replace=k > prompts, p=chances).tolist()
+        return generator.choice(prompts, k, replace=k > prompts, p=self.chances()).tolist()
 
     def observe(self, accelerator, drawn, correct):
         """Move the rates of `drawn`, this process's prompts, halfway to those of `correct` (R,)."""

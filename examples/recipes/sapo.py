@@ -34,7 +34,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # DeepSeekMath Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
         stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
