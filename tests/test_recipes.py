@@ -245,6 +245,13 @@ RECIPE_OF = {  # the cases that concern a recipe; test_vectors.py asks rloo and 
 }
 
 
+@pytest.fixture(scope="module")
+def case_modules(modules):
+    """{case: module} of the recipe that a case concerns; the cases of tis have GRPO's mean over rows."""
+    with_means = modules | {"tis": recipes.load(recipes.made("tis", "grpo.py"), "tis")}
+    return {case: with_means[name] for case, name in RECIPE_OF.items()}
+
+
 def own_options(module, options, **more):
     """The recipe's `Args` with those options of a case that it has."""
     names = {field.name for field in dataclasses.fields(module.Args)}
@@ -313,13 +320,26 @@ OPERATIONS |= {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("case", RECIPE_OF)
-def test_a_recipe_computes_what_its_case_says(case, dtype, modules):
-    name = RECIPE_OF[case]
-    module = recipes.load(recipes.made("tis", "grpo.py"), "tis") if name == "tis" else modules[name]
+def test_a_recipe_computes_what_its_case_says(case, dtype, case_modules):
     of_case = CASES[case]
-    answer = OPERATIONS[of_case["operation"]](module, of_case["inputs"], of_case["options"], dtype)
+    answer = OPERATIONS[of_case["operation"]](case_modules[case], of_case["inputs"], of_case["options"], dtype)
     precision = "float64" if dtype == torch.float64 else "float32"
     assert check.compare(of_case, answer, precision) == (check.SAME, "")
+
+
+STEPS = [case for case in RECIPE_OF if CASES[case]["operation"] in ("policy_step", "geometric_mean_step")]
+CUTS = {
+    "four micro-batches": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
+    "two processes with unequal tokens": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+}
+
+
+@pytest.mark.parametrize("pieces", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_that_is_cut_has_the_gradient_of_the_whole(case, pieces, case_modules):
+    of_case = CASES[case]
+    answer = policy_step(case_modules[case], of_case["inputs"] | {"pieces": pieces}, of_case["options"], torch.float64)
+    assert check.compare(of_case, answer) == (check.SAME, "")
 
 
 def test_every_variant_concerns_a_recipe():
