@@ -82,7 +82,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "torch.where(advantages < 0, torch.maximum(", "torch.where(advantages < 9, torch.maximum(",
      "test_grpo.py::test_clip_table"),
     ("the ratio is detached", "gspo.py",
-     "log_s.clamp(-20, 20)", "log_s.detach().clamp(-20, 20)",
+     "log_s.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)", "log_s.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)",
      VECTORS.format("gspo")),
     ("a sequence's ratio is the sum of the logs", "gspo.py",
      "log_ratios.sum(dim=1, keepdim=True) / lengths", "log_ratios.sum(dim=1, keepdim=True)",
