@@ -154,6 +154,8 @@ def add_tables(batch, inputs, dtype):
     }
     for column, name in given.items():
         batch[column] = ragged(inputs[name], dtype)[0] if name in inputs else zeros
+    if "sampler_logprobs" in inputs:
+        batch["rollout_logprobs"] = ragged(inputs["sampler_logprobs"], dtype)[0]
     advantages = inputs.get("advantages")
     if advantages is None:
         batch["advantages"] = zeros
@@ -169,6 +171,7 @@ def step_args(module, options, rows, groups):
     group_size = rows // len(set(groups))
     args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
     args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
+    refuse_unless(options.get("objective", "clip") in ("clip", "penalty"), "neither the clip nor the penalty")
     if options.get("objective") == "penalty":
         refuse_unless(name == "ppo", "no penalty in the place of the clip")
         args |= {"objective": "penalty", "penalty_coef": options["penalty_coef"]}

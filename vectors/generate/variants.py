@@ -1,0 +1,464 @@
+"""Variants that people ask for: other gates, other weights, other advantages, a curriculum."""
+
+import math
+
+from vectors.generate import steps
+from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
+from vectors.generate.arithmetic import (
+    check_gradient,
+    clip,
+    each,
+    mean,
+    sigmoid,
+    variance,
+    weighted_sum,
+)
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.critic import gae
+from vectors.generate.policy import (
+    CLIP,
+    EIGHT_ROWS,
+    GRPO,
+    OLD,
+    RARE_NEW,
+    RARE_OLD,
+    ROW_MEANS,
+    SAMPLER,
+    SURROGATES,
+    TOKEN_MEAN,
+    policy_step,
+)
+
+# --- gates: the loss of a token, and its slope by the log of its ratio ---
+
+
+def soft_gate(log_ratio, advantage, options):
+    """SAPO's sigmoid, its steepness tau, and the factor before it."""
+    sign = log_ratio if options.get("steepness_by") == "ratio" else advantage
+    tau = options["tau_positive"] if sign > 0 else options["tau_negative"]
+    factor = 1.0 if options.get("factor") == "none" else 4 / tau
+    return sigmoid(tau * (math.exp(log_ratio) - 1)), tau, factor
+
+
+def soft_gate_loss(log_ratio, advantage, old_logprob, options):
+    gate, _, factor = soft_gate(log_ratio, advantage, options)
+    return -factor * gate * advantage
+
+
+def soft_gate_slope(log_ratio, advantage, old_logprob, options):
+    gate, tau, factor = soft_gate(log_ratio, advantage, options)
+    return -factor * tau * gate * (1 - gate) * math.exp(log_ratio) * advantage
+
+
+def divergence_loss(log_ratio, advantage, old_logprob, options):
+    """DPPO's: 0 where the probability has moved too far, and away from the old one."""
+    ratio = math.exp(log_ratio)
+    moved = math.exp(old_logprob) * (ratio - 1)
+    if options.get("measure") == "ratio":
+        moved = ratio - 1
+    away = moved * advantage > 0 or options.get("direction") == "any"
+    if abs(moved) > options["max_divergence"] and away:
+        return 0.0
+    return -ratio * advantage
+
+
+SURROGATES["soft_gate"] = (soft_gate_loss, soft_gate_slope)
+SURROGATES["divergence"] = (divergence_loss, divergence_loss)  # -r A is its own slope by log r
+
+
+# --- the clipped weight ---
+
+
+def weighted_logprob_step(inputs, options):
+    """CISPO: -w A log pi of each token, where w is the clipped ratio, a constant."""
+    advantages, table = inputs["advantages"], inputs["logprobs"]
+    low, high = 1 - options["clip_low"], 1 + options["clip_high"]
+    weights = steps.step_weights(inputs, table, options)
+    ratios = each(lambda new, old: math.exp(new - old), table, inputs["old_logprobs"])
+    if options.get("weight") == "unclipped":
+        low, high = -math.inf, math.inf
+    factors = []
+    for row, advantage in zip(ratios, advantages, strict=True):
+        factors.append([-clip(ratio, low, high) * advantage for ratio in row])
+        if options.get("beyond_clip") == "dropped":
+            kept = [low <= ratio <= high for ratio in row]
+            factors[-1] = [factor * keeps for factor, keeps in zip(factors[-1], kept, strict=True)]
+
+    def loss_at(logprobs):
+        losses = each(lambda factor, logprob: factor * logprob, factors, logprobs)
+        return weighted_sum(weights, losses)
+
+    gradient = each(lambda weight, factor: weight * factor, weights, factors)
+    check_gradient(loss_at, table, gradient)
+    return {"loss": loss_at(table), "gradient": gradient}, {"factors": factors}
+
+
+# --- the geometric mean ---
+
+
+def mean_log_ratio(log_ratios, advantage, options):
+    """The mean of a row's clipped log-ratios, and 1 or 0 for each token: whether it moves it."""
+    low, high = -options["clip_low"], options["clip_high"]
+    if options.get("sides") != "both":
+        low, high = (-math.inf, high) if advantage > 0 else (low, math.inf)
+    if options.get("clip") == "row":
+        log_ratios = [mean(log_ratios)] * len(log_ratios)
+    clipped = [clip(log_ratio, low, high) for log_ratio in log_ratios]
+    return mean(clipped), [float(low <= log_ratio <= high) for log_ratio in log_ratios]
+
+
+def geometric_mean_step(inputs, options):
+    """GMPO: the mean over rows of -A times the geometric mean of the clipped ratios."""
+    advantages, table = inputs["advantages"], inputs["logprobs"]
+    shares = [sum(row) for row in steps.step_weights(inputs, table, options)]
+
+    def ratios_at(logprobs):
+        """(ratio, whether its tokens move it) of each row."""
+        log_ratios = each(lambda new, old: new - old, logprobs, inputs["old_logprobs"])
+        result = []
+        for row, advantage in zip(log_ratios, advantages, strict=True):
+            log, moves = mean_log_ratio(row, advantage, options)
+            result.append((math.exp(log), moves))
+        return result
+
+    def loss_at(logprobs):
+        rows = zip(ratios_at(logprobs), advantages, shares, strict=True)
+        return sum(-share * advantage * ratio for (ratio, _), advantage, share in rows)
+
+    gradient = []
+    for (ratio, moves), advantage, share in zip(ratios_at(table), advantages, shares, strict=True):
+        gradient.append([-share * advantage * ratio / len(moves) * move for move in moves])
+    check_gradient(loss_at, table, gradient)
+    ratios = [ratio for ratio, _ in ratios_at(table)]
+    return {"loss": loss_at(table), "gradient": gradient}, {"ratios": ratios}
+
+
+# --- advantages ---
+
+
+def mean_normalized_advantages(inputs, options):
+    """MaxRL: (R - mean) / mean of the group; 0 where the mean is 0, or without a reward."""
+    advantages = []
+    for rewards in inputs["rewards"]:
+        scored = given(rewards)
+        center = mean(scored)
+        divisor = {"mean": center, "deviation": math.sqrt(variance(scored, 1)), "none": 1.0}
+        row = []
+        for reward in rewards:
+            agrees = reward is None or nearly_equal(scored)
+            row.append(0.0 if agrees else (reward - center) / divisor[options["divisor"]])
+        advantages.append(row)
+    return {"advantages": advantages}, {}
+
+
+def decoupled_advantages(inputs, options):
+    """GDPO: each part standardized in its group, the weighted sum, and that over the batch."""
+    parts, weights = inputs["parts"], options["weights"]
+    if options.get("missing") == "zero":  # a mistake
+        parts = [each(lambda reward: reward or 0.0, groups) for groups in parts]
+    if options.get("order") == "sum_first":
+        summed = each(lambda *rewards: weighted(rewards, weights), *parts)
+        parts, weights = [summed], [1.0]
+    standard = [[standardized(group, options) for group in groups] for groups in parts]
+    sums = each(lambda *advantages: weighted(advantages, weights), *standard)
+    if options.get("over_batch") is False:
+        return {"advantages": each(lambda number: number or 0.0, sums)}, {}
+    numbers = given([number for row in sums for number in row])
+    center, spread = mean(numbers), math.sqrt(variance(numbers, options["std_ddof"]))
+
+    def over_batch(number):
+        return 0.0 if number is None else (number - center) / (spread + options["std_eps"])
+
+    return {"advantages": each(over_batch, sums)}, {"sums": each(lambda x: x or 0.0, sums)}
+
+
+def weighted(numbers, weights):
+    """The weighted sum of what is there, or None."""
+    pairs = [(x, weight) for x, weight in zip(numbers, weights, strict=True) if x is not None]
+    return sum(x * weight for x, weight in pairs) if pairs else None
+
+
+def standardized(rewards, options):
+    """The advantages of a group by its own mean and deviation; None without a reward."""
+    scored = given(rewards)
+    result = []
+    for reward in rewards:
+        if reward is None:
+            result.append(None)
+        elif nearly_equal(scored):
+            result.append(0.0)
+        else:
+            spread = math.sqrt(variance(scored, options["std_ddof"])) + options["std_eps"]
+            result.append((reward - mean(scored)) / spread)
+    return result
+
+
+def gae_with_two_lambdas(inputs, options):
+    """VC-PPO and VAPO: the returns have the critic's lambda, the advantages that of the policy."""
+    result = {"advantages": [], "returns": []}
+    for row in range(len(inputs["values"])):
+        one = {name: [table[row]] for name, table in inputs.items()}
+        own = options["lambda"]
+        if "length_adaptive_alpha" in options:
+            own = 1 - 1 / (options["length_adaptive_alpha"] * sum(inputs["mask"][row]))
+            own = own if options.get("clamped") is False else max(own, 0.0)
+        of_policy, _ = gae(one, options | {"lambda": own})
+        of_critic, _ = gae(one, options | {"lambda": options.get("lambda_critic", own)})
+        result["advantages"] += of_policy["advantages"]
+        result["returns"] += of_critic["returns"]
+    return result, {}
+
+
+# --- the curriculum ---
+
+
+def pass_rate_curriculum(inputs, options):
+    """The pass rates after visits [prompt, share of right answers], and the chances of a draw."""
+    rates = [0.5] * inputs["prompts"]
+    for prompt, share in inputs["visits"]:
+        rates[prompt] = rates[prompt] + options["step"] * (share - rates[prompt])
+    weights = [rate * (1 - rate) for rate in rates]
+    uniform = options["uniform_share"]
+    chances = [(1 - uniform) * weight / sum(weights) + uniform / len(rates) for weight in weights]
+    return {"rates": rates, "chances": chances}, {}
+
+
+# --- the cases ---
+
+SAPO = {
+    "objective": "soft_gate",
+    "ratio": "token",
+    "tau_positive": 1.0,
+    "tau_negative": 1.05,
+    "mean": "rows",
+}
+CISPO = {"clip_low": 1.0, "clip_high": 4.0, "mean": "tokens"}
+EPISODES = {
+    "rewards": [[0.0, -0.1, 0.05, 0.0, 1.0], [0.1, -0.5]],
+    "values": [[0.3, 0.5, 0.2, 0.6, 0.8], [0.4, 0.1]],
+    "mask": [[1, 1, 1, 1, 1], [1, 1]],
+}
+DPPO = {"objective": "divergence", "ratio": "token", "max_divergence": 0.15, "mean": "rows"}
+GMPO = {"clip_low": 0.4, "clip_high": 0.4, "mean": "rows"}
+GMPO_ADVANTAGES = [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]
+GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
+RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
+SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
+RARE = {"logprobs": RARE_NEW, "old_logprobs": RARE_OLD}
+HARD_CLIP = Other(says="GRPO's clip of the ratio", options=CLIP)
+
+CASES = [
+    Case(
+        id="variants/sapo",
+        operation=policy_step,
+        inputs_from="eight rows",
+        options=SAPO,
+        rests_on=FORMULA,
+        source="SAPO 2511.20347 Eq. 5-6",
+        catches="One steepness for both signs, or a gate without its factor 4 / tau.",
+        others=[
+            HARD_CLIP,
+            Other(says="tau_positive for both signs", options={"tau_negative": 1.0}),
+            Other(says="the ratio chooses tau", options={"steepness_by": "ratio"}),
+            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
+            TOKEN_MEAN,
+        ],
+    ),
+    Case(
+        id="variants/sapo-first-step",
+        operation=policy_step,
+        inputs_from="eight rows",
+        inputs={"logprobs": OLD},
+        options=SAPO,
+        rests_on=FORMULA,
+        source="SAPO 2511.20347 Eq. 5-6 where pi is pi_old: the gradient is GRPO's",
+        catches="A gate whose slope at ratio 1 is not 1.",
+        others=[
+            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
+            TOKEN_MEAN,
+        ],
+    ),
+    Case(
+        id="variants/cispo",
+        operation=weighted_logprob_step,
+        inputs_from="eight rows",
+        inputs=RARE,
+        options=CISPO,
+        rests_on=FORMULA,
+        source="CISPO 2506.13585 Eq. 4-5, with weights up to 5 and no lower bound",
+        catches="A token beyond the clip that loses its gradient, which this method keeps.",
+        others=[
+            Other(says="tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
+            Other(says="the weight is not clipped", options={"weight": "unclipped"}),
+            ROW_MEANS,
+        ],
+    ),
+    Case(
+        id="variants/gmpo",
+        operation=geometric_mean_step,
+        inputs_from="eight rows",
+        inputs={"advantages": GMPO_ADVANTAGES},
+        options=GMPO,
+        rests_on=FORMULA,
+        source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
+        catches="The clip after the mean, or on both sides.",
+        others=[
+            Other(says="the clip is on both sides", options={"sides": "both"}),
+            Other(says="the row's mean is clipped, as in GSPO", options={"clip": "row"}),
+        ],
+    ),
+    Case(
+        id="variants/gmpo-cut",
+        operation=geometric_mean_step,
+        inputs_from="eight rows",
+        inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
+        options=GMPO,
+        rests_on=FORMULA,
+        source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
+        catches="The mean over the rows of a micro-batch, whose losses are added up.",
+        threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
+        others=[
+            Other(
+                says="this is the sum of the micro-batches' means",
+                options={"totals": "micro_batch_summed"},
+            ),
+        ],
+    ),
+    Case(
+        id="variants/dppo",
+        operation=policy_step,
+        inputs_from="eight rows",
+        inputs=RARE,
+        options=DPPO,
+        rests_on=FORMULA,
+        source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
+        catches="A mask that also stops tokens on their way back, or that measures the ratio.",
+        others=[
+            HARD_CLIP,
+            Other(says="the mask acts in both directions", options={"direction": "any"}),
+            Other(says="delta bounds the ratio", options={"measure": "ratio"}),
+            TOKEN_MEAN,
+        ],
+    ),
+    Case(
+        id="variants/masked-sampling",
+        operation=policy_step,
+        inputs_from="eight rows",
+        inputs={"sampler_logprobs": SAMPLER},
+        options=GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
+        rests_on=CONVENTION,
+        source="masked importance sampling: 0 where pi_old / pi_sampler is above 2",
+        catches="A weight that is cut to the cap, or left as it is.",
+        others=[
+            Other(says="the weight is cut to the cap", options={"beyond_cap": "truncate"}),
+            Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+        ],
+    ),
+    Case(
+        id="variants/icepop",
+        operation=policy_step,
+        inputs_from="eight rows",
+        inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *SAMPLER[1:]]},
+        options=GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
+        rests_on=CONVENTION,
+        source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
+        catches="A mask that has one bound only.",
+        others=[Other(says="there is no lower bound", options={"sampler_floor": 0.0})],
+    ),
+    Case(
+        id="variants/maxrl",
+        operation=mean_normalized_advantages,
+        inputs={"rewards": [*RIGHT, [1.0, None, 0.0, 0.0]]},
+        options={"divisor": "mean"},
+        rests_on=FORMULA,
+        source="MaxRL 2602.02710, Algorithm 1; the mean over rows has its 1 / N",
+        catches="0 / 0 where no completion is right, or the deviation for the mean.",
+        others=[
+            Other(says="the divisor is the deviation", options={"divisor": "deviation"}),
+            Other(says="nothing divides", options={"divisor": "none"}),
+        ],
+    ),
+    Case(
+        id="variants/gdpo",
+        operation=decoupled_advantages,
+        inputs={"parts": [RIGHT, SHORT]},
+        options=GDPO,
+        rests_on=FORMULA,
+        source="GDPO 2601.05242 Eq. 4-6; it gives no ddof and no epsilon, here 1 and 1e-6",
+        catches="A sum whose parts are not standardized, or one that the batch does not divide.",
+        tolerance=ANY_EPSILON,
+        others=[
+            Other(says="the sum is standardized, not its parts", options={"order": "sum_first"}),
+            Other(says="the batch does not divide", options={"over_batch": False}),
+            Other(says="the parts have no weights", options={"weights": [1.0, 1.0]}),
+        ],
+    ),
+    Case(
+        id="variants/gdpo-missing",
+        operation=decoupled_advantages,
+        inputs={
+            "parts": [
+                [[1.0, 0.0, None, 0.0], [1.0, 1.0, 0.0, None]],
+                [[0.9, None, None, 0.2], [0.3, 0.4, 0.1, 0.7]],
+            ]
+        },
+        options=GDPO,
+        rests_on=CONVENTION,
+        source="a part that is missing (null) counts in no statistic, and adds nothing; a row "
+        "without any part counts nowhere and has 0. The authors' code takes a missing one for 0",
+        catches="One missing part that makes a group NaN, or that counts as 0.",
+        threads=["modelscope/ms-swift/issues/8123"],
+        tolerance=ANY_EPSILON,
+        others=[Other(says="a missing part is 0", options={"missing": "zero"})],
+    ),
+    Case(
+        id="variants/vc-ppo",
+        operation=gae_with_two_lambdas,
+        inputs=EPISODES,
+        options={"gamma": 1.0, "lambda": 0.9, "lambda_critic": 1.0},
+        rests_on=FORMULA,
+        source="VC-PPO 2503.01491: lambda 1 for the returns, a smaller one for the advantages",
+        catches="Returns that are made of the policy's advantages.",
+        others=[
+            Other(says="both have the policy's lambda", options={"lambda_critic": 0.9}),
+            Other(says="both have the critic's lambda", options={"lambda": 1.0}),
+        ],
+    ),
+    Case(
+        id="variants/vapo",
+        operation=gae_with_two_lambdas,
+        inputs=EPISODES,
+        options={"gamma": 1.0, "lambda": 1.0, "lambda_critic": 1.0, "length_adaptive_alpha": 0.4},
+        rests_on=FORMULA,
+        source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length); below 0 it is 0 here",
+        catches="One lambda for all lengths, or a negative one.",
+        others=[
+            Other(says="lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
+            Other(says="a negative lambda stays", options={"clamped": False}),
+        ],
+    ),
+    Case(
+        id="variants/curriculum",
+        operation=pass_rate_curriculum,
+        inputs={
+            "prompts": 5,
+            "visits": [[0, 1.0], [1, 0.0], [2, 0.5], [0, 1.0], [3, 0.25], [0, 0.75], [1, 0.125]],
+        },
+        options={"step": 0.5, "uniform_share": 0.1},
+        rests_on=CONVENTION,
+        source="this project's own: chances go with p (1 - p), as the signal of a prompt of pass "
+        "rate p does (2504.03380); p moves halfway at each visit",
+        catches="A rate that is replaced at each visit, or chances that go with 1 - p.",
+        others=[
+            Other(says="the last visit is the rate", options={"step": 1.0}),
+            Other(says="no share is uniform", options={"uniform_share": 0.0}),
+        ],
+    ),
+]
+
+SUBJECT = Subject(
+    name="variants",
+    about="Variants of the policy's loss, of advantages and of the draw of prompts.",
+    shared_inputs={"eight rows": EIGHT_ROWS},
+    cases=CASES,
+)
