@@ -1,0 +1,327 @@
+"""What OpenRLHF computes: its losses, and the statements of its trainers around them."""
+
+import math
+from types import SimpleNamespace
+
+import torch
+from sources import Source
+from tensors import NotOfferedError, Processes, Step, expected_gradient, ones_like, padded, rows_like, step_answer
+
+NAME = "OpenRLHF 0.11.2"
+MEANS = {"tokens": "token-mean", "rows": "seq-mean-token-mean"}
+ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
+    ("group_mean", "group"): "group_norm",
+    ("group_mean", "none"): "dr_grpo",
+    ("group_mean", "batch_of_centred"): "reinforce_baseline",
+    ("leave_one_out", "none"): "rloo",
+}
+
+
+class Adapter:
+    def __init__(self, packages):
+        folder = packages / "openrlhf"
+        helpers = Source(folder / "models" / "utils.py").definitions(
+            {"torch": torch}, "KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"
+        )
+        self.approx_kl, self.compute_reward = helpers["compute_approx_kl"], helpers["compute_reward"]
+        self.helpers = helpers
+        names = {"masked_mean": helpers["masked_mean"]}
+        self.losses = SimpleNamespace(**Source(folder / "models" / "loss.py").whole(names, without=["openrlhf"]))
+        self.loss_utils = Source(folder / "utils" / "loss_utils.py")
+        ppo = folder / "trainer" / "ppo_utils"
+        self.controllers = Source(ppo / "kl_controller.py").whole({}, without=["openrlhf"])
+        self.penalties = Source(ppo / "length_penalty.py").definitions({}, "apply_overlong_penalty")
+        maker = Source(ppo / "experience_maker.py")
+        self.baseline = maker.statements("compute_advantages_and_returns", 'if args.algo.advantage.estimator == "rloo"')
+        self.whitening = maker.statements("compute_advantages_and_returns", 'if args.algo.advantage.estimator in ["gae"')
+        self.gae_method = maker.method("get_advantages_and_returns", {"torch": torch})
+        actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
+        self.loss_statement = actor.statements("__init__", "self.actor_loss_fn =")
+        self.training_step = actor.statements("training_step", "actor_loss, clip_ratio", "loss = actor_loss + kl_loss")
+        self.entropy_statement = actor.statements("training_step", "if self.args.actor.entropy_coef is not None")
+        dpo = Source(folder / "trainer" / "dpo_trainer.py")
+        self.sum_logprobs = dpo.method("_get_batch_logps", {"torch": torch})
+
+    # --- advantages ---
+
+    def group_advantages(self, inputs, options):
+        groups = inputs["rewards"]
+        kind = options["baseline"], options["deviation"]
+        if kind not in ESTIMATORS:
+            raise NotOfferedError(f"no estimator has baseline {kind[0]} and deviation {kind[1]}")
+        if len(set(map(len, groups))) > 1:
+            raise NotOfferedError("groups have one size, n_samples_per_prompt")
+        if any(reward is None for group in groups for reward in group):
+            raise NotOfferedError("a row must have a reward: NaN would reach its whole group")
+        args = advantage_args(ESTIMATORS[kind], samples=len(groups[0]))
+        names = {"args": args, "rewards": torch.tensor(groups)}  # float32
+        exec(self.baseline, names)
+        advantages = names["rewards"]
+        if args.algo.advantage.estimator == "reinforce_baseline":
+            # One token a row: with more, the deviation is that of the tokens, so that long rows count more.
+            advantages = self.whitened(advantages.view(-1, 1), torch.ones(advantages.numel(), 1), args)
+        return {"advantages": advantages.view(len(groups), -1).tolist()}
+
+    def whitened(self, advantages, mask, args):
+        experience = SimpleNamespace(advantages=advantages, action_mask=mask)
+        exec(self.whitening, {"args": args, "experiences": [experience], "torch": torch})
+        return experience.advantages
+
+    def whiten(self, inputs, options):
+        if options["ddof"] != 0:
+            raise NotOfferedError("the variance has ddof 0")
+        mask = padded(inputs["mask"])
+        advantages = self.whitened(padded(inputs["advantages"]), mask, advantage_args("gae"))
+        return {"advantages": (advantages * mask).tolist()}
+
+    # --- one optimizer step ---
+
+    def totals(self, masks, processes):
+        """What its statements count for one optimizer step of one process, from the masks of its micro-batches."""
+        alone = SimpleNamespace(ds_device_mesh=None)
+        distributed = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: True,
+            get_world_size=lambda group: processes.count,
+            all_reduce=processes.all_reduce,
+            ReduceOp=SimpleNamespace(SUM="sum"),
+        )
+        names = {"torch": torch, "dist": distributed}
+        functions = self.loss_utils.definitions(
+            names, "_get_dp_group", "_optimizer_step_loss_norm", "iter_grad_accum_global_norm"
+        )
+        steps = functions["iter_grad_accum_global_norm"](masks, alone, len(masks), lambda mask: mask)
+        return [totals for _, totals in steps]
+
+    def step_totals(self, inputs, options):
+        mask = padded(inputs["mask"])
+        answer = {"tokens": [], "rows": []}
+        for pieces in inputs["steps"]:
+            refuse_uneven(pieces)
+            processes = Processes(len(pieces))
+            micro_batches = len(pieces[0])
+
+            def totals_of(rank, pieces=pieces, processes=processes):
+                return self.totals([mask[rows] for rows in pieces[rank]], processes)
+
+            totals = processes.run(totals_of)
+            for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
+                # They are divided by the number of micro-batches, as DeepSpeed will do with the loss.
+                step = [[float(piece[key]) * micro_batches for piece in process] for process in totals]
+                answer[name].append(step)
+        return answer
+
+    def policy_step(self, inputs, options):
+        refuse(inputs, options)
+        step = Step.of(inputs)
+        refuse_uneven(step.processes)
+        trainer = SimpleNamespace(args=actor_args(options))
+        exec(self.loss_statement, {"self": trainer, "PolicyLoss": self.losses.PolicyLoss})
+        processes = Processes(len(step.processes))
+        entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
+        sampler = padded(inputs["sampler_logprobs"]) if "sampler_logprobs" in inputs else step.old
+
+        def loss_of(rank):
+            pieces = step.processes[rank]
+            totals = self.totals([step.mask[rows].double() for rows in pieces], processes)
+            total = 0.0
+            for rows, counted in zip(pieces, totals, strict=True):
+                loss = self.micro_batch_loss(trainer, step.piece(rows), sampler[rows], counted, entropies, rows)
+                total = total + loss / len(pieces)  # by DeepSpeed
+            return total
+
+        answer = step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+        if (options.get("kl") or {}).get("estimator") == "k3_weighted":
+            del answer["loss"]  # It has the value of k3; only the gradient is the weighted one's.
+        return answer
+
+    def micro_batch_loss(self, trainer, part, sampler, totals, entropies, rows):
+        """The statements of `training_step` after the forward pass."""
+        mask = part.mask.double()
+        names = {
+            "self": trainer,
+            "torch": torch,
+            "action_log_probs": part.logprobs,
+            "old_action_log_probs": part.old,
+            "advantages": part.advantages,
+            "base_action_log_probs": part.ref,
+            "experience": SimpleNamespace(action_mask=mask, rollout_log_probs=sampler, info={}),
+            "loss_batch_info": totals,
+            "kl_ctl": trainer.args.algo.kl.init_coef,
+            "aggregate_loss": self.losses.aggregate_loss,
+            "compute_approx_kl": self.approx_kl,
+            "masked_mean": self.helpers["masked_mean"],
+        }
+        if entropies is not None:
+            names["output"] = SimpleNamespace(entropy=entropies[rows])
+        exec(self.training_step, names)
+        exec(self.entropy_statement, names)
+        return names["loss"]
+
+    # --- KL ---
+
+    def kl_tokens(self, inputs, options):
+        logprobs = padded(inputs["logprobs"]).requires_grad_()
+        old = padded(inputs.get("old_logprobs", inputs["logprobs"]))
+        weighted = options["estimator"] == "k3_weighted"
+        value = self.approx_kl(
+            logprobs,
+            padded(inputs["ref_logprobs"]),
+            log_probs_old=old,
+            kl_estimator="k3" if weighted else options["estimator"],
+            unbiased_gradient=weighted,
+        )
+        value.sum().backward()
+        answer = {"gradient": rows_like(logprobs.grad, inputs["logprobs"])}
+        if not weighted:  # Its value stays that of k3; only the gradient is the weighted one's.
+            answer["value"] = rows_like(value, inputs["logprobs"])
+        return answer
+
+    def kl_expected_gradient(self, inputs, options):
+        weighted = options["estimator"] == "k3_weighted"
+        estimator = "k3" if weighted else options["estimator"]
+
+        def estimate(logprobs, ref):
+            return self.approx_kl(logprobs, ref, kl_estimator=estimator, unbiased_gradient=weighted)
+
+        return expected_gradient(inputs, estimate)
+
+    # --- PPO ---
+
+    def shaped_rewards(self, inputs, options):
+        old = padded(inputs["old_logprobs"])
+        kl = self.approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator=options["estimator"])
+        mask = torch.ones_like(old)
+        return {"rewards": self.compute_reward(torch.tensor(inputs["scores"]), options["kl_coef"], kl, mask).tolist()}
+
+    def gae(self, inputs, options):
+        mask = padded(inputs["mask"])
+        advantages, returns = self.gae_method(
+            None, padded(inputs["values"]), padded(inputs["rewards"]), mask, options["gamma"], options["lambda"]
+        )
+        return {"advantages": (advantages * mask).tolist(), "returns": (returns * mask).tolist()}
+
+    def value_loss(self, inputs, options):
+        values = padded(inputs["values"]).requires_grad_()
+        mask = padded(ones_like(inputs["values"]))
+        old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
+        pieces = inputs.get("pieces") or [[list(range(len(mask)))]]
+        refuse_uneven(pieces)
+        function = self.losses.ValueLoss(options["value_clip"])
+        processes = Processes(len(pieces))
+
+        def loss_of(rank):
+            totals = self.totals([mask[rows] for rows in pieces[rank]], processes)
+            total = 0.0
+            for rows, counted in zip(pieces[rank], totals, strict=True):
+                loss = function(values[rows], old[rows], returns[rows], mask[rows], **counted)
+                total = total + loss / len(totals)  # by DeepSpeed
+            return total
+
+        loss = torch.stack(processes.run(loss_of)).mean()
+        loss.backward()
+        return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
+
+    def adaptive_kl(self, inputs, options):
+        found = []
+        for kl in inputs["kl"]:
+            controller = self.controllers["AdaptiveKLController"](inputs["beta"], options["target"], options["horizon"])
+            controller.update(kl, options["samples"])
+            found.append(float(controller.value))
+        return {"beta": found}
+
+    def soft_overlong(self, inputs, options):
+        lengths = torch.tensor(inputs["lengths"])
+        experience = SimpleNamespace(response_length=lengths, rewards=torch.zeros(len(lengths), dtype=torch.float64))
+        self.penalties["apply_overlong_penalty"]([experience], options["max_tokens"], options["cache"])
+        return {"penalties": experience.rewards.tolist()}
+
+    # --- pairs ---
+
+    def preference_loss(self, inputs, options):
+        if options["loss"] == "robust":
+            raise NotOfferedError("DPOLoss has the sigmoid, label smoothing and IPO")
+        if options["per_token"]:
+            raise NotOfferedError("the log-probs of a completion are summed")
+        names = ["chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs"]
+        tables = [padded(inputs[name]) for name in names]
+        sums = []
+        for table, name in zip(tables, names, strict=True):
+            table.requires_grad_("ref" not in name)
+            # A prompt of one token stands before each completion.
+            attention = padded([[1, *[1] * len(row)] for row in inputs[name]])
+            total, _ = self.sum_logprobs(None, table, attention, [1] * len(table))
+            sums.append(total)
+        function = self.losses.DPOLoss(options["beta"], options["label_smoothing"], options["loss"] == "ipo")
+        loss = function(*sums)[0]
+        loss.backward()
+        return {
+            "loss": loss.item(),
+            "chosen_gradient": rows_like(tables[0].grad, inputs[names[0]]),
+            "rejected_gradient": rows_like(tables[1].grad, inputs[names[1]]),
+        }
+
+    def reward_model_loss(self, inputs, options):
+        if options["center_coef"]:
+            raise NotOfferedError("PairWiseLoss centres no rewards")
+        chosen = torch.tensor(inputs["chosen"], dtype=torch.float64, requires_grad=True)
+        rejected = torch.tensor(inputs["rejected"], dtype=torch.float64, requires_grad=True)
+        loss = self.losses.PairWiseLoss()(chosen, rejected)
+        loss.backward()
+        gradients = {"chosen_gradient": chosen.grad.tolist(), "rejected_gradient": rejected.grad.tolist()}
+        return {"loss": loss.item()} | gradients
+
+
+def advantage_args(estimator, samples=1):
+    advantage = SimpleNamespace(estimator=estimator, no_std_norm=False)
+    return SimpleNamespace(
+        algo=SimpleNamespace(advantage=advantage), rollout=SimpleNamespace(n_samples_per_prompt=samples)
+    )
+
+
+def actor_args(options):
+    """The command line's names, such as --actor.loss_agg_mode."""
+    kl = options.get("kl") or {}
+    weighted = kl.get("estimator") == "k3_weighted"
+    corrected = "sampler_cap" in options
+    return SimpleNamespace(
+        actor=SimpleNamespace(
+            eps_clip_low_high=(options["clip_low"], options["clip_high"]),
+            dual_clip=options.get("dual_clip"),
+            loss_agg_mode=MEANS[options["mean"]],
+            policy_loss_type="gspo" if options["ratio"] == "sequence" else "ppo",
+            entropy_coef=options.get("entropy_coef"),
+        ),
+        algo=SimpleNamespace(
+            advantage=SimpleNamespace(
+                is_correction_level="token" if corrected else "off",
+                is_correction_mode="clip",
+                is_correction_gating="ratio",
+                is_correction_threshold=(0.0, options.get("sampler_cap", math.inf)),
+            ),
+            kl=SimpleNamespace(
+                use_loss=bool(kl),
+                init_coef=kl.get("coef", 0.0),
+                estimator="k3" if weighted else kl.get("estimator"),
+                unbiased_gradient=weighted,
+            ),
+        ),
+    )
+
+
+def refuse(inputs, options):
+    if options.get("objective", "clip") != "clip":
+        raise NotOfferedError(f"no loss is {options['objective']}")
+    if "max_ratio" in options:
+        raise NotOfferedError("no loss is DCPO's")
+    if options["ratio"] == "sequence_token":
+        raise NotOfferedError("--actor.policy_loss_type is ppo or gspo")
+    if options["mean"] not in MEANS:
+        raise NotOfferedError(f"--actor.loss_agg_mode has no mean over {options['mean']}")
+    if "scored" in inputs:
+        raise NotOfferedError("a row must have a reward")
+
+
+def refuse_uneven(pieces):
+    if len(set(map(len, pieces))) > 1:
+        raise NotOfferedError("all processes have equally many micro-batches")

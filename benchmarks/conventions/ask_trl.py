@@ -1,0 +1,345 @@
+"""What TRL computes: the loss methods of its trainers, on a stand-in for the trainer, and statements of its rollout."""
+
+import importlib.metadata
+import math
+import pathlib
+from collections import defaultdict
+from types import SimpleNamespace
+
+import torch
+from sources import Source
+from tensors import NotOfferedError, Processes, Step, expected_gradient, padded, rows_like, step_answer
+
+NAME = f"TRL {importlib.metadata.version('trl')}"
+LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
+SCALES = {"group": "group", "none": "none", "batch_of_rewards": "batch"}
+K3_ALONE = "the KL in the loss is k3"
+
+
+class Adapter:
+    def __init__(self, packages):
+        from trl.rewards import get_soft_overlong_punishment
+        from trl.trainer import dpo_trainer, grpo_trainer, reward_trainer, rloo_trainer
+
+        self.soft_punishment = get_soft_overlong_punishment
+        self.grpo, self.dpo, self.reward_model = grpo_trainer, dpo_trainer, reward_trainer
+        source = Source(pathlib.Path(grpo_trainer.__file__))
+        rollout = "_generate_and_score_completions"
+        self.advantages = source.statements(rollout, "unscorable_mask =", "advantages = torch.nan_to_num")
+        self.count_tokens = source.statements(rollout, "loss_mask =", "num_items_in_batch =")
+        self.sampler_ratio = source.statements(
+            rollout, "mask = completion_mask if tool_mask is None", "if self.vllm_importance_sampling_mode in"
+        )
+        self.window = source.statements("_compute_loss", 'normalizer = inputs["num_items_in_batch"]', 'if mode == "train"')
+        self.masks = source.statements("_generate_single_turn", "is_eos =", "completion_ids = [")
+        self.truncated = source.statements("_generate", "eos_and_pad =", "is_truncated =")
+        leave_one_out = Source(pathlib.Path(rloo_trainer.__file__))
+        self.leave_one_out = leave_one_out.statements(rollout, "unscorable_mask =", "advantages = torch.nan_to_num")
+
+    # --- advantages ---
+
+    def group_advantages(self, inputs, options):
+        """`rewards_per_func` is float32 there, with NaN where a reward function returned None."""
+        groups = inputs["rewards"]
+        if len(set(map(len, groups))) > 1:
+            raise NotOfferedError("groups have one size, num_generations")
+        rewards = [[math.nan if reward is None else reward] for group in groups for reward in group]
+        baseline, deviation = options["baseline"], options["deviation"]
+        if baseline == "leave_one_out":
+            statements = self.leave_one_out
+        elif deviation in SCALES:
+            statements = self.advantages
+        else:
+            raise NotOfferedError(f"no scale_rewards is {deviation}")
+        trainer = SimpleNamespace(
+            multi_objective_aggregation="sum_then_normalize",
+            reward_weights=torch.ones(1),
+            scale_rewards=SCALES.get(deviation),
+            reward_clip_range=None,
+            beta=0.0,
+            normalize_advantages=False,
+        )
+        names = {
+            "self": trainer,
+            "rewards_per_func": torch.tensor(rewards),
+            "device": "cpu",
+            "num_generations": len(groups[0]),
+            "torch": torch,
+            "nanstd": self.grpo.nanstd,
+        }
+        exec(statements, names)
+        return {"advantages": names["advantages"].view(len(groups), -1).tolist()}
+
+    def completion_mask(self, inputs, options):
+        tokenizer = SimpleNamespace(pad_token_id=options["pad_token"])
+        trainer = SimpleNamespace(eos_token_ids=options["stop_tokens"], _tokenizer=tokenizer)
+        names = {
+            "self": trainer,
+            "torch": torch,
+            "device": "cpu",
+            "completion_ids": torch.tensor(inputs["tokens"]),
+        }
+        exec(self.masks, names)
+        exec(self.truncated, names)
+        width = len(inputs["tokens"][0])
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in names["completion_ids"]]
+        return {"mask": mask, "truncated": names["is_truncated"].tolist()}
+
+    # --- one optimizer step ---
+
+    def items(self, mask, processes):
+        """The tokens of a whole rollout, from the mask (R, T) of one process."""
+        names = {
+            "self": SimpleNamespace(accelerator=SimpleNamespace(gather=processes.gather)),
+            "completion_mask": mask.long(),
+            "tool_mask": None,
+        }
+        exec(self.count_tokens, names)
+        return names["num_items_in_batch"]
+
+    def step_totals(self, inputs, options):
+        """The denominator of dapo, times the number of processes, which average their gradients."""
+        mask = padded(inputs["mask"])
+        steps = inputs["steps"]
+        count = len(steps[0])
+        processes = Processes(count)
+
+        def items_of(rank):
+            rows = [row for pieces in steps for piece in pieces[rank] for row in piece]
+            return self.items(mask[rows], processes)
+
+        items = processes.run(items_of)
+        answer = {"tokens": []}
+        for pieces in steps:
+            numbers = []
+            for rank, process in enumerate(pieces):
+                per_generation = sum(len(other[rank]) for other in steps)
+                names = {
+                    "inputs": {"num_items_in_batch": items[rank]},
+                    "self": SimpleNamespace(
+                        accelerator=SimpleNamespace(num_processes=count),
+                        current_gradient_accumulation_steps=len(process),
+                        args=SimpleNamespace(steps_per_generation=per_generation),
+                    ),
+                    "mode": "train",
+                }
+                exec(self.window, names)
+                numbers.append([float(names["normalizer"]) * count] * len(process))
+            answer["tokens"].append(numbers)
+        return answer
+
+    def policy_step(self, inputs, options):
+        refuse(options)
+        step = Step.of(inputs)
+        if len({len(rows) for process in step.processes for rows in process}) > 1:
+            raise NotOfferedError("micro-batches have one size, per_device_train_batch_size")
+        processes = Processes(len(step.processes))
+        entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
+
+        def loss_of(rank):
+            pieces = step.processes[rank]
+            items = self.items(step.mask[sum(pieces, [])], processes)
+            trainer = loss_trainer(options, processes.count, len(pieces))
+            total = 0.0
+            for rows in pieces:
+                part = step.piece(rows)
+                given = {"num_items_in_batch": items}
+                if "sampler_cap" in options:
+                    sampler = padded(inputs["sampler_logprobs"])[rows]
+                    given["importance_sampling_ratio"] = self.sampler_weights(part, sampler, options)
+                entropy = torch.zeros_like(part.logprobs) if entropies is None else entropies[rows]
+                # The trainer has `loss_is_scaled_for_ga`: losses of micro-batches are added up.
+                total = total + self.micro_batch_loss(trainer, part, entropy, given)
+            return total
+
+        return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+
+    def sampler_weights(self, part, sampler, options):
+        trainer = SimpleNamespace(
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_min=None,
+            vllm_importance_sampling_clip_max=options["sampler_cap"],
+        )
+        names = {
+            "self": trainer,
+            "torch": torch,
+            "completion_mask": part.mask.long(),
+            "tool_mask": None,
+            "old_per_token_logps": part.old,
+            "sampling_per_token_logps": sampler,
+        }
+        exec(self.sampler_ratio, names)
+        return names["vllm_importance_sampling_ratio"]
+
+    def micro_batch_loss(self, trainer, part, entropy, given):
+        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (part.logprobs, entropy, None)
+        prompt = torch.ones(len(part.logprobs), 1)
+        batch = given | {
+            "prompt_ids": prompt,
+            "prompt_mask": prompt,
+            "completion_ids": torch.zeros_like(part.logprobs),
+            "completion_mask": part.mask.long(),
+            "advantages": part.advantages,
+            "old_per_token_logps": part.old,
+        }
+        if part.ref is not None:
+            batch["ref_per_token_logps"] = part.ref
+        return self.grpo.GRPOTrainer._compute_loss(trainer, None, batch)
+
+    # --- KL ---
+
+    def kl_of_row(self, logprobs, old, ref, estimator):
+        """The KL of each token of one row (1, T): the loss of that token alone, with advantage 0 and coefficient 1."""
+        options = {
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "ratio": "token",
+            "mean": "constant",
+            "constant": 1,
+            "kl": {"coef": 1.0, "estimator": estimator},
+        }
+        trainer = loss_trainer(options, 1, 1)
+        values = []
+        for place in range(logprobs.shape[1]):
+            mask = torch.zeros_like(logprobs)
+            mask[0, place] = 1
+            part = Step(logprobs, old, ref, torch.zeros_like(logprobs), mask.bool(), [])
+            values.append(self.micro_batch_loss(trainer, part, torch.zeros_like(logprobs), {}))
+        return torch.stack(values)[None]
+
+    def kl_tokens(self, inputs, options):
+        if options["estimator"] not in ("k3", "k3_weighted"):
+            raise NotOfferedError(K3_ALONE)
+        answer = {"value": [], "gradient": []}
+        old_rows = inputs.get("old_logprobs", inputs["logprobs"])
+        for row, old, ref in zip(inputs["logprobs"], old_rows, inputs["ref_logprobs"], strict=True):
+            logprobs = padded([row]).requires_grad_()
+            value = self.kl_of_row(logprobs, padded([old]), padded([ref]), options["estimator"])
+            value.sum().backward()
+            answer["value"].append(value[0].tolist())
+            answer["gradient"].append(logprobs.grad[0].tolist())
+        return answer
+
+    def kl_expected_gradient(self, inputs, options):
+        if options["estimator"] not in ("k3", "k3_weighted"):
+            raise NotOfferedError(K3_ALONE)
+
+        def estimate(logprobs, ref):
+            return self.kl_of_row(logprobs, logprobs.detach(), ref, options["estimator"])
+
+        return expected_gradient(inputs, estimate)
+
+    def soft_overlong(self, inputs, options):
+        reward = self.soft_punishment(options["max_tokens"], options["cache"])
+        return {"penalties": reward([[0] * length for length in inputs["lengths"]])}
+
+    # --- pairs ---
+
+    def preference_loss(self, inputs, options):
+        if options["label_smoothing"] and options["loss"] == "sigmoid":
+            raise NotOfferedError("label_smoothing acts in robust and exo_pair; sigmoid ignores it")
+        names = ("chosen_logprobs", "rejected_logprobs")
+        rows = [*inputs[names[0]], *inputs[names[1]]]
+        logprobs = padded(rows).requires_grad_()
+        # A prompt of one token stands before each completion.
+        mask = padded([[0, *[1] * len(row)] for row in rows]).long()
+        zeros = torch.zeros_like(logprobs)
+        outputs = SimpleNamespace(
+            log_probs=logprobs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), aux_loss=None
+        )
+        batch = {"input_ids": mask, "attention_mask": torch.ones_like(mask), "completion_mask": mask}
+        for name, key in zip(names, ("ref_chosen_logps", "ref_rejected_logps"), strict=True):
+            batch[key] = padded(inputs[f"ref_{name}"]).sum(dim=1)
+        trainer = SimpleNamespace(
+            loss_types=[options["loss"]],
+            loss_weights=[1.0],
+            beta=options["beta"],
+            label_smoothing=options["label_smoothing"],
+            f_divergence_type="reverse_kl",
+            precompute_ref_logps=True,
+            ld_alpha=None,
+            use_weighting=False,
+            **trainer_basics(1),
+        )
+        loss = self.dpo.DPOTrainer._compute_loss(trainer, lambda **given: outputs, batch, False)
+        loss.backward()
+        chosen, rejected = logprobs.grad.chunk(2)
+        return {
+            "loss": loss.item(),
+            "chosen_gradient": rows_like(chosen, inputs[names[0]]),
+            "rejected_gradient": rows_like(rejected, inputs[names[1]]),
+        }
+
+    def reward_model_loss(self, inputs, options):
+        scores = [[score] for score in inputs["chosen"] + inputs["rejected"]]
+        logits = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+        trainer = SimpleNamespace(**trainer_basics(1))
+        trainer.args = SimpleNamespace(center_rewards_coefficient=options["center_coef"] or None)
+        batch = {"attention_mask": torch.ones(len(logits), 1)}
+        outputs = SimpleNamespace(logits=logits)
+        loss = self.reward_model.RewardTrainer.compute_loss(trainer, lambda **given: outputs, batch)
+        loss.backward()
+        chosen, rejected = logits.grad[:, 0].chunk(2)
+        return {"loss": loss.item(), "chosen_gradient": chosen.tolist(), "rejected_gradient": rejected.tolist()}
+
+
+def trainer_basics(processes):
+    """What the loss methods read, apart from options. They gather numbers for the log alone."""
+    accelerator = SimpleNamespace(
+        num_processes=processes,
+        gather=lambda tensor: tensor,
+        gather_for_metrics=lambda tensor: tensor,
+        reduce=lambda tensor, reduction: tensor,
+        device="cpu",
+        sync_gradients=True,
+    )
+    return {
+        "accelerator": accelerator,
+        "model": SimpleNamespace(training=True),
+        "args": SimpleNamespace(),
+        "aux_loss_enabled": False,
+        "_metrics": {"train": defaultdict(list)},
+        "_total_train_tokens": 0,
+        "_tp_size": 1,
+    }
+
+
+def loss_trainer(options, processes, micro_batches):
+    """A GRPOTrainer with the options of a case; what has no option is at its default."""
+    kl = options.get("kl") or {}
+    trainer = SimpleNamespace(
+        loss_type=LOSS_TYPES[options["mean"]],
+        importance_sampling_level=options["ratio"],
+        epsilon_low=options["clip_low"],
+        epsilon_high=options["clip_high"],
+        beta=kl.get("coef", 0.0),
+        max_completion_length=options.get("constant"),
+        current_gradient_accumulation_steps=micro_batches,
+        use_vllm="sampler_cap" in options,
+        vllm_importance_sampling_correction=True,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        entropy_coef=options.get("entropy_coef", 0.0),
+        use_adaptive_entropy=False,
+        _entropy_bonus_enabled="entropy_coef" in options,
+        **trainer_basics(processes),
+    )
+    trainer.args = SimpleNamespace(
+        use_bias_correction_kl=kl.get("estimator") == "k3_weighted",
+        delta=options.get("dual_clip"),
+        steps_per_generation=micro_batches,
+    )
+    return trainer
+
+
+def refuse(options):
+    if options.get("objective", "clip") != "clip":
+        raise NotOfferedError(f"no loss_type is {options['objective']}")
+    if "max_ratio" in options:
+        raise NotOfferedError("no loss_type is DCPO's")
+    if options["ratio"] == "sequence_token":
+        raise NotOfferedError("importance_sampling_level is token or sequence")
+    if options["mean"] not in LOSS_TYPES:
+        raise NotOfferedError(f"no loss_type is a mean over {options['mean']}")
+    if (options.get("kl") or {}).get("estimator") in ("k1", "k2"):
+        raise NotOfferedError(K3_ALONE)

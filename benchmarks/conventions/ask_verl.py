@@ -1,0 +1,318 @@
+"""What verl computes: its core_algos.py, its loss functions, and the statements that count tokens and rows for them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from sources import Source
+from tensors import NotOfferedError, Processes, Step, expected_gradient, ones_like, padded, rows_like, step_answer
+
+NAME = "verl 0.9.1"
+NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off.
+MEANS = {
+    "tokens": "token-mean",
+    "rows": "seq-mean-token-mean",
+    "sums": "seq-mean-token-sum",
+    "constant": "seq-mean-token-sum-norm",
+}
+HELPERS = ["masked_sum", "masked_mean", "masked_var", "masked_whiten", "clip_by_value", "get_response_mask"]
+FROM_CORE = ["agg_loss", "compute_value_loss", "get_policy_loss_fn", "kl_penalty"]
+CORRECTION = ["SAFETY_BOUND", "_parse_rollout_is_threshold", "compute_rollout_correction_weights"]
+
+
+class Configuration(SimpleNamespace):
+    """verl's configurations can be read like a dictionary too."""
+
+    def get(self, name, default=None):
+        return getattr(self, name, default)
+
+
+class Batch(dict):
+    """As much of a TensorDict as the loss functions ask for."""
+
+    def select(self, *names):
+        return Batch({name: self[name] for name in names})
+
+    def to_padded_tensor(self):
+        return self
+
+
+class Metric:
+    """A number for the log, which nobody reads here."""
+
+    def __init__(self, value, aggregation):
+        self.value = value
+
+    @staticmethod
+    def from_dict(values, aggregation):
+        return values
+
+
+class Adapter:
+    def __init__(self, packages):
+        folder = packages / "verl"
+        helpers = Source(folder / "utils" / "torch_functional.py")
+        self.helpers = SimpleNamespace(**helpers.definitions({"torch": torch}, *HELPERS))
+        ppo = folder / "trainer" / "ppo"
+        names = {
+            "verl_F": self.helpers,
+            "DictConfig": type("DictConfig", (), {}),
+            "AlgoConfig": type("AlgoConfig", (), {}),
+            "ActorConfig": Configuration,
+            "deprecated": lambda name: lambda function: function,
+        }
+        self.core = SimpleNamespace(**Source(ppo / "core_algos.py").whole(names, without=["verl", "omegaconf"]))
+        names = {"torch": torch, "verl_F": self.helpers, "compute_is_metrics": lambda **values: {}}
+        correction = Source(ppo / "rollout_corr_helper.py").definitions(names, *CORRECTION)
+        self.correction_weights = correction["compute_rollout_correction_weights"]
+        names = {name: getattr(self.core, name) for name in FROM_CORE} | {
+            "no_padding_2_padding": lambda values, data: values,
+            "Metric": Metric,
+            "AggregationType": SimpleNamespace(SUM="sum", MEAN="mean"),
+            "masked_mean": self.helpers.masked_mean,
+            "torch": torch,
+        }
+        losses = Source(folder / "workers" / "utils" / "losses.py").definitions(names, "ppo_loss", "value_loss")
+        self.ppo_loss, self.value_loss_of_batch = losses["ppo_loss"], losses["value_loss"]
+        self.count_tokens = Source(folder / "workers" / "engine" / "fsdp" / "transformer_impl.py").statements(
+            "forward_backward_batch", "batch_num_tokens =", "tu.assign_non_tensor(data, dp_size"
+        )
+        trainer = Source(ppo / "ray_trainer.py")
+        self.count_rows = {}
+        for model in ("actor", "critic"):
+            statements = trainer.statements(f"_update_{model}", "ppo_mini_batch_size =", "tu.assign_non_tensor(")
+            self.count_rows[model] = statements
+        self.overlong = Source(folder / "experimental" / "reward_loop" / "reward_manager" / "dapo.py").statements(
+            "run_single", "overlong_buffer_len =", "overlong_reward ="
+        )
+
+    # --- advantages ---
+
+    def group_advantages(self, inputs, options):
+        groups = inputs["rewards"]
+        if any(reward is None for group in groups for reward in group):
+            raise NotOfferedError("a row must have a reward: NaN would reach its whole group")
+        # Reward managers give float32, here to the only token of each row.
+        rewards = torch.tensor([[reward] for group in groups for reward in group])
+        index = np.array([number for number, group in enumerate(groups) for _ in group])
+        advantages, _ = self.estimator(options)(rewards, torch.ones_like(rewards), index)
+        flat = iter(advantages[:, 0].tolist())
+        return {"advantages": [[next(flat) for _ in group] for group in groups]}
+
+    def estimator(self, options):
+        kind = options["baseline"], options["deviation"]
+        if kind == ("leave_one_out", "none"):
+            return self.core.compute_rloo_outcome_advantage
+        if kind == ("group_mean", "batch_of_centred"):
+            return self.core.compute_reinforce_plus_plus_baseline_outcome_advantage
+        if kind not in (("group_mean", "group"), ("group_mean", "none")):
+            raise NotOfferedError(f"no adv_estimator has baseline {kind[0]} and deviation {kind[1]}")
+
+        def grpo(rewards, mask, index):
+            divided = options["deviation"] == "group"
+            return self.core.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=divided)
+
+        return grpo
+
+    def completion_mask(self, inputs, options):
+        mask = self.helpers.get_response_mask(torch.tensor(inputs["tokens"]), options["stop_tokens"])
+        return {"mask": mask.tolist()}
+
+    # --- one optimizer step ---
+
+    def totals(self, model, masks, rows, processes):
+        """What the engine and the trainer count, as they put it into the batch of one process.
+
+        `masks` (R, T) is of the rows of this process, `rows` the number of rows of the optimizer step.
+        """
+        data = Batch(loss_mask=masks)
+        names = {
+            "calculate_entropy": False,
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            "data": data,
+            "batch_td": data,
+            "get_device_id": lambda: "cpu",
+            "torch": SimpleNamespace(
+                distributed=SimpleNamespace(all_reduce=processes.all_reduce, ReduceOp=SimpleNamespace(SUM="sum"))
+            ),
+            "tu": SimpleNamespace(assign_non_tensor=lambda batch, **values: batch.update(values)),
+            "self": SimpleNamespace(
+                get_data_parallel_group=lambda: None,
+                get_data_parallel_size=lambda: processes.count,
+                config=trainer_config(rows),
+            ),
+        }
+        exec(self.count_tokens, names)
+        exec(self.count_rows[model], names)
+        return {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
+
+    def step_totals(self, inputs, options):
+        mask = padded(inputs["mask"])
+        answer = {"tokens": [], "rows": []}
+        for pieces in inputs["steps"]:
+            processes = Processes(len(pieces))
+            rows = sum(len(piece) for process in pieces for piece in process)
+
+            def totals_of(rank, pieces=pieces, processes=processes, rows=rows):
+                return self.totals("actor", mask[sum(pieces[rank], [])], rows, processes)
+
+            totals = processes.run(totals_of)
+            for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
+                each_piece = zip(totals, pieces, strict=True)
+                answer[name].append([[counted[key]] * len(process) for counted, process in each_piece])
+        return answer
+
+    def policy_step(self, inputs, options):
+        refuse(inputs, options)
+        step = Step.of(inputs)
+        config = actor_config(options)
+        processes = Processes(len(step.processes))
+        entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
+
+        def loss_of(rank):
+            rows_of_process = sum(step.processes[rank], [])
+            totals = self.totals("actor", step.mask[rows_of_process], len(step.mask), processes)
+            total = 0.0
+            for rows in step.processes[rank]:
+                part = step.piece(rows)
+                batch = Batch(totals, response_mask=part.mask, old_log_probs=part.old, advantages=part.advantages)
+                if part.ref is not None:
+                    batch["ref_log_prob"] = part.ref
+                if "sampler_cap" in options:
+                    batch["rollout_is_weights"] = self.sampler_weights(inputs, options, part, rows)
+                output = {"log_probs": part.logprobs}
+                if entropies is not None:
+                    output["entropy"] = entropies[rows]
+                loss, _ = self.ppo_loss(config, output, batch)
+                total = total + loss
+            return total
+
+        return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+
+    def sampler_weights(self, inputs, options, part, rows):
+        sampler = padded(inputs["sampler_logprobs"])[rows]
+        weights, _ = self.correction_weights(
+            part.old - sampler, part.mask, rollout_is="token", rollout_is_threshold=options["sampler_cap"]
+        )
+        return weights
+
+    # --- KL ---
+
+    def kl_tokens(self, inputs, options):
+        if options["estimator"] == "k3_weighted":
+            raise NotOfferedError("no KL is weighted by the ratio; k3+ has the value of k3 and the gradient of k2")
+        logprobs = padded(inputs["logprobs"]).requires_grad_()
+        value = self.core.kl_penalty(logprobs, padded(inputs["ref_logprobs"]), options["estimator"])
+        value.sum().backward()
+        table = inputs["logprobs"]
+        return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
+
+    def kl_expected_gradient(self, inputs, options):
+        # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
+        estimator = {"k3_weighted": "k3+"}.get(options["estimator"], options["estimator"])
+        return expected_gradient(inputs, lambda logprobs, ref: self.core.kl_penalty(logprobs, ref, estimator))
+
+    # --- PPO ---
+
+    def shaped_rewards(self, inputs, options):
+        old = padded(inputs["old_logprobs"])
+        scores = torch.zeros_like(old)
+        scores[:, -1] = torch.tensor(inputs["scores"])
+        rewards = self.core.compute_rewards(scores, old, padded(inputs["ref_logprobs"]), options["kl_coef"])
+        return {"rewards": rewards.tolist()}
+
+    def gae(self, inputs, options):
+        values, mask = padded(inputs["values"]), padded(inputs["mask"])
+        _, returns = self.core.compute_gae_advantage_return(
+            padded(inputs["rewards"]), values, mask, options["gamma"], options["lambda"]
+        )
+        # It returns whitened advantages. Before that they were the returns less the values.
+        advantages = (returns - values) * mask
+        return {"advantages": advantages.tolist(), "returns": (returns * mask).tolist()}
+
+    def whiten(self, inputs, options):
+        if options["ddof"] != 1:
+            raise NotOfferedError("masked_whiten has ddof 1")
+        mask = padded(inputs["mask"])
+        return {"advantages": (self.helpers.masked_whiten(padded(inputs["advantages"]), mask) * mask).tolist()}
+
+    def value_loss(self, inputs, options):
+        values = padded(inputs["values"]).requires_grad_()
+        mask = padded(ones_like(inputs["values"])).bool()
+        old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
+        config = Configuration(
+            cliprange_value=options["value_clip"], loss_agg_mode=MEANS[options["mean"]], loss_scale_factor=None
+        )
+        pieces = inputs.get("pieces") or [[list(range(len(mask)))]]
+        processes = Processes(len(pieces))
+
+        def loss_of(rank):
+            totals = self.totals("critic", mask[sum(pieces[rank], [])], len(mask), processes)
+            total = 0.0
+            for rows in pieces[rank]:
+                batch = Batch(totals, values=old[rows], returns=returns[rows], response_mask=mask[rows])
+                loss, _ = self.value_loss_of_batch(config, {"values": values[rows]}, batch)
+                total = total + loss
+            return total
+
+        loss = torch.stack(processes.run(loss_of)).mean()
+        loss.backward()
+        return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
+
+    def adaptive_kl(self, inputs, options):
+        found = []
+        for kl in inputs["kl"]:
+            controller = self.core.AdaptiveKLController(inputs["beta"], options["target"], options["horizon"])
+            controller.update(kl, options["samples"])
+            found.append(float(controller.value))
+        return {"beta": found}
+
+    def soft_overlong(self, inputs, options):
+        found = []
+        for length in inputs["lengths"]:
+            buffer = SimpleNamespace(len=options["cache"], penalty_factor=1.0)
+            names = {
+                "self": SimpleNamespace(overlong_buffer_cfg=buffer, max_resp_len=options["max_tokens"]),
+                "valid_response_length": torch.tensor(length),
+            }
+            exec(self.overlong, names)
+            found.append(float(names["overlong_reward"]))
+        return {"penalties": found}
+
+
+def trainer_config(rows):
+    """The step has rows / n prompts, and n rows a prompt; only the product counts."""
+    sizes = Configuration(ppo_mini_batch_size=rows, ppo_epochs=1, data_loader_seed=0, shuffle=False)
+    return Configuration(critic=sizes, actor_rollout_ref=Configuration(actor=sizes, rollout=Configuration(n=1)))
+
+
+def actor_config(options):
+    kl = options.get("kl") or {}
+    return Configuration(
+        clip_ratio=0.2,
+        clip_ratio_low=options["clip_low"],
+        clip_ratio_high=options["clip_high"],
+        clip_ratio_c=options.get("dual_clip", NO_DUAL_CLIP),
+        loss_agg_mode=MEANS[options["mean"]],
+        loss_scale_factor=options.get("constant"),
+        entropy_coeff=options.get("entropy_coef", 0.0),
+        use_kl_loss=bool(kl),
+        kl_loss_type=kl.get("estimator"),
+        kl_loss_coef=kl.get("coef"),
+        policy_loss={"loss_mode": "vanilla" if options["ratio"] == "token" else "gspo"},
+        global_batch_info={},
+    )
+
+
+def refuse(inputs, options):
+    if options.get("objective", "clip") != "clip":
+        raise NotOfferedError(f"no loss_mode is {options['objective']}")
+    if "max_ratio" in options:
+        raise NotOfferedError("no loss_mode is DCPO's")
+    if options["mean"] not in MEANS:
+        raise NotOfferedError(f"no loss_agg_mode is a mean over {options['mean']}")
+    if (options.get("kl") or {}).get("estimator") == "k3_weighted":
+        raise NotOfferedError("no KL is weighted by the ratio")
+    if "scored" in inputs:
+        raise NotOfferedError("a row must have a reward")

@@ -1,0 +1,87 @@
+"""Run parts of a library's source file without the rest of the library.
+
+A trainer is one class with many dependencies, and its denominators stand in the middle of a method. So that a mistake
+in such a line would show, the very statements are cut out of the file and run, with stand-ins for the names around.
+"""
+
+import __future__
+
+import ast
+import textwrap
+
+
+class Source:
+    """One file of a library: `path` is its path, `name` what the answers call it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+
+    def compiled(self, text, part):
+        # Annotations name classes that are not there. They are kept as text.
+        return compile(text, f"{self.path.name}: {part}", "exec", __future__.annotations.compiler_flag)
+
+    def whole(self, names, without):
+        """The file's namespace, which begins with `names`. Imports of the packages `without` are left out."""
+        kept = [node for node in self.tree.body if not imports_any(node, without)]
+        namespace = dict(names)
+        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), namespace)
+        return namespace
+
+    def definitions(self, names, *wanted):
+        """A namespace of `names` and the top-level functions, classes and constants `wanted`."""
+        kept = [node for node in self.tree.body if defines_any(node, wanted)]
+        namespace = dict(names)
+        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "definitions"), namespace)
+        missing = set(wanted) - set(namespace)
+        if missing:
+            raise LookupError(f"{self.path} does not define {sorted(missing)}")
+        return namespace
+
+    def function(self, name):
+        """The definition of a function or method, without its decorators."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+                return node
+        raise LookupError(f"{self.path} has no function {name}")
+
+    def method(self, name, names):
+        """A method as a function, in a namespace of `names`."""
+        namespace = dict(names)
+        text = textwrap.dedent(self.lines(self.function(name).lineno, self.function(name).end_lineno))
+        exec(self.compiled(text, name), namespace)
+        return namespace[name]
+
+    def lines(self, first, last):
+        return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
+
+    def statements(self, function, first, last=None):
+        """The statements of a function from the one that begins with the text `first` to the one with `last`, compiled."""
+        nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
+        nodes.sort(key=lambda node: node.lineno)
+        begin = self.statement(nodes, first)
+        later = [node for node in nodes if node.lineno >= begin.lineno]
+        end = self.statement(later, last) if last else begin
+        return self.compiled(textwrap.dedent(self.lines(begin.lineno, end.end_lineno)), function)
+
+    def statement(self, nodes, start):
+        for node in nodes:
+            if self.lines(node.lineno, node.end_lineno).lstrip().startswith(start):
+                return node
+        raise LookupError(f"no statement of {self.path} begins with {start!r}")
+
+
+def imports_any(node, packages):
+    """Whether a statement imports from one of the packages, or relatively."""
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or node.module.split(".")[0] in packages
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] in packages for alias in node.names)
+    return False
+
+
+def defines_any(node, names):
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    return getattr(node, "name", None) in names
