@@ -1,0 +1,30 @@
+"""Writes vectors/cases/*.json.
+
+    python -m vectors.generate
+
+Each expected number is computed here from a formula, by loops over lists in float64, with the
+standard library alone. Each gradient stands in closed form, and is checked against central
+differences before it is written.
+"""
+
+import pathlib
+
+from vectors.generate import advantages, critic, kl, masks, overlong, pairs, policy, splits
+from vectors.generate.cases import document, text_of
+
+MODULES = (advantages, masks, policy, splits, kl, critic, pairs, overlong)
+SUBJECTS = [module.SUBJECT for module in MODULES]
+FOLDER = pathlib.Path(__file__).parents[1] / "cases"
+
+
+def main():
+    FOLDER.mkdir(exist_ok=True)
+    for subject in SUBJECTS:
+        text = text_of(document(subject)) + "\n"
+        path = FOLDER / f"{subject.name}.json"
+        path.write_text(text, encoding="utf-8", newline="\n")
+        print(f"{path.name}: {len(subject.cases)} cases, {len(text)} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Advantages of completions from the rewards of their groups."""
+
+import math
+
+from vectors.generate.arithmetic import mean, variance
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+
+
+def nearly_equal(rewards):
+    """Whether rewards differ by no more than the rounding of their sums, such as 0.1 + 0.2."""
+    return max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(max(rewards)))
+
+
+def given(rewards):
+    return [reward for reward in rewards if reward is not None]
+
+
+def group_advantages(inputs, options):
+    """A row's reward less its baseline, over a deviation. A row without a reward counts nowhere."""
+    groups = inputs["rewards"]
+    centred = [centre(rewards, options["baseline"]) for rewards in groups]
+    advantages = []
+    for rewards, differences in zip(groups, centred, strict=True):
+        divisor = deviation(rewards, groups, centred, options)
+        row = []
+        for difference in differences:
+            row.append(0.0 if difference is None else difference / divisor)
+        advantages.append(row)
+    return {"advantages": advantages}, {}
+
+
+def centre(rewards, baseline):
+    """Each reward less its baseline: 0 in a group of equal rewards, None without a reward."""
+    scored = given(rewards)
+    if not scored or nearly_equal(scored):
+        return [None if reward is None else 0.0 for reward in rewards]
+    result = []
+    for reward in rewards:
+        if reward is None:
+            result.append(None)
+        elif baseline == "group_mean":
+            result.append(reward - mean(scored))
+        else:  # "leave_one_out": the mean of the others
+            result.append(reward - (sum(scored) - reward) / (len(scored) - 1))
+    return result
+
+
+def deviation(rewards, groups, centred, options):
+    """What an advantage is divided by."""
+    if options["deviation"] == "none":
+        return 1.0
+    if options["deviation"] == "group":
+        numbers = given(rewards)
+        if not numbers or nearly_equal(numbers):
+            return 1.0
+    elif options["deviation"] == "batch_of_rewards":
+        numbers = [reward for group in groups for reward in given(group)]
+    else:  # "batch_of_centred"
+        numbers = [difference for group in centred for difference in given(group)]
+    return math.sqrt(variance(numbers, options["std_ddof"])) + options["std_eps"]
+
+
+def smoothed_advantages(inputs, options):
+    """DCPO's advantages of one prompt over several visits: the smaller of two mixtures."""
+    ddof = options["std_ddof"]
+    total_mean, total_variance = 0.0, 0.0
+    advantages, means, variances = [], [], []
+    everything = []
+    for earlier, rewards in enumerate(inputs["visits"]):
+        visits = earlier + 1
+        everything = everything + rewards
+        new_mean, new_variance = mean(rewards), variance(rewards, ddof)
+        between = earlier / visits * (new_mean - total_mean) ** 2
+        total_variance = (earlier * total_variance + new_variance + between) / visits
+        total_mean = (earlier * total_mean + new_mean) / visits
+        if ddof == 0:
+            assert abs(total_variance - variance(everything, 0)) < 1e-12
+        row = []
+        for reward in rewards:
+            by_new = standardized(reward, new_mean, new_variance)
+            by_total = standardized(reward, total_mean, total_variance)
+            near_new = (earlier * by_new + by_total) / visits
+            near_total = (by_new + earlier * by_total) / visits
+            row.append(near_new if abs(near_new) < abs(near_total) else near_total)
+        advantages.append(row)
+        means.append(total_mean)
+        variances.append(total_variance)
+    if not options["smooth"]:
+        advantages = []
+        for rewards in inputs["visits"]:
+            center, spread = mean(rewards), variance(rewards, ddof)
+            advantages.append([standardized(reward, center, spread) for reward in rewards])
+    return {"advantages": advantages, "means": means, "variances": variances}, {}
+
+
+def standardized(reward, center, spread):
+    return (reward - center) / math.sqrt(spread) if spread else 0.0
+
+
+TWO_GROUPS = [[1.0, 0.0, 0.0, 1.0], [0.2, 0.9, 0.4, 0.1]]
+GRPO = {"baseline": "group_mean", "deviation": "group", "std_ddof": 1, "std_eps": 1e-6}
+GRPO_PAPER = "DeepSeekMath 2402.03300, section 4.1.2"
+ANY_EPSILON = {  # The advantages of common rewards, whichever epsilon up to 1e-4 is in use.
+    "float64": {"rtol": 1e-3, "atol": 1e-9},
+    "float32": {"rtol": 1e-3, "atol": 1e-6},
+}
+ZERO = {
+    "float64": {"rtol": 0.0, "atol": 1e-9},
+    "float32": {"rtol": 0.0, "atol": 1e-9},
+}
+DCPO_VISITS = [[1.0, 0.0, 0.0, -1.0], [1.0] * 4, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+
+CASES = [
+    Case(
+        id="advantages/grpo",
+        operation=group_advantages,
+        inputs={"rewards": TWO_GROUPS},
+        options=GRPO,
+        rests_on=FORMULA,
+        source=f"{GRPO_PAPER}; it gives no ddof and no epsilon, here 1 and 1e-6",
+        catches="Statistics over the batch, or an advantage that is not divided.",
+        tolerance=ANY_EPSILON,
+        others=[
+            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
+            Other(says="the advantage is not divided", options={"deviation": "none"}),
+            Other(
+                says="the deviation is that of the batch",
+                options={"deviation": "batch_of_rewards"},
+            ),
+        ],
+    ),
+    Case(
+        id="advantages/ddof-0",
+        operation=group_advantages,
+        inputs={"rewards": TWO_GROUPS},
+        options=GRPO | {"std_ddof": 0},
+        rests_on=CONVENTION,
+        source="DCPO 2509.02333 Eq. 30 has ddof 0; TRL and verl have 1; GRPO's paper is silent",
+        catches="A ddof that cannot be chosen: with 4 rewards it changes each advantage by 15 %.",
+        tolerance=ANY_EPSILON,
+        others=[Other(says="the deviation has ddof 1", options={"std_ddof": 1})],
+    ),
+    Case(
+        id="advantages/epsilon",
+        operation=group_advantages,
+        inputs={"rewards": [[0.6, 0.6002, 0.6, 0.6]]},
+        options=GRPO,
+        rests_on=CONVENTION,
+        source="verl's epsilon 1e-6; TRL has 1e-4, OpenRLHF 1e-9; no paper gives one",
+        catches="An epsilon of another size, which halves these advantages and hardly changes "
+        "those of rewards 0 and 1.",
+        tolerance={
+            "float64": {"rtol": 1e-9, "atol": 1e-12},
+            "float32": {"rtol": 2e-3, "atol": 1e-6},
+        },
+        others=[
+            Other(says="epsilon is 1e-4", options={"std_eps": 1e-4}),
+            Other(says="epsilon is 1e-8 or less", options={"std_eps": 1e-9}),
+        ],
+    ),
+    Case(
+        id="advantages/dr-grpo",
+        operation=group_advantages,
+        inputs={"rewards": TWO_GROUPS},
+        options=GRPO | {"deviation": "none"},
+        rests_on=FORMULA,
+        source="Dr. GRPO 2503.20783, section 3.2",
+        catches="A division by the deviation, which this method leaves out.",
+        others=[Other(says="the advantage is divided", options={"deviation": "group"})],
+    ),
+    Case(
+        id="advantages/rloo",
+        operation=group_advantages,
+        inputs={"rewards": TWO_GROUPS},
+        options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
+        rests_on=FORMULA,
+        source="RLOO 2402.14740, section 3.2: the mean of the others",
+        catches="A baseline that counts the row's own reward.",
+        others=[
+            Other(says="the baseline is the group's mean", options={"baseline": "group_mean"}),
+        ],
+    ),
+    Case(
+        id="advantages/batch-deviation",
+        operation=group_advantages,
+        inputs={"rewards": [*TWO_GROUPS, [1.0] * 4]},
+        options=GRPO | {"deviation": "batch_of_rewards"},
+        rests_on=CONVENTION,
+        source="Lite PPO 2508.08221: the mean of the group, the deviation of the batch's rewards",
+        catches="The deviation of the centred rewards for that of the rewards.",
+        tolerance=ANY_EPSILON,
+        others=[
+            Other(
+                says="the deviation is that of the centred rewards",
+                options={"deviation": "batch_of_centred"},
+            ),
+            Other(says="the deviation is that of the group", options={"deviation": "group"}),
+        ],
+    ),
+    Case(
+        id="advantages/batch-deviation-centred",
+        operation=group_advantages,
+        inputs={"rewards": [*TWO_GROUPS, [1.0] * 4]},
+        options=GRPO | {"deviation": "batch_of_centred"},
+        rests_on=CONVENTION,
+        source="REINFORCE++-baseline 2501.03262: the batch's deviation of the centred rewards, "
+        "here over rows; with rows of unequal lengths some code counts tokens",
+        catches="The deviation of the rewards before the group's mean was subtracted.",
+        tolerance=ANY_EPSILON,
+        others=[
+            Other(
+                says="the deviation is that of the raw rewards",
+                options={"deviation": "batch_of_rewards"},
+            ),
+            Other(says="the deviation is that of the group", options={"deviation": "group"}),
+        ],
+    ),
+    Case(
+        id="advantages/all-equal",
+        operation=group_advantages,
+        inputs={"rewards": [[1.0] * 4, [0.0] * 4]},
+        options=GRPO | {"std_eps": 0.0},
+        rests_on=FORMULA,
+        source=f"{GRPO_PAPER}: no reward differs from the mean, so an advantage is 0",
+        catches="0 / 0 where epsilon is 0.",
+        tolerance=ZERO,
+    ),
+    Case(
+        id="advantages/float-residue",
+        operation=group_advantages,
+        inputs={"rewards": [[0.3] * 6, [0.1 + 0.2] + [0.3] * 5]},
+        options=GRPO | {"std_eps": 0.0},
+        rests_on=CONVENTION,
+        source="rewards that are equal up to 1e-9 of their size are equal",
+        catches="A rounding error over the deviation of rounding errors: advantages of 0.03 to 30 "
+        "for rewards that are equal.",
+        tolerance=ZERO,
+    ),
+    Case(
+        id="advantages/missing-reward",
+        operation=group_advantages,
+        inputs={"rewards": [[1.0, None, 0.0, 0.0], [None, None, 1.0, None]]},
+        options=GRPO,
+        rests_on=CONVENTION,
+        source="a row without a reward (null) counts in no statistic and has advantage 0",
+        catches="A row without a reward that makes its group NaN, or that counts as 0.",
+        tolerance=ANY_EPSILON,
+        others=[
+            Other(
+                says="a row without a reward has reward 0",
+                inputs={"rewards": [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]},
+            ),
+        ],
+    ),
+    Case(
+        id="advantages/unequal-groups",
+        operation=group_advantages,
+        inputs={"rewards": [[1.0, 0.0], [0.0, 1.0, 1.0], [0.5, 0.0, 1.0, 0.25, 0.0]]},
+        options=GRPO,
+        rests_on=FORMULA,
+        source=GRPO_PAPER,
+        catches="Groups that are cut by position, with statistics over adjacent rows.",
+        tolerance=ANY_EPSILON,
+    ),
+    Case(
+        id="advantages/group-of-one",
+        operation=group_advantages,
+        inputs={"rewards": [[0.7], [1.0, 0.0]]},
+        options=GRPO,
+        rests_on=CONVENTION,
+        source="one reward is its own mean, so its advantage is 0",
+        catches="A reward that is not centred where a group has one row left.",
+        tolerance=ANY_EPSILON,
+    ),
+    Case(
+        id="advantages/dcpo-visits",
+        operation=smoothed_advantages,
+        inputs={"visits": DCPO_VISITS},
+        options={"std_ddof": 0, "smooth": True},
+        rests_on=FORMULA,
+        source="DCPO 2509.02333v2, appendix A.7, Eq. 29-30",
+        catches="A history that starts anew, or pooled moments without the part between visits.",
+        others=[
+            Other(says="the deviations have ddof 1", options={"std_ddof": 1}),
+            Other(says="each visit stands alone", options={"smooth": False}),
+        ],
+    ),
+    Case(
+        id="advantages/dcpo-visits-ddof-1",
+        operation=smoothed_advantages,
+        inputs={"visits": DCPO_VISITS},
+        options={"std_ddof": 1, "smooth": True},
+        rests_on=CONVENTION,
+        source="the released code of DCPO, which has ddof 1 where the paper has 0",
+        catches="A ddof that cannot be chosen.",
+        others=[Other(says="the deviations have ddof 0", options={"std_ddof": 0})],
+    ),
+]
+
+SUBJECT = Subject(
+    name="advantages",
+    about="Advantages of completions from the rewards of their groups. null: no reward.",
+    cases=CASES,
+)

@@ -1,0 +1,140 @@
+"""What a case is, and how its expected numbers and its others come from its operation."""
+
+import json
+import math
+from dataclasses import dataclass, field
+
+FORMAT = 1
+VERSION = "1.0.0"
+WIDTH = 100  # of a line of a file
+DIGITS = 15  # The last digits of a float64 may differ between machines.
+TOLERANCE = {
+    "float64": {"rtol": 1e-9, "atol": 1e-12},
+    "float32": {"rtol": 2e-5, "atol": 2e-6},
+}
+FORMULA, CONVENTION = "formula", "convention"
+
+
+@dataclass(kw_only=True)
+class Other:
+    """An answer that people also give: the operation with other inputs or options.
+
+    The options here may be some that no case has, such as {"totals": "micro_batch"}: they build a
+    mistake in, and are not written to the file.
+    """
+
+    says: str
+    options: dict = field(default_factory=dict)
+    inputs: dict = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Case:
+    """One case. `operation` is a function (inputs, options) -> (expected, worked)."""
+
+    id: str
+    operation: object
+    inputs_from: str | None = None  # a name in the subject's `shared_inputs`
+    inputs: dict = field(default_factory=dict)
+    options: dict
+    rests_on: str
+    source: str
+    catches: str
+    threads: list = field(default_factory=list)
+    others: list = field(default_factory=list)
+    tolerance: dict | None = None
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A file of cases. `shared_inputs` are batches that several of its cases start from."""
+
+    name: str
+    about: str
+    shared_inputs: dict = field(default_factory=dict)
+    cases: list
+
+
+def document(subject):
+    """A subject as the dictionary that its file holds."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "subject": subject.name,
+        "about": subject.about,
+        "tolerance": TOLERANCE,
+        "shared_inputs": subject.shared_inputs,
+        "cases": [entry(subject, case) for case in subject.cases],
+    }
+
+
+def entry(subject, case):
+    """A case as it stands in its file, with its expected numbers."""
+    inputs = dict(case.inputs)
+    if case.inputs_from:
+        inputs = subject.shared_inputs[case.inputs_from] | inputs
+    expected, worked = case.operation(inputs, case.options)
+    others = []
+    for other in case.others:
+        answer, _ = case.operation(inputs | other.inputs, case.options | other.options)
+        tolerance = case.tolerance or TOLERANCE
+        for earlier in [expected, *(known["expected"] for known in others)]:
+            assert differs(earlier, answer, tolerance["float32"]), (case.id, other.says)
+        others.append({"says": other.says, "expected": rounded(answer)})
+    result = {"id": case.id, "operation": case.operation.__name__}
+    if case.inputs_from:
+        result["inputs_from"] = case.inputs_from
+    if case.inputs:
+        result["inputs"] = case.inputs
+    result["options"] = case.options
+    result["expected"] = rounded(expected)
+    if worked:
+        result["worked"] = rounded(worked)
+    if others:
+        result["others"] = others
+    if case.tolerance:
+        result["tolerance"] = case.tolerance
+    result["rests_on"] = case.rests_on
+    result["source"] = case.source
+    result["catches"] = case.catches
+    if case.threads:
+        result["threads"] = case.threads
+    return result
+
+
+def differs(expected, answer, tolerance):
+    """Whether the numbers of two answers of one shape differ by more than twice the tolerance."""
+    if isinstance(expected, dict):
+        return any(differs(expected[name], answer[name], tolerance) for name in expected)
+    if isinstance(expected, list):
+        pairs = zip(expected, answer, strict=True)
+        return any(differs(left, right, tolerance) for left, right in pairs)
+    allowed = tolerance["atol"] + tolerance["rtol"] * abs(expected)
+    return abs(expected - answer) > 2 * allowed
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    if isinstance(value, float):
+        assert math.isfinite(value)
+        return float(f"{value:.{DIGITS}g}") + 0.0  # no -0.0
+    return value
+
+
+def text_of(value, indent=0):
+    """JSON text: what fits stands on one line, the rest has a line for each of its parts."""
+    line = json.dumps(value, allow_nan=False)
+    if indent + len(line) <= WIDTH or not isinstance(value, dict | list) or not value:
+        return line
+    inner = indent + 1
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {text_of(part, inner)}" for name, part in value.items()]
+        opening, closing = "{", "}"
+    else:
+        parts = [text_of(part, inner) for part in value]
+        opening, closing = "[", "]"
+    separator = ",\n" + " " * inner
+    return f"{opening}\n{' ' * inner}{separator.join(parts)}\n{' ' * indent}{closing}"

@@ -1,0 +1,307 @@
+"""The parts of PPO beside the policy's loss: rewards, advantages, values, and controllers."""
+
+import math
+
+from vectors.generate import steps
+from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, variance, weighted_sum
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+
+
+def shaped_rewards(inputs, options):
+    """The KL of the old policy to the reference at each token, and the score on the last one."""
+    coefficient = options["kl_coef"]
+    rewards = each(lambda old, ref: -coefficient * (old - ref), inputs["old_logprobs"], inputs["ref_logprobs"])
+    for row, score in zip(rewards, inputs["scores"], strict=True):
+        if options.get("score_on_every_token"):
+            row[:] = [reward + score for reward in row]
+        else:
+            row[-1] += score
+    return {"rewards": rewards}, {}
+
+
+def gae(inputs, options):
+    """Advantages by the sum of the definition, and returns; tokens outside the mask are skipped."""
+    advantages, returns = [], []
+    for rewards, values, mask in zip(inputs["rewards"], inputs["values"], inputs["mask"], strict=True):
+        if options.get("masked_tokens_are_steps"):
+            row = advantages_of_masked_steps(rewards, values, mask, options)
+        else:
+            row = advantages_of_row(rewards, values, mask, options)
+            recursive = recursive_advantages(rewards, values, mask, options)
+            assert all(abs(a - b) < 1e-12 for a, b in zip(row, recursive, strict=True))
+        advantages.append(row)
+        returns.append([a + v if m else 0.0 for a, v, m in zip(row, values, mask, strict=True)])
+    return {"advantages": advantages, "returns": returns}, {}
+
+
+def advantages_of_row(rewards, values, mask, options):
+    """sum_k (gamma lambda)^k delta_{t+k}, over the tokens that count."""
+    places = [t for t, counts in enumerate(mask) if counts]
+    decay = options["gamma"] * options["lambda"]
+    result = [0.0] * len(values)
+    for start, place in enumerate(places):
+        for k, later in enumerate(places[start:]):
+            after = start + k + 1
+            next_value = values[places[after]] if after < len(places) else 0.0
+            delta = rewards[later] + options["gamma"] * next_value - values[later]
+            result[place] += decay**k * delta
+    return result
+
+
+def recursive_advantages(rewards, values, mask, options):
+    """The same by the recursion that programs use."""
+    decay = options["gamma"] * options["lambda"]
+    result = [0.0] * len(values)
+    advantage, next_value = 0.0, 0.0
+    for t in reversed(range(len(values))):
+        if mask[t]:
+            delta = rewards[t] + options["gamma"] * next_value - values[t]
+            advantage = delta + decay * advantage
+            next_value = values[t]
+            result[t] = advantage
+    return result
+
+
+def advantages_of_masked_steps(rewards, values, mask, options):
+    """A mistake: a masked token is a step with reward and value 0."""
+    masked_rewards = [reward * counts for reward, counts in zip(rewards, mask, strict=True)]
+    masked_values = [value * counts for value, counts in zip(values, mask, strict=True)]
+    row = recursive_advantages(masked_rewards, masked_values, [1] * len(mask), options)
+    return [advantage * counts for advantage, counts in zip(row, mask, strict=True)]
+
+
+def whiten(inputs, options):
+    """Advantages less their mean, over the root of their variance plus epsilon."""
+    numbers = []
+    for row, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
+        numbers += [x for x, counts in zip(row, mask, strict=True) if counts]
+    if options.get("padding_counts"):
+        numbers = flat(inputs["advantages"])
+    deviation = math.sqrt(variance(numbers, options["std_ddof"]) + options["eps_of_variance"])
+    center = mean(numbers)
+
+    def whitened(x, counts):
+        return (x - center) / deviation if counts else 0.0
+
+    return {"advantages": each(whitened, inputs["advantages"], inputs["mask"])}, {}
+
+
+def squared_errors(value, old, target, options):
+    """Of the value, and of the value held near the old one."""
+    reach = options["value_clip"]
+    held = clip(value, old - reach, old + reach) if reach else value
+    return (value - target) ** 2, (held - target) ** 2
+
+
+def value_token_loss(value, old, target, options):
+    pick = min if options.get("smaller_error") else max
+    half = 1.0 if options.get("without_half") else 0.5
+    return half * pick(squared_errors(value, old, target, options))
+
+
+def value_token_slope(value, old, target, options):
+    plain, held = squared_errors(value, old, target, options)
+    inside = not options["value_clip"] or abs(value - old) <= options["value_clip"]
+    takes_plain = plain <= held if options.get("smaller_error") else plain >= held
+    scale = 2.0 if options.get("without_half") else 1.0
+    return scale * (value - target) if inside or takes_plain else 0.0
+
+
+def value_loss(inputs, options):
+    """The critic's loss of one optimizer step, and its gradient by the values."""
+    values, old, returns = inputs["values"], inputs["old_values"], inputs["returns"]
+    weights = steps.step_weights(inputs, values, options)
+
+    def losses(table):
+        return each(lambda v, o, r: value_token_loss(v, o, r, options), table, old, returns)
+
+    def loss_at(table):
+        return weighted_sum(weights, losses(table))
+
+    slopes = each(lambda v, o, r: value_token_slope(v, o, r, options), values, old, returns)
+    gradient = each(lambda weight, slope: weight * slope, weights, slopes)
+    check_gradient(loss_at, values, gradient)
+    worked = {"token_losses": losses(values), "weights": weights}
+    return {"loss": loss_at(values), "gradient": gradient}, worked
+
+
+def adaptive_kl(inputs, options):
+    """The KL's coefficient after a rollout; each measured KL starts from the same coefficient."""
+    result = []
+    for measured in inputs["kl"]:
+        error = measured / options["target"] - 1
+        if not options.get("without_clip"):
+            error = clip(error, -0.2, 0.2)
+        samples = options.get("counted", options["samples"])
+        result.append(inputs["kl_coef"] * (1 + error * samples / options["horizon"]))
+    return {"kl_coef": result}, {}
+
+
+def adaptive_penalty(inputs, options):
+    """The coefficient of PPO's penalty after a rollout: halved, doubled, or as it was."""
+    result = []
+    for measured in inputs["kl"]:
+        factor = 1.0
+        if measured < options["target"] / 1.5:
+            factor = 0.5
+        elif measured > options["target"] * 1.5:
+            factor = 2.0
+        if options.get("inverted"):
+            factor = 1 / factor
+        result.append(inputs["penalty_coef"] * factor)
+    return {"penalty_coef": result}, {}
+
+
+VALUES = {
+    "values": [[0.9, 0.15], [-0.3, 0.5, 0.35], [0.05]],
+    "old_values": [[0.5, 0.1], [0.2, 0.5, 0.8], [0.4]],
+    "returns": [[1.0, 0.0], [0.4, 0.8, 0.9], [0.3]],
+}
+ROLLOUT = {
+    "rewards": [[0.02, -0.01, 0.05, -0.03, 1.0], [0.1, 0.7, -0.6, 0.0, -0.5]],
+    "values": [[0.3, 0.1, 0.4, 0.6, 0.2], [0.2, 0.9, 0.8, 0.1, 0.5]],
+}
+GAE_PAPER = "GAE 1506.02438 Eq. 16; nothing follows the last token"
+DISCOUNTS = {"gamma": 0.99, "lambda": 0.95}
+RAW = {
+    "advantages": [[0.7, -0.2, 1.1, 0.0], [-0.9, 0.3, 0.0, 0.0]],
+    "mask": [[1, 1, 1, 0], [1, 1, 0, 0]],
+}
+
+
+def value_case(name, catches, inputs=None, options=None, others=()):
+    return Case(
+        id=name,
+        operation=value_loss,
+        inputs=VALUES | (inputs or {}),
+        options={"value_clip": 0.2, "mean": "tokens"} | (options or {}),
+        rests_on=CONVENTION,
+        source="OpenAI's baselines, ppo2: half the larger of two squared errors, mean over tokens",
+        catches=catches,
+        others=list(others),
+    )
+
+
+def gae_case(name, mask, catches, options=DISCOUNTS, others=()):
+    return Case(
+        id=f"ppo/{name}",
+        operation=gae,
+        inputs=ROLLOUT | {"mask": mask},
+        options=options,
+        rests_on=FORMULA,
+        source=GAE_PAPER,
+        catches=catches,
+        others=list(others),
+    )
+
+
+def whiten_case(ddof, source):
+    return Case(
+        id=f"ppo/whiten-ddof-{ddof}",
+        operation=whiten,
+        inputs=RAW,
+        options={"std_ddof": ddof, "eps_of_variance": 1e-8},
+        rests_on=CONVENTION,
+        source=f"{source}; over the tokens that count",
+        catches="Padding in the mean and the deviation, or another ddof.",
+        others=[
+            Other(says="padding counts", options={"padding_counts": True}),
+            Other(says=f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
+        ],
+    )
+
+
+CASES = [
+    Case(
+        id="ppo/kl-in-reward",
+        operation=shaped_rewards,
+        inputs={
+            "old_logprobs": [[-1.1, -0.4, -2.2, -0.15], [-0.7, -1.9]],
+            "ref_logprobs": [[-1.3, -0.5, -1.6, -0.2], [-0.9, -1.4]],
+            "scores": [0.8, -0.3],
+        },
+        options={"kl_coef": 0.1},
+        rests_on=FORMULA,
+        source="InstructGPT 2203.02155; DeepSeekMath 2402.03300 Eq. 2",
+        catches="A score that is not on the last token, or a KL of the wrong sign.",
+        others=[
+            Other(says="the KL has the other sign", options={"kl_coef": -0.1}),
+            Other(says="the score is on every token", options={"score_on_every_token": True}),
+            Other(says="the KL is left out", options={"kl_coef": 0.0}),
+        ],
+    ),
+    gae_case(
+        "gae",
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
+        "A value after the end, or of the padding.",
+        others=[
+            Other(says="lambda is 1", options={"lambda": 1.0}),
+            Other(says="gamma is 1", options={"gamma": 1.0}),
+            Other(says="padding counts", inputs={"mask": [[1] * 5, [1] * 5]}),
+        ],
+    ),
+    gae_case(
+        "gae-lambda-1",
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
+        "A sum of rewards that does not telescope.",
+        options={"gamma": 1.0, "lambda": 1.0},
+    ),
+    gae_case(
+        "gae-observation-tokens",
+        [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
+        "Tokens of a tool, which the policy did not write, as steps of the episode.",
+        others=[
+            Other(
+                says="a masked token is a step with reward and value 0",
+                options={"masked_tokens_are_steps": True},
+            ),
+            Other(says="masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
+        ],
+    ),
+    whiten_case(1, "TRL and verl have ddof 1"),
+    whiten_case(0, "OpenAI's lm-human-preferences has ddof 0"),
+    value_case(
+        "ppo/value-clip",
+        "The smaller of the two errors, or a half that is missing.",
+        others=[
+            Other(says="the smaller of the two errors", options={"smaller_error": True}),
+            Other(says="without the half", options={"without_half": True}),
+            Other(says="without the clip", options={"value_clip": 0.0}),
+        ],
+    ),
+    value_case(
+        "ppo/value-plain",
+        "A clip that is still there with value_clip 0, or a half that is missing.",
+        options={"value_clip": 0.0},
+        others=[Other(says="without the half", options={"without_half": True})],
+    ),
+    Case(
+        id="ppo/adaptive-kl",
+        operation=adaptive_kl,
+        inputs={"kl_coef": 0.2, "kl": [9.0, 5.4, 1.0]},
+        options={"target": 6.0, "horizon": 10000, "samples": 256},
+        rests_on=FORMULA,
+        source="Fine-Tuning Language Models from Human Preferences 1909.08593, section 2.2",
+        catches="An error that is not clipped at 0.2, or steps that count where samples do.",
+        others=[
+            Other(says="the error is not clipped", options={"without_clip": True}),
+            Other(says="an optimizer step counts as one sample", options={"counted": 1}),
+        ],
+    ),
+    Case(
+        id="ppo/adaptive-penalty",
+        operation=adaptive_penalty,
+        inputs={"penalty_coef": 1.0, "kl": [0.02, 0.011, 0.001]},
+        options={"target": 0.01},
+        rests_on=FORMULA,
+        source="PPO 1707.06347, section 4",
+        catches="A coefficient that falls where the KL is too large.",
+        others=[Other(says="the rule is inverted", options={"inverted": True})],
+    ),
+]
+
+SUBJECT = Subject(
+    name="ppo",
+    about="PPO's parts beside the policy's loss: rewards of tokens, advantages, values, controllers.",
+    cases=CASES,
+)

@@ -1,0 +1,235 @@
+"""Estimates of KL(pi || pi_ref) from a sampled token, and what their gradients are in expectation."""
+
+import math
+
+from vectors.generate.arithmetic import central_difference, check_gradient, each, softmax
+from vectors.generate.cases import FORMULA, Case, Other, Subject
+
+# --- of one token: d is log(pi / pi_ref), log_ratio is log(pi / pi_old) ---
+
+
+def k3(d):
+    return math.exp(-d) + d - 1
+
+
+VALUES = {
+    "k1": lambda d, log_ratio: d,
+    "k2": lambda d, log_ratio: d * d / 2,
+    "k3": lambda d, log_ratio: k3(d),
+    "k3_weighted": lambda d, log_ratio: math.exp(log_ratio) * k3(d),
+    # mistakes
+    "k1_of_ref": lambda d, log_ratio: -d,
+    "k2_without_half": lambda d, log_ratio: d * d,
+    "k3_of_ref": lambda d, log_ratio: k3(-d),
+    "k3_frozen_weight": lambda d, log_ratio: math.exp(log_ratio) * k3(d),
+    "k1_clamped": lambda d, log_ratio: min(max(d, -10.0), 10.0),
+    "k3_clamped": lambda d, log_ratio: min(k3(d), 10.0),
+}
+SLOPES = {  # by the log-prob, which moves both d and log_ratio
+    "k1": lambda d, log_ratio: 1.0,
+    "k2": lambda d, log_ratio: d,
+    "k3": lambda d, log_ratio: 1 - math.exp(-d),
+    "k3_weighted": lambda d, log_ratio: math.exp(log_ratio) * d,  # r times k2's
+    # mistakes
+    "k1_of_ref": lambda d, log_ratio: -1.0,
+    "k2_without_half": lambda d, log_ratio: 2 * d,
+    "k3_of_ref": lambda d, log_ratio: math.exp(d) - 1,
+    "k3_frozen_weight": lambda d, log_ratio: math.exp(log_ratio) * (1 - math.exp(-d)),
+    "k1_clamped": lambda d, log_ratio: float(abs(d) < 10.0),
+    "k3_clamped": lambda d, log_ratio: 0.0 if k3(d) > 10.0 else 1 - math.exp(-d),
+}
+FROZEN = {"k3_frozen_weight"}  # Their slope is not that of their value.
+
+
+def kl_value(new, old, ref, estimator):
+    return VALUES[estimator](new - ref, new - old)
+
+
+def kl_slope(new, old, ref, estimator):
+    return SLOPES[estimator](new - ref, new - old)
+
+
+# --- the operations ---
+
+
+def kl_tokens(inputs, options):
+    """The estimate at each token, and its derivative by the log-prob of the token."""
+    estimator = options["estimator"]
+    new, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    old = inputs.get("old_logprobs", new)  # only a weighted estimate reads it
+
+    def values(table):
+        return each(lambda x, y, z: kl_value(x, y, z, estimator), table, old, ref)
+
+    gradient = each(lambda x, y, z: kl_slope(x, y, z, estimator), new, old, ref)
+    if estimator not in FROZEN:
+        check_gradient(lambda table: sum(map(sum, values(table))), new, gradient)
+    return {"value": values(new), "gradient": gradient}, {}
+
+
+def kl_expected_gradient(inputs, options):
+    """The gradient by the logits, in expectation over tokens that the old policy samples."""
+    new, ref = softmax(inputs["logits"]), softmax(inputs["ref_logits"])
+    old = softmax(inputs["old_logits"])
+    estimator = options["estimator"]
+    gradient = [0.0] * len(new)
+    for token, chance in enumerate(old):
+        logs = [math.log(policy[token]) for policy in (new, old, ref)]
+        slope = chance * kl_slope(*logs, estimator)
+        for j, probability in enumerate(new):
+            gradient[j] += slope * ((token == j) - probability)  # of log-softmax
+    worked = {"kl_policy_ref": divergence(new, ref), "kl_ref_policy": divergence(ref, new)}
+    return {"gradient": gradient}, worked
+
+
+def divergence(p, q):
+    return sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
+
+
+def check_expected_gradients():
+    """What the cases say of the gradients: whose gradient it is that an estimator has."""
+    ref = softmax(LOGITS["ref_logits"])
+
+    def reverse(logits):
+        return divergence(softmax(logits), ref)
+
+    def forward(logits):
+        return divergence(ref, softmax(logits))
+
+    meanings = [
+        ("k1", ON_POLICY, lambda logits: 0.0),
+        ("k2", ON_POLICY, reverse),
+        ("k3", ON_POLICY, forward),
+        ("k3_weighted", ON_POLICY, reverse),
+        ("k3_weighted", OFF_POLICY, reverse),
+    ]
+    for estimator, inputs, meaning in meanings:
+        expected, _ = kl_expected_gradient(inputs, {"estimator": estimator})
+        for j, logit in enumerate(inputs["logits"]):
+
+            def moved(value, inputs=inputs, j=j, meaning=meaning):
+                return meaning([*inputs["logits"][:j], value, *inputs["logits"][j + 1 :]])
+
+            assert abs(central_difference(moved, logit) - expected["gradient"][j]) < 1e-9
+
+
+TOKENS = {
+    "logprobs": [[-0.3, -2.1, -0.9], [-1.4]],
+    "old_logprobs": [[-0.4, -1.9, -0.9], [-1.2]],
+    "ref_logprobs": [[-0.7, -1.2, -0.9], [-2.0]],
+}
+FAR = {"logprobs": [[-6.0, -0.1, -14.0]], "ref_logprobs": [[-2.5, -5.0, -1.0]]}
+LOGITS = {"logits": [0.4, -0.3, 0.2], "ref_logits": [-0.1, 0.5, -0.6]}
+ON_POLICY = LOGITS | {"old_logits": LOGITS["logits"]}
+OFF_POLICY = LOGITS | {"old_logits": [-0.2, 0.1, 0.7]}
+SOURCE = "Schulman, Approximating KL Divergence (2020); k3 is DeepSeekMath 2402.03300 Eq. 4"
+WEIGHTED = "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, whose gradient counts"
+
+
+def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE):
+    return Case(
+        id=f"kl/{name}",
+        operation=kl_tokens,
+        inputs=inputs,
+        options={"estimator": estimator},
+        rests_on=FORMULA,
+        source=source,
+        catches=catches,
+        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+    )
+
+
+def expectation_case(name, estimator, inputs, means, catches, others):
+    return Case(
+        id=f"kl/expected-{name}",
+        operation=kl_expected_gradient,
+        inputs=inputs,
+        options={"estimator": estimator},
+        rests_on=FORMULA,
+        source=f"derived: {means}",
+        catches=catches,
+        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+    )
+
+
+REVERSED = "log(pi_ref / pi) for log(pi / pi_ref)"
+CASES = [
+    token_case("k1", "k1", f"A sign: {REVERSED}.", [(REVERSED, "k1_of_ref")]),
+    token_case("k2", "k2", "A half that is missing.", [("without the half", "k2_without_half")]),
+    token_case("k3", "k3", f"A sign: {REVERSED}.", [(REVERSED, "k3_of_ref")]),
+    token_case(
+        "k3-weighted",
+        "k3_weighted",
+        "A weight that is left out, or that has no gradient.",
+        [
+            ("k3 without the weight", "k3"),
+            ("the weight has no gradient", "k3_frozen_weight"),
+        ],
+        source=WEIGHTED,
+    ),
+    token_case(
+        "k1-far",
+        "k1",
+        "A KL that is clamped at 10 far from the reference.",
+        [("clamped to [-10, 10]", "k1_clamped")],
+        inputs=FAR,
+    ),
+    token_case(
+        "k3-far",
+        "k3",
+        "A KL that is clamped at 10, which has no gradient just where the policy is far from the reference.",
+        [("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
+        inputs=FAR,
+    ),
+    expectation_case(
+        "k1",
+        "k1",
+        ON_POLICY,
+        "over tokens of the policy the gradient of k1 is 0, only noise",
+        "k1 in a loss that is taken for a penalty.",
+        [("the gradient of KL(pi || ref), as of k2", "k2")],
+    ),
+    expectation_case(
+        "k2",
+        "k2",
+        ON_POLICY,
+        "over tokens of the policy the gradient of k2 is that of KL(pi || ref)",
+        "An estimator whose gradient is not that of what it estimates.",
+        [("the gradient of KL(ref || pi), as of k3", "k3")],
+    ),
+    expectation_case(
+        "k3",
+        "k3",
+        ON_POLICY,
+        "over tokens of the policy the gradient of k3 is that of KL(ref || pi)",
+        "k3 in a loss that is taken for a penalty on KL(pi || ref).",
+        [("the gradient of KL(pi || ref), as of k2", "k2")],
+    ),
+    expectation_case(
+        "k3-weighted",
+        "k3_weighted",
+        ON_POLICY,
+        "the gradient of the weighted k3 is that of KL(pi || ref)",
+        "A weight without gradient: at ratio 1 it would change nothing.",
+        [("the weight has no gradient: that of KL(ref || pi)", "k3_frozen_weight")],
+    ),
+    expectation_case(
+        "k3-weighted-off-policy",
+        "k3_weighted",
+        OFF_POLICY,
+        "the gradient of the weighted k3 is that of KL(pi || ref), also for tokens of pi_old",
+        "A weight that is left out where the tokens are those of an older policy.",
+        [
+            ("k3 without the weight", "k3"),
+            ("k2 without a weight", "k2"),
+            ("the weight has no gradient", "k3_frozen_weight"),
+        ],
+    ),
+]
+check_expected_gradients()
+
+SUBJECT = Subject(
+    name="kl",
+    about="The KL to the reference: estimates from sampled tokens, and their gradients.",
+    cases=CASES,
+)

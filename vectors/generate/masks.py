@@ -1,0 +1,87 @@
+"""Masks of completions from their token ids."""
+
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+
+
+def completion_mask(inputs, options):
+    """All tokens up to the first stop token, which counts; a row without one is truncated."""
+    masks, truncated = [], []
+    for tokens in inputs["tokens"]:
+        length = counted_tokens(tokens, options)
+        masks.append([int(t < length) for t in range(len(tokens))])
+        truncated.append(not any(token in options["stop_tokens"] for token in tokens))
+    if options.get("by_pad"):
+        masks = [by_pad(tokens, options["pad_token"]) for tokens in inputs["tokens"]]
+    return {"mask": masks, "truncated": truncated}, {}
+
+
+def counted_tokens(tokens, options):
+    for place, token in enumerate(tokens):
+        if token in options["stop_tokens"]:
+            return place if options.get("without_stop") else place + 1
+    return len(tokens)
+
+
+def by_pad(tokens, pad_token):
+    return [int(token != pad_token) for token in tokens]
+
+
+WITHOUT_STOP = Other(says="the stop token is masked", options={"without_stop": True})
+BY_PAD = Other(says="the mask is token != pad_token", options={"by_pad": True})
+SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, and the stop is sampled"
+
+CASES = [
+    Case(
+        id="masks/pad-is-stop",
+        operation=completion_mask,
+        inputs={"tokens": [[7, 5, 2, 2, 2], [2, 2, 2, 2, 2], [5, 7, 5, 7, 2]]},
+        options={"stop_tokens": [2], "pad_token": 2},
+        rests_on=FORMULA,
+        source=SOURCE,
+        catches="A mask by `token != pad`, which drops the stop token: nothing learns to stop.",
+        others=[Other(says="the stop token is masked, as by token != pad_token", options={"without_stop": True})],
+    ),
+    Case(
+        id="masks/two-stop-tokens",
+        operation=completion_mask,
+        inputs={"tokens": [[7, 3, 0, 0], [7, 5, 2, 0], [3, 2, 0, 0]]},
+        options={"stop_tokens": [2, 3], "pad_token": 0},
+        rests_on=FORMULA,
+        source=SOURCE,
+        catches="One stop token where the model has two: rows that ended count as truncated.",
+        others=[
+            Other(says="only the first stop token ends a row", options={"stop_tokens": [2]}),
+            Other(says="only the second stop token ends a row", options={"stop_tokens": [3]}),
+            WITHOUT_STOP,
+        ],
+    ),
+    Case(
+        id="masks/truncated",
+        operation=completion_mask,
+        inputs={"tokens": [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]]},
+        options={"stop_tokens": [2], "pad_token": 0},
+        rests_on=FORMULA,
+        source=SOURCE,
+        catches="A row that ends with its stop token at the limit, and passes for truncated.",
+        others=[WITHOUT_STOP],
+    ),
+    Case(
+        id="masks/pad-sampled-inside",
+        operation=completion_mask,
+        inputs={"tokens": [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]]},
+        options={"stop_tokens": [2], "pad_token": 0},
+        rests_on=CONVENTION,
+        source="a pad id that was sampled is a token like any other",
+        catches="A sampled pad id that ends a completion, leaves a hole in it, or passes for a stop token.",
+        others=[
+            BY_PAD,
+            Other(says="the pad id ends a row", options={"stop_tokens": [2, 0]}),
+        ],
+    ),
+]
+
+SUBJECT = Subject(
+    name="masks",
+    about="Which tokens of a completion count, and which completions are truncated.",
+    cases=CASES,
+)

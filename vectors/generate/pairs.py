@@ -1,0 +1,243 @@
+"""Losses of preference pairs: DPO and its relatives, and the reward model."""
+
+from vectors.generate import steps
+from vectors.generate.arithmetic import central_difference, log_sigmoid, sigmoid
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+
+
+def pair_weights(inputs, pairs, options):
+    """The weight of each pair in the loss of the step: the mean over its pairs."""
+    one_each = [[1.0]] * pairs
+    table = steps.step_weights(inputs, one_each, options | {"mean": "rows"})
+    return [row[0] for row in table]
+
+
+def sigmoid_loss(h, beta, smoothing):
+    return -(1 - smoothing) * log_sigmoid(beta * h) - smoothing * log_sigmoid(-beta * h)
+
+
+def sigmoid_slope(h, beta, smoothing):
+    return beta * (-(1 - smoothing) * sigmoid(-beta * h) + smoothing * sigmoid(beta * h))
+
+
+def robust_loss(h, beta, smoothing):
+    loss = -(1 - smoothing) * log_sigmoid(beta * h) + smoothing * log_sigmoid(-beta * h)
+    return loss / (1 - 2 * smoothing)
+
+
+def robust_slope(h, beta, smoothing):
+    slope = -(1 - smoothing) * sigmoid(-beta * h) - smoothing * sigmoid(beta * h)
+    return beta * slope / (1 - 2 * smoothing)
+
+
+def ipo_loss(h, beta, smoothing):
+    return (h - 1 / (2 * beta)) ** 2
+
+
+def ipo_slope(h, beta, smoothing):
+    return 2 * (h - 1 / (2 * beta))
+
+
+def robust_loss_unscaled(h, beta, smoothing):
+    return robust_loss(h, beta, smoothing) * (1 - 2 * smoothing)
+
+
+def robust_slope_unscaled(h, beta, smoothing):
+    return robust_slope(h, beta, smoothing) * (1 - 2 * smoothing)
+
+
+LOSSES = {  # of h, the difference of the log-ratios; and the derivative by h
+    "sigmoid": (sigmoid_loss, sigmoid_slope),
+    "robust": (robust_loss, robust_slope),
+    "ipo": (ipo_loss, ipo_slope),
+    "robust_unscaled": (robust_loss_unscaled, robust_slope_unscaled),  # a mistake
+}
+
+
+def preference_loss(inputs, options):
+    """The loss of a step of pairs, and its gradients by the log-probs of each token."""
+    loss, slope = LOSSES[options["loss"]]
+    beta, smoothing = options["beta"], options["label_smoothing"]
+    chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
+    weights = pair_weights(inputs, len(chosen), options)
+    margins, losses = [], []
+    total = 0.0
+    gradients = {"chosen_gradient": [], "rejected_gradient": []}
+    for pair, weight in enumerate(weights):
+        per_token = options["per_token"]
+        n = len(chosen[pair]) if per_token else 1
+        m = len(rejected[pair]) if per_token else 1
+        ref_chosen, ref_rejected = reference(inputs, pair, options)
+        h = (sum(chosen[pair]) - ref_chosen) / n - (sum(rejected[pair]) - ref_rejected) / m
+        by_h = slope(h, beta, smoothing)
+        difference = central_difference(lambda x: loss(x, beta, smoothing), h)
+        assert abs(difference - by_h) < 1e-7 * max(1.0, abs(by_h))
+        nll = options["nll_coef"] / len(chosen[pair])
+        pair_loss = loss(h, beta, smoothing) - nll * sum(chosen[pair])
+        total += weight * pair_loss
+        margins.append(h)
+        losses.append(pair_loss)
+        gradients["chosen_gradient"].append([weight * (by_h / n - nll)] * len(chosen[pair]))
+        gradients["rejected_gradient"].append([-weight * by_h / m] * len(rejected[pair]))
+    return {"loss": total} | gradients, {"margins": margins, "pair_losses": losses}
+
+
+def reference(inputs, pair, options):
+    """The reference's log-probs of both completions, or 0 where there is no reference."""
+    if options["reference_free"]:
+        return 0.0, 0.0
+    return sum(inputs["ref_chosen_logprobs"][pair]), sum(inputs["ref_rejected_logprobs"][pair])
+
+
+def reward_model_loss(inputs, options):
+    """The Bradley-Terry loss of a step of pairs of scores, and its gradients by the scores."""
+    chosen, rejected = inputs["chosen"], inputs["rejected"]
+    center = options["center_coef"]
+    weights = pair_weights(inputs, len(chosen), options)
+
+    def pair_loss(better, worse):
+        return -log_sigmoid(better - worse) + center * (better + worse) ** 2
+
+    loss = 0.0
+    up, down = [], []
+    for better, worse, weight in zip(chosen, rejected, weights, strict=True):
+        loss += weight * pair_loss(better, worse)
+        by_margin, by_sum = -sigmoid(worse - better), 2 * center * (better + worse)
+        up.append(weight * (by_margin + by_sum))
+        down.append(weight * (-by_margin + by_sum))
+        by_better = central_difference(lambda x, worse=worse: pair_loss(x, worse), better)
+        by_worse = central_difference(lambda x, better=better: pair_loss(better, x), worse)
+        assert abs(weight * by_better - up[-1]) < 1e-8
+        assert abs(weight * by_worse - down[-1]) < 1e-8
+    return {"loss": loss, "chosen_gradient": up, "rejected_gradient": down}, {}
+
+
+PAIRS = {
+    "chosen_logprobs": [[-1.2, -0.7, -2.1], [-0.4, -3.1, -0.9, -1.6], [-0.8, -0.5]],
+    "rejected_logprobs": [[-2.2, -0.8], [-1.1, -0.6, -0.3, -2.9, -1.4], [-0.2, -1.9, -0.7]],
+    "ref_chosen_logprobs": [[-1.4, -0.9, -2.0], [-0.5, -2.9, -1.2, -1.5], [-1.3, -0.6]],
+    "ref_rejected_logprobs": [[-2.0, -0.6], [-1.3, -0.8, -0.2, -2.7, -1.9], [-0.4, -1.1, -0.9]],
+}
+SCORES = {"chosen": [1.3, -0.2, 3.5, 0.4], "rejected": [0.6, 0.5, -1.5, 0.4]}
+DPO = {
+    "loss": "sigmoid",
+    "beta": 0.1,
+    "label_smoothing": 0.0,
+    "per_token": False,
+    "reference_free": False,
+    "nll_coef": 0.0,
+}
+DPO_PAPER = "DPO 2305.18290 Eq. 7, mean over pairs"
+PER_TOKEN = Other(says="each log-ratio is divided by its length", options={"per_token": True})
+
+
+def pair_case(name, catches, options=None, source=DPO_PAPER, inputs=None, others=(), **fields):
+    fields = {"rests_on": FORMULA} | fields
+    return Case(
+        id=name,
+        operation=preference_loss,
+        inputs=PAIRS | (inputs or {}),
+        options=DPO | (options or {}),
+        source=source,
+        catches=catches,
+        others=list(others),
+        **fields,
+    )
+
+
+def reward_case(name, catches, center=0.0, inputs=None, others=()):
+    source = "InstructGPT 2203.02155 Eq. 1, mean over pairs"
+    if center:
+        source += "; centring: 2312.09244 Eq. 2"
+    return Case(
+        id=name,
+        operation=reward_model_loss,
+        inputs=SCORES | (inputs or {}),
+        options={"center_coef": center},
+        rests_on=FORMULA,
+        source=source,
+        catches=catches,
+        others=list(others),
+    )
+
+
+CASES = [
+    pair_case(
+        "preference/dpo",
+        "Means of log-probs for their sums, or no reference.",
+        others=[
+            PER_TOKEN,
+            Other(says="there is no reference", options={"reference_free": True}),
+        ],
+    ),
+    pair_case(
+        "preference/dpo-beta",
+        "A beta that does not act, or that stands outside of the sigmoid.",
+        options={"beta": 0.5},
+        others=[Other(says="beta is 0.1", options={"beta": 0.1})],
+    ),
+    pair_case(
+        "preference/cdpo",
+        "A smoothing that is ignored, or that stands on the wrong side.",
+        options={"label_smoothing": 0.1},
+        source="cDPO (Mitchell 2023) Eq. 3",
+        others=[
+            Other(says="the smoothing is ignored", options={"label_smoothing": 0.0}),
+            Other(says="the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
+            Other(says="this is robust DPO", options={"loss": "robust"}),
+        ],
+    ),
+    pair_case(
+        "preference/robust",
+        "A plus for the minus, or no division by 1 - 2 smoothing.",
+        options={"loss": "robust", "label_smoothing": 0.1},
+        source="robust DPO 2403.00409",
+        others=[
+            Other(says="without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
+            Other(says="this is cDPO", options={"loss": "sigmoid"}),
+        ],
+    ),
+    pair_case(
+        "preference/ipo",
+        "Log-ratios that are divided by their lengths.",
+        options={"loss": "ipo"},
+        source="IPO 2310.12036 Eq. 17: of sums",
+        others=[PER_TOKEN],
+    ),
+    pair_case(
+        "preference/ipo-per-token",
+        "Tokens of the prompt or padding in the length.",
+        options={"loss": "ipo", "per_token": True},
+        source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
+        rests_on=CONVENTION,
+        others=[Other(says="sums, as in the paper", options={"per_token": False})],
+    ),
+    pair_case(
+        "preference/reference-free",
+        "A reference that still acts.",
+        options={"reference_free": True},
+        source="DPO 2305.18290 Eq. 7 with a uniform reference",
+        rests_on=CONVENTION,
+        others=[Other(says="the reference acts", options={"reference_free": False})],
+    ),
+    pair_case(
+        "preference/nll",
+        "A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
+        options={"nll_coef": 0.3},
+        source="Iterative RPO 2404.19733 Eq. 1-2: the chosen completion's mean over tokens, times the coefficient",
+        others=[Other(says="the term is left out", options={"nll_coef": 0.0})],
+    ),
+    reward_case("preference/reward-model", "A sum for the mean over pairs, or a sign."),
+    reward_case(
+        "preference/reward-model-centred",
+        "A centring that is left out.",
+        center=0.01,
+        others=[Other(says="the centring is left out", options={"center_coef": 0.0})],
+    ),
+]
+
+SUBJECT = Subject(
+    name="preference",
+    about="Losses of preference pairs, and of pairs of scores.",
+    cases=CASES,
+)

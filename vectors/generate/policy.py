@@ -1,0 +1,572 @@
+"""The loss of the policy: one optimizer step, from log-probs to the gradient by them."""
+
+import math
+from functools import partial
+
+from vectors.generate import steps
+from vectors.generate.arithmetic import (
+    add,
+    check_gradient,
+    clip,
+    each,
+    filled,
+    flat,
+    moved_by,
+    weighted_sum,
+)
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.kl import kl_slope, kl_value
+
+# --- surrogates: the loss of a token, and its slope by the log of its ratio ---
+
+
+def clip_bounds_of(old_logprob, options):
+    """Lowest and highest ratio of a token, and the cap of the ratio where the advantage is < 0."""
+    cap = options.get("dual_clip", math.inf)
+    if "max_ratio" not in options:
+        return 1 - options["clip_low"], 1 + options["clip_high"], cap
+    probability = math.exp(old_logprob)
+    low = 0.5 + 0.5 * math.sqrt(max(0.0, 1 - 4 * options["clip_low"] / probability))
+    high = 0.5 + 0.5 * math.sqrt(1 + 4 * options["clip_high"] / probability)
+    return low, min(high, options["max_ratio"]), options["max_ratio"]
+
+
+def clipped_loss(log_ratio, advantage, old_logprob, options):
+    ratio = math.exp(log_ratio)
+    low, high, cap = clip_bounds_of(old_logprob, options)
+    objective = min(ratio * advantage, clip(ratio, low, high) * advantage)
+    if advantage < 0:
+        objective = max(objective, cap * advantage)
+    return -objective
+
+
+def clipped_slope(log_ratio, advantage, old_logprob, options):
+    """0 where a bound acts: above for A > 0, below (and above the cap) for A < 0."""
+    ratio = math.exp(log_ratio)
+    low, high, cap = clip_bounds_of(old_logprob, options)
+    if advantage > 0 and ratio > high:
+        return 0.0
+    if advantage < 0 and (ratio < low or ratio > cap):
+        return 0.0
+    return -ratio * advantage
+
+
+def penalized_loss(log_ratio, advantage, old_logprob, options):
+    """PPO's penalty: k1 of KL(old || new) is -log_ratio for a token of the old policy."""
+    return -math.exp(log_ratio) * advantage - options["penalty_coef"] * log_ratio
+
+
+def penalized_slope(log_ratio, advantage, old_logprob, options):
+    return -math.exp(log_ratio) * advantage - options["penalty_coef"]
+
+
+def loss_without_minimum(log_ratio, advantage, old_logprob, options):
+    """A mistake: the clipped ratio alone."""
+    low, high, _ = clip_bounds_of(old_logprob, options)
+    return -clip(math.exp(log_ratio), low, high) * advantage
+
+
+def slope_without_minimum(log_ratio, advantage, old_logprob, options):
+    low, high, _ = clip_bounds_of(old_logprob, options)
+    ratio = math.exp(log_ratio)
+    return -ratio * advantage if low <= ratio <= high else 0.0
+
+
+def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
+    """A mistake: with A > 0 the maximum with cap * A is always cap * A, a constant."""
+    if advantage > 0:
+        return -options["dual_clip"] * advantage
+    return clipped_loss(log_ratio, advantage, old_logprob, options)
+
+
+def slope_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
+    return 0.0 if advantage > 0 else clipped_slope(log_ratio, advantage, old_logprob, options)
+
+
+SURROGATES = {  # by `objective`; a variant adds its two functions here
+    "clip": (clipped_loss, clipped_slope),
+    "penalty": (penalized_loss, penalized_slope),
+    "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
+    "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
+}
+
+
+# --- the step ---
+
+
+def policy_step(inputs, options):
+    """The loss of one optimizer step, and its gradient by the log-probs (and by the entropies)."""
+    logprobs = inputs["logprobs"]
+    weights = steps.step_weights(inputs, logprobs, options)
+
+    def loss_at(table):
+        return weighted_sum(weights, token_losses(table, inputs, options))
+
+    gradient = logprob_gradient(inputs, options, weights)
+    check_gradient(loss_at, logprobs, gradient)
+    losses = token_losses(logprobs, inputs, options)
+    expected = {"loss": loss_at(logprobs), "gradient": gradient}
+    if "entropy_coef" in options:
+        coefficient = -options["entropy_coef"]
+        expected["entropy_gradient"] = each(lambda weight: coefficient * weight, weights)
+    worked = {"token_losses": kept(losses, weights), "weights": weights}
+    if "pieces" in inputs:
+        worked["piece_losses"] = piece_losses(inputs["pieces"], weights, losses)
+    return expected, worked
+
+
+def kept(table, weights):
+    return each(lambda number, weight: number if weight else 0.0, table, weights)
+
+
+def piece_losses(pieces, weights, losses):
+    """The share of each micro-batch in the loss: they add up to it."""
+    shares = []
+    for process in pieces:
+        shares.append([])
+        for rows in process:
+            own = [weighted_sum([weights[row]], [losses[row]]) for row in rows]
+            shares[-1].append(sum(own))
+    return shares
+
+
+def log_ratios(table, inputs, options):
+    """The log of each token's ratio: its own, or the mean over its row (GSPO)."""
+    old = inputs["old_logprobs"]
+    differences = each(lambda new, before: new - before, table, old)
+    if options["ratio"] == "token":
+        return differences
+    mask = steps.mask_of(inputs, table)
+    if options.get("ratio_of_batch"):
+        return filled(table, row_mean(flat(differences), flat(mask)))
+    result = []
+    for row, cells in zip(differences, mask, strict=True):
+        result.append([row_mean(row, cells)] * len(row))
+    if options["ratio"] == "sequence":
+        return result
+    # "sequence_token": the row's ratio as a constant, times pi over pi as a constant.
+    constant = log_ratios(inputs["logprobs"], inputs, options | {"ratio": "sequence"})
+    moved = each(lambda new, now: new - now, table, inputs["logprobs"])
+    return add(constant, moved)
+
+
+def row_mean(numbers, mask):
+    length = max(sum(mask), 1)
+    return sum(number for number, cell in zip(numbers, mask, strict=True) if cell) / length
+
+
+def advantages_of(inputs):
+    """The advantages as a table: a row's is that of each of its tokens."""
+    result = []
+    for advantage, row in zip(inputs["advantages"], inputs["logprobs"], strict=True):
+        result.append(advantage if isinstance(advantage, list) else [advantage] * len(row))
+    return result
+
+
+def sampler_weights(inputs, options):
+    """Truncated importance sampling: min(pi_old / pi_sampler, cap), a constant."""
+    if "sampler_cap" not in options:
+        return filled(inputs["logprobs"], 1.0)
+
+    def weight(old, sampler):
+        return min(math.exp(old - sampler), options["sampler_cap"])
+
+    return each(weight, inputs["old_logprobs"], inputs["sampler_logprobs"])
+
+
+def token_losses(table, inputs, options):
+    """The loss of each token where the policy's log-probs are `table`."""
+    loss, _ = SURROGATES[options["objective"]]
+
+    def policy_term(log_ratio, advantage, old, weight):
+        return weight * loss(log_ratio, advantage, old, options)
+
+    losses = each(
+        policy_term,
+        log_ratios(table, inputs, options),
+        advantages_of(inputs),
+        inputs["old_logprobs"],
+        sampler_weights(inputs, options),
+    )
+    if "kl" in options:
+        losses = add(losses, kl_terms(table, inputs, options))
+    if "entropy_coef" in options:
+        coefficient = options["entropy_coef"]
+        losses = each(lambda loss, h: loss - coefficient * h, losses, inputs["entropies"])
+    return losses
+
+
+def kl_terms(table, inputs, options):
+    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
+
+    def term(new, log_ratio, ref):
+        return coefficient * kl_value(new, new - log_ratio, ref, estimator)
+
+    return each(term, table, kl_log_ratios(table, inputs, options), inputs["ref_logprobs"])
+
+
+def kl_log_ratios(table, inputs, options):
+    """Of the weighted k3: always the token's own ratio, whatever the surrogate's is."""
+    level = options.get("kl_ratio", "token")
+    return log_ratios(table, inputs, options | {"ratio": level})
+
+
+def logprob_gradient(inputs, options, weights):
+    """d loss / d logprobs in closed form."""
+    _, slope = SURROGATES[options["objective"]]
+
+    def policy_slope(log_ratio, advantage, old, sampler, weight):
+        return weight * sampler * slope(log_ratio, advantage, old, options)
+
+    table = inputs["logprobs"]
+    by_log_ratio = each(
+        policy_slope,
+        log_ratios(table, inputs, options),
+        advantages_of(inputs),
+        inputs["old_logprobs"],
+        sampler_weights(inputs, options),
+        weights,
+    )
+    gradient = spread_over_row(by_log_ratio, inputs, options, options["ratio"])
+    if "kl" in options:
+        gradient = add(gradient, kl_gradient(inputs, options, weights))
+    return gradient
+
+
+def spread_over_row(by_log_ratio, inputs, options, ratio):
+    """From slopes by the log-ratios to slopes by the log-probs."""
+    if ratio != "sequence":
+        return by_log_ratio
+    mask = steps.mask_of(inputs, by_log_ratio)
+    if options.get("ratio_of_batch"):
+        share = sum(map(sum, by_log_ratio)) / sum(map(sum, mask))
+        return each(lambda cell: share * cell, mask)
+    gradient = []
+    for slopes, cells in zip(by_log_ratio, mask, strict=True):
+        share = sum(slopes) / max(sum(cells), 1)
+        gradient.append([share * cell for cell in cells])
+    return gradient
+
+
+def kl_gradient(inputs, options, weights):
+    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
+    table, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    ratios = kl_log_ratios(table, inputs, options)
+
+    def slope(new, log_ratio, ref, weight, estimator=estimator):
+        return weight * coefficient * kl_slope(new, new - log_ratio, ref, estimator)
+
+    if "kl_ratio" not in options:
+        return each(slope, table, ratios, ref, weights)
+
+    # The mistake: the slope of the row's ratio goes to every token of the row.
+    def by_ratio(new, log_ratio, ref, weight):
+        return weight * coefficient * kl_value(new, new - log_ratio, ref, estimator)
+
+    frozen = each(partial(slope, estimator="k3_frozen_weight"), table, ratios, ref, weights)
+    shared = spread_over_row(each(by_ratio, table, ratios, ref, weights), inputs, options, "sequence")
+    return add(frozen, shared)
+
+
+def clip_bounds(inputs, options):
+    """DCPO's bounds of the ratio of each token, by its old probability."""
+    bounds = [clip_bounds_of(old, options) for old in inputs["old_logprobs"]]
+    return {"low": [low for low, _, _ in bounds], "high": [high for _, high, _ in bounds]}, {}
+
+
+# --- the cases ---
+
+OLD = [
+    [-0.42, -1.35, -0.27],
+    [-1.9, -0.15, -0.66, -1.42, -0.38],
+    [-0.85, -2.8],
+    [-0.07, -0.55, -1.05, -0.23],
+    [-1.6],
+    [-0.33, -0.91],
+    [-2.2, -0.48, -0.12, -1.77, -0.6, -0.29],
+    [-0.75],
+]
+CHANGE = [
+    [0.34, -0.11, -0.06],
+    [-0.52, -0.035, 0.27, 0.045, -0.41],
+    [0.58, 1.45],
+    [0.02, -0.28, 0.13, -0.02],
+    [0.21],
+    [-0.31, 0.09],
+    [0.26, -0.17, 0.05, 1.25, -0.08, 0.21],
+    [-0.19],
+]
+REF = [
+    [-0.6, -1.2, -0.3],
+    [-1.7, -0.25, -0.7, -1.3, -0.5],
+    [-1.0, -2.4],
+    [-0.1, -0.5, -1.2, -0.2],
+    [-1.1],
+    [-0.4, -0.8],
+    [-1.5, -0.6, -0.1, -1.2, -0.7, -0.3],
+    [-0.5],
+]
+OF_TOKENS = [  # advantages
+    [-1.3, -0.3, 0.7],
+    [0.1, 1.1, -0.5, 0.5, -1.1],
+    [1.5, -0.1],
+    [0.3, 1.3, -0.3, 0.7],
+    [-0.9],
+    [0.5, -1.1],
+    [-0.7, 0.3, 1.3, -0.3, 0.9, -1.2],
+    [0.7],
+]
+ENTROPIES = [
+    [0.9, 1.4, 0.5],
+    [1.7, 0.4, 1.1, 1.3, 0.8],
+    [1.0, 2.1],
+    [0.2, 0.9, 1.2, 0.6],
+    [1.5],
+    [0.7, 1.1],
+    [1.8, 0.8, 0.3, 1.6, 1.0, 0.6],
+    [1.2],
+]
+SAMPLER = [
+    [-0.45, -1.2, -0.25],
+    [-2.1, -0.15, -0.6, -2.5, -0.4],
+    [-0.8, -4.1],
+    [-0.08, -0.5, -1.3, -0.2],
+    [-1.5],
+    [-0.3, -1.0],
+    [-2.0, -0.5, -0.1, -1.7, -0.7, -0.3],
+    [-0.7],
+]
+EIGHT_ROWS = {
+    "logprobs": moved_by(OLD, CHANGE),
+    "old_logprobs": OLD,
+    "advantages": [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, -0.8, 0.6],
+    "groups": [0, 0, 0, 0, 1, 1, 1, 1],  # the prompt of each row
+}
+GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its band is a thousandth of the others'
+RARE_OLD = [list(row) for row in OLD]
+RARE_NEW = [list(row) for row in EIGHT_ROWS["logprobs"]]
+for _row, _token in ((0, 1), (6, 0)):  # A > 0 and A < 0: 13 times as likely as before
+    RARE_OLD[_row][_token] = -7.0
+    RARE_NEW[_row][_token] = -4.4
+
+CLIP = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
+PPO = CLIP | {"mean": "tokens"}
+GRPO = CLIP | {"mean": "rows"}
+DR_GRPO = CLIP | {"mean": "constant", "constant": 8}
+DAPO = CLIP | {"clip_high": 0.28, "mean": "tokens"}
+GSPO = GRPO | {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+DCPO = CLIP | {"clip_low": 0.16, "clip_high": 0.2, "max_ratio": 10.0, "mean": "prompts"}
+GRPO_PAPER = "DeepSeekMath 2402.03300 Eq. 3"
+DAPO_PAPER = "DAPO 2503.14476 Eq. 8"
+GSPO_PAPER = "GSPO 2507.18071"
+K3 = {"kl": {"estimator": "k3", "coef": 0.04}}
+
+ROW_MEANS = Other(says="the mean over rows of the mean over tokens", options={"mean": "rows"})
+TOKEN_MEAN = Other(says="one mean over all tokens", options={"mean": "tokens"})
+NO_MINIMUM = Other(says="the clipped ratio without the minimum", options={"objective": "clip_without_minimum"})
+
+
+def with_kl(estimator, coef=0.04):
+    return {"kl": {"estimator": estimator, "coef": coef}}
+
+
+def step_case(name, options, source, catches, others=(), rests_on=FORMULA, inputs=None, **fields):
+    """A case that starts from the shared batch."""
+    return Case(
+        id=f"policy/{name}",
+        operation=policy_step,
+        inputs_from="eight rows",
+        inputs=inputs or {},
+        options=options,
+        rests_on=rests_on,
+        source=source,
+        catches=catches,
+        others=list(others),
+        **fields,
+    )
+
+
+CASES = [
+    step_case(
+        "first-step",
+        GRPO,
+        f"{GRPO_PAPER} where pi is pi_old",
+        "A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
+        inputs={"logprobs": OLD, "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5]},
+        others=[TOKEN_MEAN],
+    ),
+    step_case(
+        "ppo",
+        PPO,
+        "PPO 1707.06347 Eq. 7; the mean is over tokens",
+        "A sign, or a clip without the minimum.",
+        inputs={"advantages": OF_TOKENS},
+        others=[NO_MINIMUM, ROW_MEANS],
+    ),
+    step_case(
+        "dual-clip",
+        PPO | {"dual_clip": 3.0},
+        "dual-clip PPO 1912.09729",
+        "A cap for A < 0 that also acts on A > 0, or that is not there.",
+        others=[
+            Other(says="the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
+            Other(says="there is no cap", options={"dual_clip": 1e9}),
+        ],
+    ),
+    step_case(
+        "ppo-penalty",
+        {"objective": "penalty", "penalty_coef": 0.5, "ratio": "token", "mean": "tokens"},
+        "PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
+        "A penalty on KL(new || old), or its sign.",
+        inputs={"advantages": OF_TOKENS},
+        others=[Other(says="the penalty has the other sign", options={"penalty_coef": -0.5})],
+    ),
+    step_case(
+        "grpo",
+        GRPO,
+        f"{GRPO_PAPER} with beta 0",
+        "One mean over all tokens in the place of the mean of the rows' means.",
+        others=[TOKEN_MEAN, NO_MINIMUM],
+    ),
+    step_case(
+        "grpo-kl",
+        GRPO | K3,
+        f"{GRPO_PAPER}-4 with beta 0.04",
+        "A KL with other weights than the loss, or of the other direction.",
+        inputs={"ref_logprobs": REF},
+        others=[
+            Other(says="log(pi / pi_ref) for log(pi_ref / pi)", options=with_kl("k3_of_ref")),
+            Other(says="k3 times the token's ratio", options=with_kl("k3_weighted")),
+            Other(says="the KL is left out", options=with_kl("k3", 0.0)),
+            Other(says="k2 for k3", options=with_kl("k2")),
+        ],
+    ),
+    step_case(
+        "grpo-kl-weighted",
+        GRPO | with_kl("k3_weighted"),
+        "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
+        "k3 without the weight, or a weight without gradient.",
+        inputs={"ref_logprobs": REF},
+        others=[
+            Other(says="k3 without the weight", options=with_kl("k3")),
+            Other(says="k2, which has this gradient only at ratio 1", options=with_kl("k2")),
+        ],
+    ),
+    step_case(
+        "grpo-entropy",
+        GRPO | {"entropy_coef": 0.01},
+        "an entropy bonus: each token's entropy has the weight of its loss",
+        "A bonus with the other sign, or with a mean of its own.",
+        inputs={"entropies": ENTROPIES},
+        rests_on=CONVENTION,
+        others=[Other(says="the entropy has the other sign", options={"entropy_coef": -0.01})],
+    ),
+    step_case(
+        "dr-grpo",
+        DR_GRPO,
+        "Dr. GRPO 2503.20783, Listing 1, with the constant 8",
+        "The width of the batch, here 6, in the place of a constant, or no mean over rows.",
+        others=[
+            Other(says="the longest row for the constant", options={"constant": 6}),
+            Other(says="the sum over rows", options={"constant": 1.0}),
+            ROW_MEANS,
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
+        "dapo",
+        DAPO,
+        f"{DAPO_PAPER} over the whole step, as in verl",
+        "A symmetric clip, or the mean of the rows' means.",
+        rests_on=CONVENTION,
+        others=[
+            Other(says="clip_low on both sides", options={"clip_high": 0.2}),
+            ROW_MEANS,
+            Other(says="one denominator for each prompt", options={"mean": "groups"}),
+        ],
+    ),
+    step_case(
+        "dapo-group",
+        DAPO | {"mean": "groups"},
+        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        "The other reading of Eq. 8.",
+        others=[TOKEN_MEAN],
+    ),
+    step_case(
+        "gspo",
+        GSPO,
+        f"{GSPO_PAPER} Eq. 5-7",
+        "A ratio of the batch in the place of the row's, or one that the length does not divide.",
+        inputs={"logprobs": GSPO_LOGPROBS},
+        others=[
+            Other(says="one ratio for the whole batch", options={"ratio_of_batch": True}),
+            Other(says="each token's own ratio", options={"ratio": "token"}),
+        ],
+    ),
+    step_case(
+        "gspo-token",
+        GSPO | {"ratio": "sequence_token"},
+        f"{GSPO_PAPER} Eq. 13-14",
+        "The row's mean advantage in the place of the token's.",
+        inputs={"logprobs": GSPO_LOGPROBS, "advantages": OF_TOKENS},
+        others=[Other(says="each token moves the whole row's ratio", options={"ratio": "sequence"})],
+    ),
+    step_case(
+        "gspo-kl-weighted",
+        GSPO | with_kl("k3_weighted"),
+        f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
+        "The row's ratio as the weight of the KL.",
+        inputs={"ref_logprobs": REF},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
+            Other(says="k3 without the weight", options=with_kl("k3")),
+        ],
+    ),
+    step_case(
+        "dcpo",
+        DCPO,
+        "DCPO 2509.02333v2 Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
+        "A cap that is left out for A > 0 or for A < 0, or another mean.",
+        inputs={"logprobs": RARE_NEW, "old_logprobs": RARE_OLD},
+        others=[
+            Other(says="there is no cap", options={"max_ratio": 1e9}),
+            ROW_MEANS,
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
+        "tis",
+        GRPO | {"sampler_cap": 2.0},
+        "truncated importance sampling: the token's loss times min(pi_old / pi_sampler, 2), a constant",
+        "A weight that is not capped, or that stands on its head.",
+        inputs={"sampler_logprobs": SAMPLER},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="there is no weight", inputs={"sampler_logprobs": OLD}),
+            Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+        ],
+    ),
+    Case(
+        id="policy/dcpo-bounds",
+        operation=clip_bounds,
+        inputs={
+            "old_logprobs": [
+                round(math.log(probability), 12)
+                for probability in (1.0, 0.9, 1 / 1.2, 0.7, 0.5, 0.1, 0.01, 1 / 450, 0.001)
+            ]
+        },
+        options={"clip_low": 0.16, "clip_high": 0.2, "max_ratio": 10.0},
+        rests_on=FORMULA,
+        source="DCPO 2509.02333v2 Eq. 4 and 27",
+        catches="A bound that is not capped at 10, or the root of a negative number.",
+        others=[Other(says="there is no cap", options={"max_ratio": 1e9})],
+    ),
+]
+
+SUBJECT = Subject(
+    name="policy",
+    about="The policy's loss of one optimizer step, and its gradient by the log-probs.",
+    shared_inputs={"eight rows": EIGHT_ROWS},
+    cases=CASES,
+)

@@ -1,0 +1,271 @@
+"""One optimizer step, cut into micro-batches and over processes: its numbers do not change."""
+
+from vectors.generate import critic, pairs, policy, steps
+from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+
+
+def step_totals(inputs, options):
+    """What each micro-batch counts: [optimizer step][process][micro-batch], and of each row's group.
+
+    `steps` is a list of `pieces`, one for each optimizer step of a rollout.
+    """
+    mask = steps.mask_of(inputs, inputs["mask"])
+    rollout = list(range(len(mask)))
+    expected = {"tokens": [], "rows": [], "prompts": []}
+    for pieces in inputs["steps"]:
+        counts = []
+        for process in pieces:
+            scopes = [counted_with(rows, process, pieces, rollout, options) for rows in process]
+            counts.append([count(scope, mask, inputs) for scope in scopes])
+        for name, numbers in expected.items():
+            numbers.append([[piece[name] for piece in process] for process in counts])
+    groups = inputs["groups"]
+    tokens = [sum(row) for row in mask]
+    expected["group_tokens"] = []
+    for group in groups:
+        members = [row for row, other in enumerate(groups) if other == group]
+        expected["group_tokens"].append(sum(tokens[row] for row in members))
+    return expected, {}
+
+
+def counted_with(rows, process, pieces, rollout, options):
+    """The rows that are counted for the micro-batch `rows`; with a mistake not those of the step."""
+    totals = options.get("totals", "step")
+    if totals == "micro_batch":
+        return rows
+    if totals == "process":
+        return [row for part in process for row in part]
+    if totals == "rollout":
+        return rollout
+    return [row for own in pieces for part in own for row in part]
+
+
+def count(rows, mask, inputs):
+    counted = steps.scored_rows(inputs, rows)
+    return {
+        "tokens": sum(sum(mask[row]) for row in rows),
+        "rows": len(counted),
+        "prompts": len({inputs["groups"][row] for row in counted}),
+    }
+
+
+CUTS = {
+    "2": [[[0, 1, 2, 3], [4, 5, 6, 7]]],
+    "4": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
+    "uneven": [[[0, 1, 2, 3, 4], [5, 6], [7]]],
+    "processes": [[[0, 1, 2, 3]], [[4, 5, 6, 7]]],
+    "2x2": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+}
+SAYS = {
+    "micro_batch": "this is the mean over the micro-batch, averaged",
+    "micro_batch_summed": "this is the mean over the micro-batch, added up",
+    "process": "this is the mean over the process, averaged",
+    "averaged": "the step's mean, divided once more by the number of processes",
+}
+CATCHES = "The denominator of the micro-batch or of the process: the gradient then depends on the cut."
+STEP = "the denominators are those of the whole optimizer step: "
+
+
+def mistakes(*names):
+    return [Other(says=SAYS[name], options={"totals": name}) for name in names]
+
+
+def split_case(name, cut, options, source, totals, inputs=None, others=(), **fields):
+    fields = {"rests_on": FORMULA, "catches": CATCHES} | fields
+    return Case(
+        id=f"splits/{name}",
+        operation=policy.policy_step,
+        inputs_from="eight rows",
+        inputs={"pieces": CUTS[cut]} | (inputs or {}),
+        options=options,
+        source=STEP + source,
+        others=[*mistakes(*totals), *others],
+        **fields,
+    )
+
+
+LEFT_OUT = (1, 3)  # rows that were truncated
+KEPT = [[int(row not in LEFT_OUT)] * len(cells) for row, cells in enumerate(policy.OLD)]
+ALL = [[1] * len(row) for row in policy.OLD]
+SCORED = [1, 1, 0, 1, 0, 0, 0, 0]  # no row of the second prompt has a reward
+LOCAL = ("micro_batch", "micro_batch_summed")
+LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "process", "averaged")
+DR_GRPO_PAPER = "Dr. GRPO 2503.20783, Listing 1"
+OVERLONG = "DAPO 2503.14476, section 3.4, leaves truncated rows out of the loss"
+
+CASES = [
+    Case(
+        id="splits/totals",
+        operation=step_totals,
+        inputs={"mask": ALL, "groups": policy.EIGHT_ROWS["groups"], "steps": [CUTS["2x2"]]},
+        options={},
+        rests_on=FORMULA,
+        source="the counts of the whole optimizer step, over all micro-batches and processes",
+        catches=CATCHES,
+        others=[
+            Other(says="the counts of the micro-batch", options={"totals": "micro_batch"}),
+            Other(says="the counts of the process", options={"totals": "process"}),
+        ],
+    ),
+    Case(
+        id="splits/totals-two-steps",
+        operation=step_totals,
+        inputs={
+            "mask": ALL,
+            "groups": policy.EIGHT_ROWS["groups"],
+            "steps": [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]],
+        },
+        options={},
+        rests_on=FORMULA,
+        source="two optimizer steps of one rollout: each has its own counts",
+        catches="The tokens of the rollout, or their mean over its steps, for those of the step.",
+        others=[
+            Other(says="the counts of the micro-batch", options={"totals": "micro_batch"}),
+            Other(says="the counts of the rollout", options={"totals": "rollout"}),
+        ],
+    ),
+    Case(
+        id="splits/totals-masked",
+        operation=step_totals,
+        inputs={
+            "mask": KEPT,
+            "scored": SCORED,
+            "groups": policy.EIGHT_ROWS["groups"],
+            "steps": [CUTS["2x2"]],
+        },
+        options={},
+        rests_on=CONVENTION,
+        source="a row without a reward is in no count; a masked row still counts as a row",
+        catches="Masked tokens in the denominator, or rows without a reward among the rows.",
+        others=[
+            Other(says="the counts of the micro-batch", options={"totals": "micro_batch"}),
+            Other(says="rows without a reward count", inputs={"scored": [1] * 8}),
+            Other(says="masked tokens count", inputs={"mask": ALL}),
+        ],
+    ),
+    split_case("dapo-2", "2", policy.DAPO, policy.DAPO_PAPER, LOCAL),
+    split_case("dapo-4", "4", policy.DAPO, policy.DAPO_PAPER, LOCAL),
+    split_case("dapo-uneven", "uneven", policy.DAPO, policy.DAPO_PAPER, LOCAL),
+    split_case("dapo-processes", "processes", policy.DAPO, policy.DAPO_PAPER, ("process", "averaged")),
+    split_case("dapo-2x2", "2x2", policy.DAPO, policy.DAPO_PAPER, LOCAL_2X2),
+    split_case(
+        "dapo-kl-2x2",
+        "2x2",
+        policy.DAPO | policy.K3,
+        policy.DAPO_PAPER + ", with GRPO's KL",
+        LOCAL_2X2,
+        inputs={"ref_logprobs": policy.REF},
+        catches="A KL with a denominator of its own.",
+    ),
+    split_case(
+        "dapo-entropy-2x2",
+        "2x2",
+        policy.DAPO | {"entropy_coef": 0.01},
+        policy.DAPO_PAPER + ", with an entropy bonus",
+        LOCAL_2X2,
+        inputs={"entropies": policy.ENTROPIES},
+        catches="An entropy bonus with a denominator of its own.",
+    ),
+    split_case(
+        "dapo-group-uneven",
+        "uneven",
+        policy.DAPO | {"mean": "groups"},
+        policy.DAPO_PAPER + " as printed, one denominator for each prompt",
+        LOCAL,
+        catches="A group whose rows are in two micro-batches, with a denominator in each.",
+    ),
+    split_case(
+        "ppo-2x2",
+        "2x2",
+        policy.PPO | {"dual_clip": 3.0},
+        "PPO 1707.06347 Eq. 7",
+        LOCAL_2X2,
+        inputs={"advantages": policy.OF_TOKENS},
+    ),
+    split_case("grpo-4", "4", policy.GRPO, policy.GRPO_PAPER, ("micro_batch_summed",)),
+    split_case("grpo-uneven", "uneven", policy.GRPO, policy.GRPO_PAPER, LOCAL),
+    split_case("grpo-processes", "processes", policy.GRPO, policy.GRPO_PAPER, ("averaged",)),
+    split_case("dr-grpo-4", "4", policy.DR_GRPO, DR_GRPO_PAPER, ("micro_batch_summed",)),
+    split_case("dr-grpo-uneven", "uneven", policy.DR_GRPO, DR_GRPO_PAPER, LOCAL),
+    split_case("dr-grpo-processes", "processes", policy.DR_GRPO, DR_GRPO_PAPER, ("averaged",)),
+    split_case(
+        "gspo-uneven",
+        "uneven",
+        policy.GSPO,
+        policy.GSPO_PAPER + " Eq. 5-7",
+        LOCAL,
+        inputs={"logprobs": policy.GSPO_LOGPROBS},
+    ),
+    split_case("dcpo-uneven", "uneven", policy.DCPO, "DCPO 2509.02333v2 Eq. 8", LOCAL),
+    split_case(
+        "truncated-tokens",
+        "2x2",
+        policy.DAPO,
+        f"{OVERLONG}, and so out of its token count",
+        LOCAL_2X2,
+        inputs={"mask": KEPT},
+        catches="Tokens that are left out of the loss and stay in the denominator.",
+        others=[
+            Other(says="masked tokens are in the denominator", options={"masked_tokens_count": True}),
+            Other(says="truncated rows are in the loss", inputs={"mask": ALL}),
+        ],
+    ),
+    split_case(
+        "truncated-rows-counted",
+        "2x2",
+        policy.DR_GRPO | {"empty_rows_count": True},
+        f"{OVERLONG}; no paper says whether they are still rows, here they are",
+        ("micro_batch_summed", "averaged"),
+        inputs={"mask": KEPT},
+        rests_on=CONVENTION,
+        catches="The other convention: 8 rows or 6.",
+        others=[Other(says="truncated rows are no rows", options={"empty_rows_count": False})],
+    ),
+    split_case(
+        "truncated-rows-left-out",
+        "2x2",
+        policy.GRPO | {"empty_rows_count": False},
+        f"{OVERLONG}; no paper says whether they are still rows, here they are not",
+        ("micro_batch", "micro_batch_summed", "averaged"),
+        inputs={"mask": KEPT},
+        rests_on=CONVENTION,
+        catches="The other convention: 6 rows or 8.",
+        others=[Other(says="truncated rows are rows", options={"empty_rows_count": True})],
+    ),
+    split_case(
+        "missing-rewards",
+        "2x2",
+        policy.GRPO,
+        "a row without a reward (`scored` 0) is in no count",
+        ("micro_batch_summed", "averaged"),
+        inputs={"scored": SCORED},
+        rests_on=CONVENTION,
+        catches="A row without a reward that still makes the others smaller.",
+    ),
+    critic.value_case(
+        "splits/value",
+        inputs={"pieces": [[[0, 1], [2]]]},
+        catches="A critic with the denominator of the micro-batch.",
+        others=mistakes("micro_batch", "micro_batch_summed"),
+    ),
+    pairs.pair_case(
+        "splits/pairs-uneven",
+        inputs={"pieces": [[[0, 1], [2]]]},
+        catches="The mean over the pairs of the micro-batch: the last one of an epoch is smaller.",
+        others=mistakes("micro_batch", "micro_batch_summed"),
+    ),
+    pairs.reward_case(
+        "splits/reward-pairs-uneven",
+        inputs={"pieces": [[[0, 1, 2], [3]]]},
+        catches="The mean over the pairs of the micro-batch: the last one of an epoch is smaller.",
+        others=mistakes("micro_batch", "micro_batch_summed"),
+    ),
+]
+
+SUBJECT = Subject(
+    name="splits",
+    about="One optimizer step in 1, 2 and 4 micro-batches and on two processes. Expected is what "
+    "the optimizer sees: after accumulation, and after the mean over processes.",
+    shared_inputs={"eight rows": policy.EIGHT_ROWS},
+    cases=CASES,
+)

@@ -1,0 +1,92 @@
+"""The weights of the tokens of one optimizer step, whichever way it is cut.
+
+`pieces` says how: a list of processes, each a list of micro-batches, each a list of rows. The loss
+of the whole step has one denominator, so no weight depends on the cut. `totals` builds in the
+mistakes that people make there:
+
+    step                  the denominators count the whole step
+    micro_batch           those of the micro-batch; the losses of the micro-batches are averaged
+    micro_batch_summed    those of the micro-batch; the losses are added up
+    process               those of the process; gradients are averaged over the processes
+    averaged              the step's, and then gradients are averaged over the processes
+"""
+
+
+def mask_of(inputs, table):
+    """The mask of a batch: given, or 1 on every token of `table`; 0 in a row without a reward."""
+    mask = inputs.get("mask") or [[1] * len(row) for row in table]
+    scored = inputs.get("scored") or [1] * len(table)
+    result = []
+    for row, counts in zip(mask, scored, strict=True):
+        result.append([cell * counts for cell in row])
+    return result
+
+
+def scored_rows(inputs, rows):
+    """Those of `rows` that have a reward."""
+    scored = inputs.get("scored")
+    return [row for row in rows if scored is None or scored[row]]
+
+
+def groups_of(inputs, rows):
+    return inputs.get("groups") or [0] * rows
+
+
+def pieces_of(inputs, rows):
+    return inputs.get("pieces") or [[list(range(rows))]]
+
+
+def step_weights(inputs, table, options):
+    """The weight of each token in the loss of the optimizer step, a table of the shape of `table`."""
+    mask = mask_of(inputs, table)
+    weights = [[0.0] * len(row) for row in table]
+    for rows, share in scopes(pieces_of(inputs, len(table)), options.get("totals", "step")):
+        for row, numbers in weights_within(rows, mask, inputs, options).items():
+            weights[row] = [share * number for number in numbers]
+    return weights
+
+
+def scopes(pieces, totals):
+    """(rows that are counted together, factor of their loss) as `totals` says."""
+    processes = [[row for piece in process for row in piece] for process in pieces]
+    everything = [row for rows in processes for row in rows]
+    if totals == "step":
+        return [(everything, 1.0)]
+    if totals == "averaged":
+        return [(everything, 1 / len(pieces))]
+    if totals == "process":
+        return [(rows, 1 / len(pieces)) for rows in processes]
+    result = []
+    for process in pieces:
+        for rows in process:
+            times = 1 if totals == "micro_batch_summed" else len(process)
+            result.append((rows, 1 / times / len(pieces)))
+    return result
+
+
+def weights_within(rows, mask, inputs, options):
+    """{row: weights of its tokens}, if these rows were the whole optimizer step."""
+    groups = groups_of(inputs, len(mask))
+    lengths = {row: sum(mask[row]) for row in rows}
+    if options.get("masked_tokens_count"):  # a mistake
+        lengths = {row: len(mask[row]) for row in rows}
+    counted = scored_rows(inputs, rows)
+    if not options.get("empty_rows_count", True):
+        counted = [row for row in counted if lengths[row]]
+    prompts = len({groups[row] for row in counted})
+    result = {}
+    for row in rows:
+        if not lengths[row]:
+            result[row] = [0.0] * len(mask[row])
+            continue
+        group = [other for other in rows if groups[other] == groups[row]]
+        weight = {
+            "tokens": lambda row: 1 / sum(lengths.values()),
+            "rows": lambda row: 1 / lengths[row] / len(counted),
+            "sums": lambda row: 1 / len(counted),
+            "constant": lambda row: 1 / options["constant"] / len(counted),
+            "groups": lambda row, group=group: 1 / sum(lengths[other] for other in group) / prompts,
+            "prompts": lambda row: 1 / lengths[row] / prompts,
+        }[options["mean"]](row)
+        result[row] = [weight * cell for cell in mask[row]]
+    return result
