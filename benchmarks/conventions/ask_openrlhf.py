@@ -4,10 +4,20 @@ import math
 from types import SimpleNamespace
 
 import torch
-from sources import Source
-from tensors import NotOfferedError, Processes, Step, expected_gradient, ones_like, padded, rows_like, step_answer
 
-NAME = "OpenRLHF 0.11.2"
+from sources import Source, version_in
+from tensors import (
+    NotOfferedError,
+    Processes,
+    Step,
+    expected_gradient,
+    ones_like,
+    padded,
+    pieces_of,
+    rows_like,
+    step_answer,
+)
+
 MEANS = {"tokens": "token-mean", "rows": "seq-mean-token-mean"}
 ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
     ("group_mean", "group"): "group_norm",
@@ -19,28 +29,44 @@ ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
 
 class Adapter:
     def __init__(self, packages):
+        self.name = f"OpenRLHF {version_in(packages, 'openrlhf')}"
         folder = packages / "openrlhf"
         helpers = Source(folder / "models" / "utils.py").definitions(
-            {"torch": torch}, "KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"
+            {"torch": torch},
+            "KL_IS_WEIGHT_CLIP",
+            "compute_approx_kl",
+            "compute_reward",
+            "masked_mean",
         )
-        self.approx_kl, self.compute_reward = helpers["compute_approx_kl"], helpers["compute_reward"]
+        self.approx_kl, self.compute_reward = (
+            helpers["compute_approx_kl"],
+            helpers["compute_reward"],
+        )
         self.helpers = helpers
         names = {"masked_mean": helpers["masked_mean"]}
-        self.losses = SimpleNamespace(**Source(folder / "models" / "loss.py").whole(names, without=["openrlhf"]))
+        losses = Source(folder / "models" / "loss.py").whole(names, without=["openrlhf"])
+        self.losses = SimpleNamespace(**losses)
         self.loss_utils = Source(folder / "utils" / "loss_utils.py")
         ppo = folder / "trainer" / "ppo_utils"
-        self.controllers = Source(ppo / "kl_controller.py").whole({}, without=["openrlhf"])
-        self.penalties = Source(ppo / "length_penalty.py").definitions({}, "apply_overlong_penalty")
+        controllers = Source(ppo / "kl_controller.py").whole({}, without=["openrlhf"])
+        self.adaptive_controller = controllers["AdaptiveKLController"]
+        penalties = Source(ppo / "length_penalty.py").definitions({}, "apply_overlong_penalty")
+        self.overlong_penalty = penalties["apply_overlong_penalty"]
         maker = Source(ppo / "experience_maker.py")
-        self.baseline = maker.statements("compute_advantages_and_returns", 'if args.algo.advantage.estimator == "rloo"')
-        self.whitening = maker.statements("compute_advantages_and_returns", 'if args.algo.advantage.estimator in ["gae"')
+        function = "compute_advantages_and_returns"
+        self.baseline = maker.statements(function, 'if args.algo.advantage.estimator == "rloo"')
+        self.whitening = maker.statements(
+            "compute_advantages_and_returns", 'if args.algo.advantage.estimator in ["gae"'
+        )
         self.gae_method = maker.method("get_advantages_and_returns", {"torch": torch})
         actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
         self.loss_statement = actor.statements("__init__", "self.actor_loss_fn =")
-        self.training_step = actor.statements("training_step", "actor_loss, clip_ratio", "loss = actor_loss + kl_loss")
-        self.entropy_statement = actor.statements("training_step", "if self.args.actor.entropy_coef is not None")
+        function = "training_step"
+        self.training_step = actor.statements(function, "actor_loss, ", "loss = actor_loss + kl_loss")
+        self.entropy_statement = actor.statements(function, "if self.args.actor.entropy_coef is not")
         dpo = Source(folder / "trainer" / "dpo_trainer.py")
         self.sum_logprobs = dpo.method("_get_batch_logps", {"torch": torch})
+        self.pair_forward = dpo.method("concatenated_forward", {"torch": torch})
 
     # --- advantages ---
 
@@ -58,8 +84,9 @@ class Adapter:
         exec(self.baseline, names)
         advantages = names["rewards"]
         if args.algo.advantage.estimator == "reinforce_baseline":
-            # One token a row: with more, the deviation is that of the tokens, so that long rows count more.
-            advantages = self.whitened(advantages.view(-1, 1), torch.ones(advantages.numel(), 1), args)
+            # One token a row. With more, the deviation is that of the tokens: long rows count more.
+            column = advantages.view(-1, 1)
+            advantages = self.whitened(column, torch.ones_like(column), args)
         return {"advantages": advantages.view(len(groups), -1).tolist()}
 
     def whitened(self, advantages, mask, args):
@@ -68,7 +95,7 @@ class Adapter:
         return experience.advantages
 
     def whiten(self, inputs, options):
-        if options["ddof"] != 0:
+        if options["std_ddof"] != 0:
             raise NotOfferedError("the variance has ddof 0")
         mask = padded(inputs["mask"])
         advantages = self.whitened(padded(inputs["advantages"]), mask, advantage_args("gae"))
@@ -77,7 +104,7 @@ class Adapter:
     # --- one optimizer step ---
 
     def totals(self, masks, processes):
-        """What its statements count for one optimizer step of one process, from the masks of its micro-batches."""
+        """What its statements count for one step of one process, from the masks of its micro-batches."""
         alone = SimpleNamespace(ds_device_mesh=None)
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -90,10 +117,12 @@ class Adapter:
         functions = self.loss_utils.definitions(
             names, "_get_dp_group", "_optimizer_step_loss_norm", "iter_grad_accum_global_norm"
         )
-        steps = functions["iter_grad_accum_global_norm"](masks, alone, len(masks), lambda mask: mask)
-        return [totals for _, totals in steps]
+        count = functions["iter_grad_accum_global_norm"]
+        return [totals for _, totals in count(masks, alone, len(masks), lambda mask: mask)]
 
     def step_totals(self, inputs, options):
+        if "scored" in inputs:
+            raise NotOfferedError("a row must have a reward")
         mask = padded(inputs["mask"])
         answer = {"tokens": [], "rows": []}
         for pieces in inputs["steps"]:
@@ -106,9 +135,10 @@ class Adapter:
 
             totals = processes.run(totals_of)
             for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
-                # They are divided by the number of micro-batches, as DeepSpeed will do with the loss.
-                step = [[float(piece[key]) * micro_batches for piece in process] for process in totals]
-                answer[name].append(step)
+                # They were divided by the number of micro-batches, as DeepSpeed will divide the loss.
+                answer[name].append([])
+                for process in totals:
+                    answer[name][-1].append([float(piece[key]) * micro_batches for piece in process])
         return answer
 
     def policy_step(self, inputs, options):
@@ -126,7 +156,9 @@ class Adapter:
             totals = self.totals([step.mask[rows].double() for rows in pieces], processes)
             total = 0.0
             for rows, counted in zip(pieces, totals, strict=True):
-                loss = self.micro_batch_loss(trainer, step.piece(rows), sampler[rows], counted, entropies, rows)
+                part = step.piece(rows)
+                entropy = None if entropies is None else entropies[rows]
+                loss = self.micro_batch_loss(trainer, part, sampler[rows], counted, entropy)
                 total = total + loss / len(pieces)  # by DeepSpeed
             return total
 
@@ -135,7 +167,7 @@ class Adapter:
             del answer["loss"]  # It has the value of k3; only the gradient is the weighted one's.
         return answer
 
-    def micro_batch_loss(self, trainer, part, sampler, totals, entropies, rows):
+    def micro_batch_loss(self, trainer, part, sampler, totals, entropy):
         """The statements of `training_step` after the forward pass."""
         mask = part.mask.double()
         names = {
@@ -152,8 +184,8 @@ class Adapter:
             "compute_approx_kl": self.approx_kl,
             "masked_mean": self.helpers["masked_mean"],
         }
-        if entropies is not None:
-            names["output"] = SimpleNamespace(entropy=entropies[rows])
+        if entropy is not None:
+            names["output"] = SimpleNamespace(entropy=entropy)
         exec(self.training_step, names)
         exec(self.entropy_statement, names)
         return names["loss"]
@@ -181,23 +213,30 @@ class Adapter:
         weighted = options["estimator"] == "k3_weighted"
         estimator = "k3" if weighted else options["estimator"]
 
-        def estimate(logprobs, ref):
-            return self.approx_kl(logprobs, ref, kl_estimator=estimator, unbiased_gradient=weighted)
+        def estimate(logprobs, old, ref):
+            return self.approx_kl(logprobs, ref, old, estimator, weighted)
 
         return expected_gradient(inputs, estimate)
 
     # --- PPO ---
 
     def shaped_rewards(self, inputs, options):
-        old = padded(inputs["old_logprobs"])
-        kl = self.approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator=options["estimator"])
-        mask = torch.ones_like(old)
-        return {"rewards": self.compute_reward(torch.tensor(inputs["scores"]), options["kl_coef"], kl, mask).tolist()}
+        table = inputs["old_logprobs"]
+        old = padded(table)
+        kl = self.approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator="k1")
+        scores, mask = torch.tensor(inputs["scores"]), padded(ones_like(table))
+        rewards = self.compute_reward(scores, options["kl_coef"], kl, mask)
+        return {"rewards": rows_like(rewards, table)}
 
     def gae(self, inputs, options):
         mask = padded(inputs["mask"])
         advantages, returns = self.gae_method(
-            None, padded(inputs["values"]), padded(inputs["rewards"]), mask, options["gamma"], options["lambda"]
+            None,
+            padded(inputs["values"]),
+            padded(inputs["rewards"]),
+            mask,
+            options["gamma"],
+            options["lambda"],
         )
         return {"advantages": (advantages * mask).tolist(), "returns": (returns * mask).tolist()}
 
@@ -205,9 +244,9 @@ class Adapter:
         values = padded(inputs["values"]).requires_grad_()
         mask = padded(ones_like(inputs["values"]))
         old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
-        pieces = inputs.get("pieces") or [[list(range(len(mask)))]]
+        pieces = pieces_of(inputs, len(mask))
         refuse_uneven(pieces)
-        function = self.losses.ValueLoss(options["value_clip"])
+        function = self.losses.ValueLoss(options["value_clip"] or None)
         processes = Processes(len(pieces))
 
         def loss_of(rank):
@@ -223,18 +262,20 @@ class Adapter:
         return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
 
     def adaptive_kl(self, inputs, options):
-        found = []
+        target, horizon = options["target"], options["horizon"]
+        coefficients = []
         for kl in inputs["kl"]:
-            controller = self.controllers["AdaptiveKLController"](inputs["beta"], options["target"], options["horizon"])
+            controller = self.adaptive_controller(inputs["kl_coef"], target, horizon)
             controller.update(kl, options["samples"])
-            found.append(float(controller.value))
-        return {"beta": found}
+            coefficients.append(float(controller.value))
+        return {"kl_coef": coefficients}
 
     def soft_overlong(self, inputs, options):
         lengths = torch.tensor(inputs["lengths"])
-        experience = SimpleNamespace(response_length=lengths, rewards=torch.zeros(len(lengths), dtype=torch.float64))
-        self.penalties["apply_overlong_penalty"]([experience], options["max_tokens"], options["cache"])
-        return {"penalties": experience.rewards.tolist()}
+        rewards = torch.zeros(len(lengths), dtype=torch.float64)
+        experience = SimpleNamespace(response_length=lengths, rewards=rewards)
+        self.overlong_penalty([experience], options["max_tokens"], options["cache"])
+        return {"penalties": rewards.tolist()}
 
     # --- pairs ---
 
@@ -243,39 +284,65 @@ class Adapter:
             raise NotOfferedError("DPOLoss has the sigmoid, label smoothing and IPO")
         if options["per_token"]:
             raise NotOfferedError("the log-probs of a completion are summed")
-        names = ["chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs"]
-        tables = [padded(inputs[name]) for name in names]
-        sums = []
-        for table, name in zip(tables, names, strict=True):
-            table.requires_grad_("ref" not in name)
-            # A prompt of one token stands before each completion.
-            attention = padded([[1, *[1] * len(row)] for row in inputs[name]])
-            total, _ = self.sum_logprobs(None, table, attention, [1] * len(table))
-            sums.append(total)
-        function = self.losses.DPOLoss(options["beta"], options["label_smoothing"], options["loss"] == "ipo")
-        loss = function(*sums)[0]
+        if options["reference_free"]:
+            raise NotOfferedError("DPOLoss has a reference")
+        chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
+        pieces = pieces_of(inputs, len(chosen))
+        refuse_uneven_rows(pieces)
+        logprobs = padded(chosen + rejected).requires_grad_()
+        chosen_sum, rejected_sum, nll = self.pair_logprobs(logprobs, chosen + rejected)
+        ref = padded(inputs["ref_chosen_logprobs"] + inputs["ref_rejected_logprobs"])
+        ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, chosen + rejected)
+        function = self.losses.DPOLoss(
+            beta=options["beta"],
+            label_smoothing=options["label_smoothing"],
+            ipo=options["loss"] == "ipo",
+        )
+        loss, _, _ = function(chosen_sum, rejected_sum, ref_chosen, ref_rejected)
+        loss = loss + nll * options["nll_coef"]
         loss.backward()
+        better, worse = logprobs.grad.chunk(2)
         return {
             "loss": loss.item(),
-            "chosen_gradient": rows_like(tables[0].grad, inputs[names[0]]),
-            "rejected_gradient": rows_like(tables[1].grad, inputs[names[1]]),
+            "chosen_gradient": rows_like(better, chosen),
+            "rejected_gradient": rows_like(worse, rejected),
         }
+
+    def pair_logprobs(self, logprobs, rows):
+        """Sums of the chosen and of the rejected, and the chosen's loss, from log-probs (2 B, T)."""
+        # A prompt of one token stands before each completion.
+        attention = padded([[1, *[1] * len(row)] for row in rows])
+        trainer = SimpleNamespace(
+            concatenated_inputs=lambda *given: (None, attention, [1] * len(rows)),
+            _get_batch_logps=lambda *given: self.sum_logprobs(None, *given),
+            strategy=SimpleNamespace(ring_attn_group=None),
+        )
+        half = torch.zeros(len(rows) // 2, 1)
+        chosen, rejected, _, nll = self.pair_forward(
+            trainer, lambda *given, **options: (logprobs, {}), half, None, None, None, None
+        )
+        return chosen, rejected, nll
 
     def reward_model_loss(self, inputs, options):
         if options["center_coef"]:
             raise NotOfferedError("PairWiseLoss centres no rewards")
+        refuse_uneven_rows(pieces_of(inputs, len(inputs["chosen"])))
         chosen = torch.tensor(inputs["chosen"], dtype=torch.float64, requires_grad=True)
         rejected = torch.tensor(inputs["rejected"], dtype=torch.float64, requires_grad=True)
         loss = self.losses.PairWiseLoss()(chosen, rejected)
         loss.backward()
-        gradients = {"chosen_gradient": chosen.grad.tolist(), "rejected_gradient": rejected.grad.tolist()}
+        gradients = {
+            "chosen_gradient": chosen.grad.tolist(),
+            "rejected_gradient": rejected.grad.tolist(),
+        }
         return {"loss": loss.item()} | gradients
 
 
 def advantage_args(estimator, samples=1):
     advantage = SimpleNamespace(estimator=estimator, no_std_norm=False)
     return SimpleNamespace(
-        algo=SimpleNamespace(advantage=advantage), rollout=SimpleNamespace(n_samples_per_prompt=samples)
+        algo=SimpleNamespace(advantage=advantage),
+        rollout=SimpleNamespace(n_samples_per_prompt=samples),
     )
 
 
@@ -325,3 +392,9 @@ def refuse(inputs, options):
 def refuse_uneven(pieces):
     if len(set(map(len, pieces))) > 1:
         raise NotOfferedError("all processes have equally many micro-batches")
+
+
+def refuse_uneven_rows(pieces):
+    """The loader of pairs drops the last batch if it is smaller."""
+    if len({len(rows) for process in pieces for rows in process}) > 1:
+        raise NotOfferedError("a last micro-batch of pairs that is smaller is dropped")

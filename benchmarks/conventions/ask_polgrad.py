@@ -4,15 +4,25 @@ import importlib.metadata
 import math
 
 import torch
-from tensors import NotOfferedError, Step, expected_gradient, ones_like, padded, rows_like, step_answer
 
-NAME = f"polgrad {importlib.metadata.version('polgrad')}"
+from tensors import (
+    NotOfferedError,
+    Step,
+    expected_gradient,
+    on_last_token,
+    ones_like,
+    padded,
+    pieces_of,
+    rows_like,
+    step_answer,
+)
 
 
 class Adapter:
     def __init__(self, packages):
         import polgrad
 
+        self.name = f"polgrad {importlib.metadata.version('polgrad')}"
         self.polgrad = polgrad
         self.means = {
             "tokens": polgrad.Aggregation.TOKEN_MEAN,
@@ -32,7 +42,8 @@ class Adapter:
         groups = inputs["rewards"]
         if any(reward is None for group in groups for reward in group):
             raise NotOfferedError("an error: rewards must be finite")
-        rewards = torch.tensor([reward for group in groups for reward in group], dtype=torch.float64)
+        flat = [reward for group in groups for reward in group]
+        rewards = torch.tensor(flat, dtype=torch.float64)
         ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
         try:
             flat = iter(self.advantages(rewards, ids, options).tolist())
@@ -46,7 +57,7 @@ class Adapter:
             return self.polgrad.rloo_advantages(rewards, ids)
         if kind == ("group_mean", "batch_of_centred"):
             config = self.polgrad.ReinforcePPConfig(batch_norm=True, eps=options["std_eps"])
-            return self.polgrad.reinforce_pp_advantages(rewards, config, group_ids=ids)
+            return self.polgrad.reinforce_pp_advantages(rewards, ids, config=config)
         if kind not in (("group_mean", "group"), ("group_mean", "none")):
             raise NotOfferedError(f"no function has baseline {kind[0]} and deviation {kind[1]}")
         config = self.polgrad.GroupNormConfig(
@@ -80,24 +91,30 @@ class Adapter:
 
         losses = []
         for process in step.processes:
-            # It takes no totals. Pieces are averaged, as its microbatch_token_weights says by default.
+            # It takes no totals. Pieces are averaged, the default of its microbatch_token_weights.
             losses.append(sum(micro_batch_loss(rows) for rows in process) / len(process))
         return step_answer(inputs, step.logprobs, losses)
 
     def loss_config(self, inputs, options):
         refuse(inputs, options, self.means)
         kl, polgrad = options.get("kl"), self.polgrad
-        correction = None
+        correction, kl_config = None, None
+        if kl:
+            kl_config = polgrad.KLLossConfig(polgrad.KLEstimator(kl["estimator"]), kl["coef"])
         if "sampler_cap" in options:
             correction = polgrad.ISCorrectionConfig(cap=options["sampler_cap"], level="token")
         return polgrad.PolicyLossConfig(
             ratio=self.ratios[options["ratio"]],
             surrogate=polgrad.SurrogateKind.PG_CLIP,
-            clip=polgrad.ClipConfig(options["clip_low"], options["clip_high"], options.get("dual_clip")),
+            clip=polgrad.ClipConfig(
+                eps_low=options["clip_low"],
+                eps_high=options["clip_high"],
+                ratio_cap=options.get("dual_clip"),
+            ),
             aggregation=self.means[options["mean"]],
             norm_len=options.get("constant"),
             is_correction=correction,
-            kl=polgrad.KLLossConfig(polgrad.KLEstimator(kl["estimator"]), kl["coef"]) if kl else None,
+            kl=kl_config,
         )
 
     # --- KL ---
@@ -105,8 +122,8 @@ class Adapter:
     def estimate(self, logprobs, ref, estimator):
         if estimator == "k3_weighted":
             raise NotOfferedError("no KL is weighted by the ratio")
-        mask = torch.ones_like(ref).bool()
-        return self.polgrad.kl_estimate(logprobs, ref, self.polgrad.KLEstimator(estimator), response_mask=mask)
+        kind, mask = self.polgrad.KLEstimator(estimator), torch.ones_like(ref).bool()
+        return self.polgrad.kl_estimate(logprobs, ref, kind, response_mask=mask)
 
     def kl_tokens(self, inputs, options):
         logprobs = padded(inputs["logprobs"]).requires_grad_()
@@ -116,45 +133,53 @@ class Adapter:
         return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
 
     def kl_expected_gradient(self, inputs, options):
-        return expected_gradient(inputs, lambda logprobs, ref: self.estimate(logprobs, ref, options["estimator"]))
+        def estimate(logprobs, old, ref):
+            return self.estimate(logprobs, ref, options["estimator"])
+
+        return expected_gradient(inputs, estimate)
 
     # --- PPO ---
 
     def shaped_rewards(self, inputs, options):
-        old, ref = padded(inputs["old_logprobs"]), padded(inputs["ref_logprobs"])
-        scores = torch.zeros_like(old)
-        scores[:, -1] = torch.tensor(inputs["scores"], dtype=torch.float64)
+        table = inputs["old_logprobs"]
         rewards = self.polgrad.kl_in_reward(
-            scores,
-            old,
-            ref,
-            self.polgrad.KLEstimator(options["estimator"]),
+            on_last_token(inputs["scores"], table),
+            padded(table),
+            padded(inputs["ref_logprobs"]),
+            self.polgrad.KLEstimator.K1,
             options["kl_coef"],
-            response_mask=torch.ones_like(old).bool(),
+            response_mask=padded(ones_like(table)).bool(),
         )
-        return {"rewards": rewards.tolist()}
+        return {"rewards": rows_like(rewards, table)}
 
     def gae(self, inputs, options):
         config = self.polgrad.GAEConfig(gamma=options["gamma"], lam=options["lambda"])
-        rewards, values, mask = padded(inputs["rewards"]), padded(inputs["values"]), padded(inputs["mask"]).bool()
+        rewards, values, mask = (
+            padded(inputs["rewards"]),
+            padded(inputs["values"]),
+            padded(inputs["mask"]).bool(),
+        )
         try:
-            advantages, returns = self.polgrad.gae(rewards, values, config=config, response_mask=mask)
+            advantages, returns = self.polgrad.gae(
+                rewards, values, config=config, response_mask=mask
+            )
         except ValueError as error:
             raise NotOfferedError(f"an error: {error}") from None
         return {"advantages": advantages.tolist(), "returns": returns.tolist()}
 
     def whiten(self, inputs, options):
-        if options["ddof"] != 1:
+        if options["std_ddof"] != 1:
             raise NotOfferedError("whiten has ddof 1")
         mask = padded(inputs["mask"]).bool()
-        advantages = padded(inputs["advantages"])
-        return {"advantages": self.polgrad.whiten(advantages, mask, eps=options["eps_of_variance"]).tolist()}
+        eps = options["eps_of_variance"]
+        whitened = self.polgrad.whiten(padded(inputs["advantages"]), mask, eps=eps)
+        return {"advantages": whitened.tolist()}
 
     def value_loss(self, inputs, options):
         values = padded(inputs["values"]).requires_grad_()
         mask = padded(ones_like(inputs["values"])).bool()
         old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
-        pieces = inputs.get("pieces") or [[list(range(len(mask)))]]
+        pieces = pieces_of(inputs, len(mask))
 
         def micro_batch_loss(rows):
             result = self.polgrad.value_loss(
@@ -162,12 +187,14 @@ class Adapter:
                 old[rows],
                 returns[rows],
                 mask[rows],
-                clip_eps=options["value_clip"],
+                clip_eps=options["value_clip"] or None,
                 aggregation=self.means[options["mean"]],
             )
             return result.loss
 
-        losses = [sum(micro_batch_loss(rows) for rows in process) / len(process) for process in pieces]
+        losses = []
+        for process in pieces:
+            losses.append(sum(micro_batch_loss(rows) for rows in process) / len(process))
         loss = torch.stack(losses).mean()
         loss.backward()
         return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}

@@ -1,4 +1,7 @@
-"""What TRL computes: the loss methods of its trainers, on a stand-in for the trainer, and statements of its rollout."""
+"""What TRL computes: the loss methods of its trainers, and the statements of its rollout.
+
+Where a method reads options and counters of its trainer, an object with just these stands in.
+"""
 
 import importlib.metadata
 import math
@@ -7,10 +10,21 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
-from sources import Source
-from tensors import NotOfferedError, Processes, Step, expected_gradient, padded, rows_like, step_answer
+import transformers.trainer
 
-NAME = f"TRL {importlib.metadata.version('trl')}"
+from sources import Source
+from tensors import (
+    NotOfferedError,
+    Processes,
+    Step,
+    expected_gradient,
+    padded,
+    pieces_of,
+    rows_like,
+    rows_of,
+    step_answer,
+)
+
 LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
 SCALES = {"group": "group", "none": "none", "batch_of_rewards": "batch"}
 K3_ALONE = "the KL in the loss is k3"
@@ -21,20 +35,32 @@ class Adapter:
         from trl.rewards import get_soft_overlong_punishment
         from trl.trainer import dpo_trainer, grpo_trainer, reward_trainer, rloo_trainer
 
+        self.name = f"TRL {importlib.metadata.version('trl')}"
         self.soft_punishment = get_soft_overlong_punishment
         self.grpo, self.dpo, self.reward_model = grpo_trainer, dpo_trainer, reward_trainer
         source = Source(pathlib.Path(grpo_trainer.__file__))
         rollout = "_generate_and_score_completions"
-        self.advantages = source.statements(rollout, "unscorable_mask =", "advantages = torch.nan_to_num")
+        last = "advantages = torch.nan_to_num"
+        self.advantages = source.statements(rollout, "unscorable_mask =", last)
         self.count_tokens = source.statements(rollout, "loss_mask =", "num_items_in_batch =")
         self.sampler_ratio = source.statements(
-            rollout, "mask = completion_mask if tool_mask is None", "if self.vllm_importance_sampling_mode in"
+            rollout,
+            "mask = completion_mask if tool_mask is None",
+            "if self.vllm_importance_sampling_mode in",
         )
-        self.window = source.statements("_compute_loss", 'normalizer = inputs["num_items_in_batch"]', 'if mode == "train"')
+        self.window = source.statements(
+            "_compute_loss", 'normalizer = inputs["num_items_in_batch"]', 'if mode == "train"'
+        )
         self.masks = source.statements("_generate_single_turn", "is_eos =", "completion_ids = [")
         self.truncated = source.statements("_generate", "eos_and_pad =", "is_truncated =")
+        trainer = Source(pathlib.Path(transformers.trainer.__file__))
+        self.accumulate = trainer.statements(
+            "training_step",
+            "if self.loss_is_scaled_for_ga is not None",
+            "if not loss_is_scaled_for_ga",
+        )
         leave_one_out = Source(pathlib.Path(rloo_trainer.__file__))
-        self.leave_one_out = leave_one_out.statements(rollout, "unscorable_mask =", "advantages = torch.nan_to_num")
+        self.leave_one_out = leave_one_out.statements(rollout, "unscorable_mask =", last)
 
     # --- advantages ---
 
@@ -130,7 +156,7 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         refuse(options)
-        step = Step.of(inputs)
+        step = Step.of(without_advantage(inputs))
         if len({len(rows) for process in step.processes for rows in process}) > 1:
             raise NotOfferedError("micro-batches have one size, per_device_train_batch_size")
         processes = Processes(len(step.processes))
@@ -138,7 +164,7 @@ class Adapter:
 
         def loss_of(rank):
             pieces = step.processes[rank]
-            items = self.items(step.mask[sum(pieces, [])], processes)
+            items = self.items(step.mask[rows_of(pieces)], processes)
             trainer = loss_trainer(options, processes.count, len(pieces))
             total = 0.0
             for rows in pieces:
@@ -146,13 +172,24 @@ class Adapter:
                 given = {"num_items_in_batch": items}
                 if "sampler_cap" in options:
                     sampler = padded(inputs["sampler_logprobs"])[rows]
-                    given["importance_sampling_ratio"] = self.sampler_weights(part, sampler, options)
+                    weights = self.sampler_weights(part, sampler, options)
+                    given["importance_sampling_ratio"] = weights
                 entropy = torch.zeros_like(part.logprobs) if entropies is None else entropies[rows]
-                # The trainer has `loss_is_scaled_for_ga`: losses of micro-batches are added up.
-                total = total + self.micro_batch_loss(trainer, part, entropy, given)
+                loss = self.micro_batch_loss(trainer, part, entropy, given)
+                total = total + self.accumulated(loss, self.grpo.GRPOTrainer, len(pieces))
             return total
 
         return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+
+    def accumulated(self, loss, trainer_class, micro_batches):
+        """The share of a micro-batch in what is accumulated, by the Trainer that all derive from."""
+        trainer = SimpleNamespace(
+            loss_is_scaled_for_ga=trainer_class.loss_is_scaled_for_ga,
+            current_gradient_accumulation_steps=micro_batches,
+        )
+        names = {"self": trainer, "loss": loss}
+        exec(self.accumulate, names)
+        return names["loss"]
 
     def sampler_weights(self, part, sampler, options):
         trainer = SimpleNamespace(
@@ -172,7 +209,11 @@ class Adapter:
         return names["vllm_importance_sampling_ratio"]
 
     def micro_batch_loss(self, trainer, part, entropy, given):
-        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (part.logprobs, entropy, None)
+        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (
+            part.logprobs,
+            entropy,
+            None,
+        )
         prompt = torch.ones(len(part.logprobs), 1)
         batch = given | {
             "prompt_ids": prompt,
@@ -189,7 +230,7 @@ class Adapter:
     # --- KL ---
 
     def kl_of_row(self, logprobs, old, ref, estimator):
-        """The KL of each token of one row (1, T): the loss of that token alone, with advantage 0 and coefficient 1."""
+        """The KL of each token of a row (1, T): the loss of that token alone, with advantage 0."""
         options = {
             "clip_low": 0.2,
             "clip_high": 0.2,
@@ -224,8 +265,8 @@ class Adapter:
         if options["estimator"] not in ("k3", "k3_weighted"):
             raise NotOfferedError(K3_ALONE)
 
-        def estimate(logprobs, ref):
-            return self.kl_of_row(logprobs, logprobs.detach(), ref, options["estimator"])
+        def estimate(logprobs, old, ref):
+            return self.kl_of_row(logprobs, old, ref, options["estimator"])
 
         return expected_gradient(inputs, estimate)
 
@@ -238,21 +279,51 @@ class Adapter:
     def preference_loss(self, inputs, options):
         if options["label_smoothing"] and options["loss"] == "sigmoid":
             raise NotOfferedError("label_smoothing acts in robust and exo_pair; sigmoid ignores it")
-        names = ("chosen_logprobs", "rejected_logprobs")
-        rows = [*inputs[names[0]], *inputs[names[1]]]
-        logprobs = padded(rows).requires_grad_()
+        if options["reference_free"]:
+            raise NotOfferedError("there is a reference")
+        chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
+        logprobs = padded(chosen + rejected).requires_grad_()
+        pieces = pieces_of(inputs, len(chosen))[0]
+        total = 0.0
+        for pairs in pieces:
+            loss = self.pair_loss(logprobs, pairs, inputs, options)
+            total = total + self.accumulated(loss, self.dpo.DPOTrainer, len(pieces))
+        total.backward()
+        better, worse = logprobs.grad.chunk(2)
+        return {
+            "loss": total.item(),
+            "chosen_gradient": rows_like(better, chosen),
+            "rejected_gradient": rows_like(worse, rejected),
+        }
+
+    def pair_loss(self, logprobs, pairs, inputs, options):
+        """The loss of one micro-batch. In `logprobs` (2 B, T) the chosen come first."""
+        tables = inputs["chosen_logprobs"] + inputs["rejected_logprobs"]
+        rows = pairs + [pair + len(tables) // 2 for pair in pairs]
         # A prompt of one token stands before each completion.
-        mask = padded([[0, *[1] * len(row)] for row in rows]).long()
-        zeros = torch.zeros_like(logprobs)
+        mask = padded([[0, *[1] * len(row)] for row in tables]).long()[rows]
+        part = logprobs[rows]
+        zeros = torch.zeros_like(part)
         outputs = SimpleNamespace(
-            log_probs=logprobs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), aux_loss=None
+            log_probs=part,
+            entropy=zeros,
+            mean_logits=zeros,
+            is_top1=zeros.bool(),
+            aux_loss=None,
         )
-        batch = {"input_ids": mask, "attention_mask": torch.ones_like(mask), "completion_mask": mask}
-        for name, key in zip(names, ("ref_chosen_logps", "ref_rejected_logps"), strict=True):
-            batch[key] = padded(inputs[f"ref_{name}"]).sum(dim=1)
+        batch = {
+            "input_ids": mask,
+            "attention_mask": torch.ones_like(mask),
+            "completion_mask": mask,
+            "ref_chosen_logps": padded(inputs["ref_chosen_logprobs"]).sum(dim=1)[pairs],
+            "ref_rejected_logps": padded(inputs["ref_rejected_logprobs"]).sum(dim=1)[pairs],
+        }
+        losses = {options["loss"]: 1.0}
+        if options["nll_coef"]:
+            losses["sft"] = options["nll_coef"]
         trainer = SimpleNamespace(
-            loss_types=[options["loss"]],
-            loss_weights=[1.0],
+            loss_types=list(losses),
+            loss_weights=list(losses.values()),
             beta=options["beta"],
             label_smoothing=options["label_smoothing"],
             f_divergence_type="reverse_kl",
@@ -261,26 +332,36 @@ class Adapter:
             use_weighting=False,
             **trainer_basics(1),
         )
-        loss = self.dpo.DPOTrainer._compute_loss(trainer, lambda **given: outputs, batch, False)
-        loss.backward()
-        chosen, rejected = logprobs.grad.chunk(2)
-        return {
-            "loss": loss.item(),
-            "chosen_gradient": rows_like(chosen, inputs[names[0]]),
-            "rejected_gradient": rows_like(rejected, inputs[names[1]]),
-        }
+        return self.dpo.DPOTrainer._compute_loss(trainer, lambda **given: outputs, batch, False)
 
     def reward_model_loss(self, inputs, options):
-        scores = [[score] for score in inputs["chosen"] + inputs["rejected"]]
-        logits = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+        chosen = torch.tensor(inputs["chosen"], dtype=torch.float64, requires_grad=True)
+        rejected = torch.tensor(inputs["rejected"], dtype=torch.float64, requires_grad=True)
+        pieces = pieces_of(inputs, len(chosen))[0]
         trainer = SimpleNamespace(**trainer_basics(1))
         trainer.args = SimpleNamespace(center_rewards_coefficient=options["center_coef"] or None)
-        batch = {"attention_mask": torch.ones(len(logits), 1)}
-        outputs = SimpleNamespace(logits=logits)
-        loss = self.reward_model.RewardTrainer.compute_loss(trainer, lambda **given: outputs, batch)
-        loss.backward()
-        chosen, rejected = logits.grad[:, 0].chunk(2)
-        return {"loss": loss.item(), "chosen_gradient": chosen.tolist(), "rejected_gradient": rejected.tolist()}
+        total = 0.0
+        for pairs in pieces:
+            outputs = SimpleNamespace(logits=torch.cat([chosen[pairs], rejected[pairs]])[:, None])
+            batch = {"attention_mask": torch.ones(2 * len(pairs), 1)}
+            loss = self.reward_model.RewardTrainer.compute_loss(
+                trainer, lambda outputs=outputs, **given: outputs, batch
+            )
+            total = total + self.accumulated(loss, self.reward_model.RewardTrainer, len(pieces))
+        total.backward()
+        gradients = {
+            "chosen_gradient": chosen.grad.tolist(),
+            "rejected_gradient": rejected.grad.tolist(),
+        }
+        return {"loss": total.item()} | gradients
+
+
+def without_advantage(inputs):
+    """A row without a reward has advantage 0, by `torch.nan_to_num`, and stays in the mask."""
+    if "scored" not in inputs:
+        return inputs
+    pairs = zip(inputs["advantages"], inputs["scored"], strict=True)
+    return inputs | {"advantages": [advantage * scored for advantage, scored in pairs]}
 
 
 def trainer_basics(processes):

@@ -1,21 +1,41 @@
-"""What verl computes: its core_algos.py, its loss functions, and the statements that count tokens and rows for them."""
+"""What verl computes: its core_algos.py, its loss functions, and the statements that count for them."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from sources import Source
-from tensors import NotOfferedError, Processes, Step, expected_gradient, ones_like, padded, rows_like, step_answer
 
-NAME = "verl 0.9.1"
-NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off.
+from sources import Source, version_in
+from tensors import (
+    NotOfferedError,
+    Processes,
+    Step,
+    expected_gradient,
+    on_last_token,
+    ones_like,
+    padded,
+    pieces_of,
+    rows_like,
+    rows_of,
+    step_answer,
+)
+
+NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off,
+NO_VALUE_CLIP = 1e9  # nor can `cliprange_value`.
 MEANS = {
     "tokens": "token-mean",
     "rows": "seq-mean-token-mean",
     "sums": "seq-mean-token-sum",
     "constant": "seq-mean-token-sum-norm",
 }
-HELPERS = ["masked_sum", "masked_mean", "masked_var", "masked_whiten", "clip_by_value", "get_response_mask"]
+HELPERS = [
+    "masked_sum",
+    "masked_mean",
+    "masked_var",
+    "masked_whiten",
+    "clip_by_value",
+    "get_response_mask",
+]
 FROM_CORE = ["agg_loss", "compute_value_loss", "get_policy_loss_fn", "kl_penalty"]
 CORRECTION = ["SAFETY_BOUND", "_parse_rollout_is_threshold", "compute_rollout_correction_weights"]
 
@@ -50,6 +70,7 @@ class Metric:
 
 class Adapter:
     def __init__(self, packages):
+        self.name = f"verl {version_in(packages, 'verl')}"
         folder = packages / "verl"
         helpers = Source(folder / "utils" / "torch_functional.py")
         self.helpers = SimpleNamespace(**helpers.definitions({"torch": torch}, *HELPERS))
@@ -61,7 +82,8 @@ class Adapter:
             "ActorConfig": Configuration,
             "deprecated": lambda name: lambda function: function,
         }
-        self.core = SimpleNamespace(**Source(ppo / "core_algos.py").whole(names, without=["verl", "omegaconf"]))
+        core = Source(ppo / "core_algos.py").whole(names, without=["verl", "omegaconf"])
+        self.core = SimpleNamespace(**core)
         names = {"torch": torch, "verl_F": self.helpers, "compute_is_metrics": lambda **values: {}}
         correction = Source(ppo / "rollout_corr_helper.py").definitions(names, *CORRECTION)
         self.correction_weights = correction["compute_rollout_correction_weights"]
@@ -72,17 +94,25 @@ class Adapter:
             "masked_mean": self.helpers.masked_mean,
             "torch": torch,
         }
-        losses = Source(folder / "workers" / "utils" / "losses.py").definitions(names, "ppo_loss", "value_loss")
-        self.ppo_loss, self.value_loss_of_batch = losses["ppo_loss"], losses["value_loss"]
-        self.count_tokens = Source(folder / "workers" / "engine" / "fsdp" / "transformer_impl.py").statements(
+        workers = folder / "workers"
+        losses = Source(workers / "utils" / "losses.py")
+        functions = losses.definitions(names, "ppo_loss", "value_loss")
+        self.ppo_loss, self.value_loss_of_batch = functions["ppo_loss"], functions["value_loss"]
+        engine = Source(workers / "engine" / "fsdp" / "transformer_impl.py")
+        self.count_tokens = engine.statements(
             "forward_backward_batch", "batch_num_tokens =", "tu.assign_non_tensor(data, dp_size"
         )
         trainer = Source(ppo / "ray_trainer.py")
+        self.kl_in_reward = trainer.statements(
+            "apply_kl_penalty", "kld = core_algos", "token_level_rewards ="
+        )
         self.count_rows = {}
         for model in ("actor", "critic"):
-            statements = trainer.statements(f"_update_{model}", "ppo_mini_batch_size =", "tu.assign_non_tensor(")
-            self.count_rows[model] = statements
-        self.overlong = Source(folder / "experimental" / "reward_loop" / "reward_manager" / "dapo.py").statements(
+            self.count_rows[model] = trainer.statements(
+                f"_update_{model}", "ppo_mini_batch_size =", "tu.assign_non_tensor("
+            )
+        managers = folder / "experimental" / "reward_loop" / "reward_manager"
+        self.overlong = Source(managers / "dapo.py").statements(
             "run_single", "overlong_buffer_len =", "overlong_reward ="
         )
 
@@ -100,22 +130,24 @@ class Adapter:
         return {"advantages": [[next(flat) for _ in group] for group in groups]}
 
     def estimator(self, options):
-        kind = options["baseline"], options["deviation"]
+        baseline, deviation = kind = options["baseline"], options["deviation"]
         if kind == ("leave_one_out", "none"):
             return self.core.compute_rloo_outcome_advantage
         if kind == ("group_mean", "batch_of_centred"):
             return self.core.compute_reinforce_plus_plus_baseline_outcome_advantage
         if kind not in (("group_mean", "group"), ("group_mean", "none")):
-            raise NotOfferedError(f"no adv_estimator has baseline {kind[0]} and deviation {kind[1]}")
+            raise NotOfferedError(f"no estimator has baseline {baseline} and deviation {deviation}")
 
         def grpo(rewards, mask, index):
-            divided = options["deviation"] == "group"
-            return self.core.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=divided)
+            return self.core.compute_grpo_outcome_advantage(
+                rewards, mask, index, norm_adv_by_std_in_grpo=deviation == "group"
+            )
 
         return grpo
 
     def completion_mask(self, inputs, options):
-        mask = self.helpers.get_response_mask(torch.tensor(inputs["tokens"]), options["stop_tokens"])
+        tokens = torch.tensor(inputs["tokens"])
+        mask = self.helpers.get_response_mask(tokens, options["stop_tokens"])
         return {"mask": mask.tolist()}
 
     # --- one optimizer step ---
@@ -123,9 +155,12 @@ class Adapter:
     def totals(self, model, masks, rows, processes):
         """What the engine and the trainer count, as they put it into the batch of one process.
 
-        `masks` (R, T) is of the rows of this process, `rows` the number of rows of the optimizer step.
+        `masks` (R, T) has the rows of this process; `rows` counts those of the optimizer step.
         """
         data = Batch(loss_mask=masks)
+        distributed = SimpleNamespace(
+            all_reduce=processes.all_reduce, ReduceOp=SimpleNamespace(SUM="sum")
+        )
         names = {
             "calculate_entropy": False,
             "distillation_use_topk": False,
@@ -133,9 +168,7 @@ class Adapter:
             "data": data,
             "batch_td": data,
             "get_device_id": lambda: "cpu",
-            "torch": SimpleNamespace(
-                distributed=SimpleNamespace(all_reduce=processes.all_reduce, ReduceOp=SimpleNamespace(SUM="sum"))
-            ),
+            "torch": SimpleNamespace(distributed=distributed),
             "tu": SimpleNamespace(assign_non_tensor=lambda batch, **values: batch.update(values)),
             "self": SimpleNamespace(
                 get_data_parallel_group=lambda: None,
@@ -148,6 +181,8 @@ class Adapter:
         return {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
 
     def step_totals(self, inputs, options):
+        if "scored" in inputs:
+            raise NotOfferedError("a row must have a reward")
         mask = padded(inputs["mask"])
         answer = {"tokens": [], "rows": []}
         for pieces in inputs["steps"]:
@@ -155,12 +190,13 @@ class Adapter:
             rows = sum(len(piece) for process in pieces for piece in process)
 
             def totals_of(rank, pieces=pieces, processes=processes, rows=rows):
-                return self.totals("actor", mask[sum(pieces[rank], [])], rows, processes)
+                return self.totals("actor", mask[rows_of(pieces[rank])], rows, processes)
 
             totals = processes.run(totals_of)
             for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
-                each_piece = zip(totals, pieces, strict=True)
-                answer[name].append([[counted[key]] * len(process) for counted, process in each_piece])
+                answer[name].append([])
+                for counted, process in zip(totals, pieces, strict=True):
+                    answer[name][-1].append([counted[key]] * len(process))
         return answer
 
     def policy_step(self, inputs, options):
@@ -171,12 +207,17 @@ class Adapter:
         entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
 
         def loss_of(rank):
-            rows_of_process = sum(step.processes[rank], [])
+            rows_of_process = rows_of(step.processes[rank])
             totals = self.totals("actor", step.mask[rows_of_process], len(step.mask), processes)
             total = 0.0
             for rows in step.processes[rank]:
                 part = step.piece(rows)
-                batch = Batch(totals, response_mask=part.mask, old_log_probs=part.old, advantages=part.advantages)
+                batch = Batch(
+                    totals,
+                    response_mask=part.mask,
+                    old_log_probs=part.old,
+                    advantages=part.advantages,
+                )
                 if part.ref is not None:
                     batch["ref_log_prob"] = part.ref
                 if "sampler_cap" in options:
@@ -193,7 +234,10 @@ class Adapter:
     def sampler_weights(self, inputs, options, part, rows):
         sampler = padded(inputs["sampler_logprobs"])[rows]
         weights, _ = self.correction_weights(
-            part.old - sampler, part.mask, rollout_is="token", rollout_is_threshold=options["sampler_cap"]
+            part.old - sampler,
+            part.mask,
+            rollout_is="token",
+            rollout_is_threshold=options["sampler_cap"],
         )
         return weights
 
@@ -201,7 +245,7 @@ class Adapter:
 
     def kl_tokens(self, inputs, options):
         if options["estimator"] == "k3_weighted":
-            raise NotOfferedError("no KL is weighted by the ratio; k3+ has the value of k3 and the gradient of k2")
+            raise NotOfferedError("no KL is weighted by the ratio")
         logprobs = padded(inputs["logprobs"]).requires_grad_()
         value = self.core.kl_penalty(logprobs, padded(inputs["ref_logprobs"]), options["estimator"])
         value.sum().backward()
@@ -211,16 +255,30 @@ class Adapter:
     def kl_expected_gradient(self, inputs, options):
         # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
         estimator = {"k3_weighted": "k3+"}.get(options["estimator"], options["estimator"])
-        return expected_gradient(inputs, lambda logprobs, ref: self.core.kl_penalty(logprobs, ref, estimator))
+        def estimate(logprobs, old, ref):
+            return self.core.kl_penalty(logprobs, ref, estimator)
+
+        return expected_gradient(inputs, estimate)
 
     # --- PPO ---
 
     def shaped_rewards(self, inputs, options):
-        old = padded(inputs["old_logprobs"])
-        scores = torch.zeros_like(old)
-        scores[:, -1] = torch.tensor(inputs["scores"])
-        rewards = self.core.compute_rewards(scores, old, padded(inputs["ref_logprobs"]), options["kl_coef"])
-        return {"rewards": rewards.tolist()}
+        table = inputs["old_logprobs"]
+        names = {
+            "core_algos": self.core,
+            "data": SimpleNamespace(
+                batch={
+                    "old_log_probs": padded(table),
+                    "ref_log_prob": padded(inputs["ref_logprobs"]),
+                }
+            ),
+            "kl_penalty": "kl",
+            "response_mask": padded(ones_like(table)),
+            "token_level_scores": on_last_token(inputs["scores"], table),
+            "kl_ctrl": SimpleNamespace(value=options["kl_coef"]),
+        }
+        exec(self.kl_in_reward, names)
+        return {"rewards": rows_like(names["token_level_rewards"], table)}
 
     def gae(self, inputs, options):
         values, mask = padded(inputs["values"]), padded(inputs["mask"])
@@ -232,26 +290,30 @@ class Adapter:
         return {"advantages": advantages.tolist(), "returns": (returns * mask).tolist()}
 
     def whiten(self, inputs, options):
-        if options["ddof"] != 1:
+        if options["std_ddof"] != 1:
             raise NotOfferedError("masked_whiten has ddof 1")
         mask = padded(inputs["mask"])
-        return {"advantages": (self.helpers.masked_whiten(padded(inputs["advantages"]), mask) * mask).tolist()}
+        whitened = self.helpers.masked_whiten(padded(inputs["advantages"]), mask)
+        return {"advantages": (whitened * mask).tolist()}
 
     def value_loss(self, inputs, options):
         values = padded(inputs["values"]).requires_grad_()
         mask = padded(ones_like(inputs["values"])).bool()
         old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
         config = Configuration(
-            cliprange_value=options["value_clip"], loss_agg_mode=MEANS[options["mean"]], loss_scale_factor=None
+            cliprange_value=options["value_clip"] or NO_VALUE_CLIP,
+            loss_agg_mode=MEANS[options["mean"]],
+            loss_scale_factor=None,
         )
-        pieces = inputs.get("pieces") or [[list(range(len(mask)))]]
+        pieces = pieces_of(inputs, len(mask))
         processes = Processes(len(pieces))
 
         def loss_of(rank):
-            totals = self.totals("critic", mask[sum(pieces[rank], [])], len(mask), processes)
+            totals = self.totals("critic", mask[rows_of(pieces[rank])], len(mask), processes)
             total = 0.0
             for rows in pieces[rank]:
-                batch = Batch(totals, values=old[rows], returns=returns[rows], response_mask=mask[rows])
+                given = {"values": old[rows], "returns": returns[rows], "response_mask": mask[rows]}
+                batch = Batch(totals | given)
                 loss, _ = self.value_loss_of_batch(config, {"values": values[rows]}, batch)
                 total = total + loss
             return total
@@ -261,30 +323,30 @@ class Adapter:
         return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
 
     def adaptive_kl(self, inputs, options):
-        found = []
+        target, horizon = options["target"], options["horizon"]
+        coefficients = []
         for kl in inputs["kl"]:
-            controller = self.core.AdaptiveKLController(inputs["beta"], options["target"], options["horizon"])
+            controller = self.core.AdaptiveKLController(inputs["kl_coef"], target, horizon)
             controller.update(kl, options["samples"])
-            found.append(float(controller.value))
-        return {"beta": found}
+            coefficients.append(float(controller.value))
+        return {"kl_coef": coefficients}
 
     def soft_overlong(self, inputs, options):
-        found = []
+        penalties = []
+        buffer = SimpleNamespace(len=options["cache"], penalty_factor=1.0)
+        manager = SimpleNamespace(overlong_buffer_cfg=buffer, max_resp_len=options["max_tokens"])
         for length in inputs["lengths"]:
-            buffer = SimpleNamespace(len=options["cache"], penalty_factor=1.0)
-            names = {
-                "self": SimpleNamespace(overlong_buffer_cfg=buffer, max_resp_len=options["max_tokens"]),
-                "valid_response_length": torch.tensor(length),
-            }
+            names = {"self": manager, "valid_response_length": torch.tensor(length)}
             exec(self.overlong, names)
-            found.append(float(names["overlong_reward"]))
-        return {"penalties": found}
+            penalties.append(float(names["overlong_reward"]))
+        return {"penalties": penalties}
 
 
 def trainer_config(rows):
     """The step has rows / n prompts, and n rows a prompt; only the product counts."""
     sizes = Configuration(ppo_mini_batch_size=rows, ppo_epochs=1, data_loader_seed=0, shuffle=False)
-    return Configuration(critic=sizes, actor_rollout_ref=Configuration(actor=sizes, rollout=Configuration(n=1)))
+    actor_rollout_ref = Configuration(actor=sizes, rollout=Configuration(n=1))
+    return Configuration(critic=sizes, actor_rollout_ref=actor_rollout_ref)
 
 
 def actor_config(options):

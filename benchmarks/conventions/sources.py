@@ -7,11 +7,18 @@ in such a line would show, the very statements are cut out of the file and run, 
 import __future__
 
 import ast
+import importlib.metadata
 import textwrap
 
 
+def version_in(folder, package):
+    """The version of a package that was installed into `folder`."""
+    (found,) = importlib.metadata.distributions(name=package, path=[str(folder)])
+    return found.version
+
+
 class Source:
-    """One file of a library: `path` is its path, `name` what the answers call it."""
+    """One file of a library, at `path`."""
 
     def __init__(self, path):
         self.path = path

@@ -20,6 +20,11 @@ def rows_like(tensor, table):
     return [row[: len(other)] for row, other in zip(tensor.tolist(), table, strict=True)]
 
 
+def on_last_token(scores, table):
+    """Each row's score on the last token of the row (R, T)."""
+    return padded([[0.0] * (len(row) - 1) + [score] for score, row in zip(scores, table, strict=True)])
+
+
 def ones_like(table):
     return [[1] * len(row) for row in table]
 
@@ -41,14 +46,13 @@ class Step:
         mask = inputs.get("mask") or ones_like(logprobs)
         ref = padded(inputs["ref_logprobs"]) if "ref_logprobs" in inputs else None
         advantages = per_token(inputs["advantages"], logprobs)
-        everything = [list(range(len(logprobs)))]
         return cls(
             padded(logprobs).requires_grad_(),
             padded(inputs["old_logprobs"]),
             ref,
             padded(advantages),
             padded(mask).bool(),
-            inputs.get("pieces") or [everything],
+            pieces_of(inputs, len(logprobs)),
         )
 
     def piece(self, rows):
@@ -78,13 +82,14 @@ class Processes:
 
     def run(self, function):
         """[function(0), function(1), ...], where `function(rank)` is what one process computes."""
-        for self.rank in range(self.count):
-            function(self.rank)
+        for rank in range(self.count):
+            self.rank = rank
+            function(rank)
         self.all_known = True
         results = []
-        for self.rank in range(self.count):
-            self.place = 0
-            results.append(function(self.rank))
+        for rank in range(self.count):
+            self.rank, self.place = rank, 0
+            results.append(function(rank))
         return results
 
     def gather(self, tensor):
@@ -112,10 +117,20 @@ def step_answer(inputs, logprobs, losses, entropies=None):
 
 
 def expected_gradient(inputs, estimate):
-    """The gradient by the logits of `estimate(logprobs, ref)` (1, V), averaged over draws from the policy itself."""
+    """The gradient by the logits of `estimate(logprobs, old, ref)` (1, V), averaged over draws from the old policy."""
     logits = torch.tensor(inputs["logits"], dtype=torch.float64, requires_grad=True)
     logprobs = logits.log_softmax(dim=0)[None]
+    old = torch.tensor(inputs["old_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
     ref = torch.tensor(inputs["ref_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
-    probabilities = logprobs.detach().exp()
-    (estimate(logprobs, ref) * probabilities).sum().backward()
+    (estimate(logprobs, old, ref) * old.exp()).sum().backward()
     return {"gradient": logits.grad.tolist()}
+
+
+def rows_of(pieces):
+    """The rows of one process, whose micro-batches are `pieces`."""
+    return [row for rows in pieces for row in rows]
+
+
+def pieces_of(inputs, rows):
+    """The rows of each micro-batch of each process. By default there is one of each."""
+    return inputs.get("pieces") or [[list(range(rows))]]
