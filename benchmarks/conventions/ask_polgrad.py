@@ -160,9 +160,7 @@ class Adapter:
             padded(inputs["mask"]).bool(),
         )
         try:
-            advantages, returns = self.polgrad.gae(
-                rewards, values, config=config, response_mask=mask
-            )
+            advantages, returns = self.polgrad.gae(rewards, values, config=config, response_mask=mask)
         except ValueError as error:
             raise NotOfferedError(f"an error: {error}") from None
         return {"advantages": advantages.tolist(), "returns": returns.tolist()}

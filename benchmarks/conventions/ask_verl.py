@@ -103,9 +103,7 @@ class Adapter:
             "forward_backward_batch", "batch_num_tokens =", "tu.assign_non_tensor(data, dp_size"
         )
         trainer = Source(ppo / "ray_trainer.py")
-        self.kl_in_reward = trainer.statements(
-            "apply_kl_penalty", "kld = core_algos", "token_level_rewards ="
-        )
+        self.kl_in_reward = trainer.statements("apply_kl_penalty", "kld = core_algos", "token_level_rewards =")
         self.count_rows = {}
         for model in ("actor", "critic"):
             self.count_rows[model] = trainer.statements(
@@ -158,9 +156,7 @@ class Adapter:
         `masks` (R, T) has the rows of this process; `rows` counts those of the optimizer step.
         """
         data = Batch(loss_mask=masks)
-        distributed = SimpleNamespace(
-            all_reduce=processes.all_reduce, ReduceOp=SimpleNamespace(SUM="sum")
-        )
+        distributed = SimpleNamespace(all_reduce=processes.all_reduce, ReduceOp=SimpleNamespace(SUM="sum"))
         names = {
             "calculate_entropy": False,
             "distillation_use_topk": False,
@@ -255,6 +251,7 @@ class Adapter:
     def kl_expected_gradient(self, inputs, options):
         # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
         estimator = {"k3_weighted": "k3+"}.get(options["estimator"], options["estimator"])
+
         def estimate(logprobs, old, ref):
             return self.core.kl_penalty(logprobs, ref, estimator)
 

@@ -65,26 +65,23 @@ def verdict_of(case, answer):
 
 
 def verdicts_of(adapter, cases):
-    return {name: verdict_of(cases[name], given) for name, given in answers_of(adapter, cases).items()}
+    answers = answers_of(adapter, cases)
+    return {name: verdict_of(case, answers[name]) for name, case in cases.items()}
 
 
 # --- reasons ---
 
 
-def reasons_of(library):
-    """{case: (reason, where)} of reasons.toml."""
-    table = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
-    reasons = {}
-    for entry in table[library]:
-        for case in entry["cases"]:
-            reasons[case] = entry["reason"], entry["where"]
-    return reasons
+def entries_of(library):
+    """The entries of reasons.toml: each has `cases`, a `reason`, and `where` the source says so."""
+    return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))[library]
 
 
 def unexplained(library, verdicts):
     """Cases that differ without a reason, and cases that have a reason and do not differ."""
     differing = {case for case, (verdict, _) in verdicts.items() if verdict == OTHER}
-    return sorted(differing ^ set(reasons_of(library)))
+    explained = {case for entry in entries_of(library) for case in entry["cases"]}
+    return sorted(differing ^ explained)
 
 
 # --- Markdown ---
@@ -115,13 +112,15 @@ def totals(names, verdicts):
 
 
 def differences(names, verdicts):
-    lines = ["| library | case | what it computes | where | its answer |", "|---|---|---|---|---|"]
+    """A row for each reason, with its cases and what their answers are."""
+    lines = ["| library | cases | what it computes | where | answers |", "|---" * 5 + "|"]
     for library, name in names.items():
-        reasons = reasons_of(library)
-        for case, (verdict, text) in verdicts[library].items():
-            if verdict == OTHER:
-                reason, where = reasons.get(case, ("?", "?"))
-                lines.append(f"| {name.split()[0]} | `{case}` | {reason} | {where} | {text} |")
+        for entry in entries_of(library):
+            cases = ", ".join(f"`{case}`" for case in entry["cases"])
+            texts = [verdicts[library][case][1] for case in entry["cases"]]
+            answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
+            reason, where = entry["reason"], entry["where"]
+            lines.append(f"| {name.split()[0]} | {cases} | {reason} | {where} | {answers} |")
     return lines
 
 
@@ -159,9 +158,9 @@ def write(page, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("packages", type=pathlib.Path, help="the folder that verl and OpenRLHF were installed into")
-    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the tables into this page")
-    parser.add_argument("--answers", type=pathlib.Path, metavar="FOLDER", help="keep the answers as JSON there")
+    parser.add_argument("packages", type=pathlib.Path, help="the folder with verl and OpenRLHF")
+    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the tables there")
+    parser.add_argument("--answers", type=pathlib.Path, metavar="FOLDER", help="keep answers there")
     options = parser.parse_args()
     cases = check.load_cases()
     names, verdicts, problems = {}, {}, []

@@ -1,7 +1,8 @@
 """Run parts of a library's source file without the rest of the library.
 
-A trainer is one class with many dependencies, and its denominators stand in the middle of a method. So that a mistake
-in such a line would show, the very statements are cut out of the file and run, with stand-ins for the names around.
+A trainer is one class with many dependencies, and its denominators stand in the middle of a method.
+So that a mistake in such a line would show, the very statements are cut out of the file and run,
+with stand-ins for the names around.
 """
 
 import __future__
@@ -27,10 +28,11 @@ class Source:
 
     def compiled(self, text, part):
         # Annotations name classes that are not there. They are kept as text.
-        return compile(text, f"{self.path.name}: {part}", "exec", __future__.annotations.compiler_flag)
+        flags = __future__.annotations.compiler_flag
+        return compile(text, f"{self.path.name}: {part}", "exec", flags)
 
     def whole(self, names, without):
-        """The file's namespace, which begins with `names`. Imports of the packages `without` are left out."""
+        """The file's namespace, which begins with `names`. Imports from `without` are left out."""
         kept = [node for node in self.tree.body if not imports_any(node, without)]
         namespace = dict(names)
         exec(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), namespace)
@@ -56,7 +58,8 @@ class Source:
     def method(self, name, names):
         """A method as a function, in a namespace of `names`."""
         namespace = dict(names)
-        text = textwrap.dedent(self.lines(self.function(name).lineno, self.function(name).end_lineno))
+        node = self.function(name)
+        text = textwrap.dedent(self.lines(node.lineno, node.end_lineno))
         exec(self.compiled(text, name), namespace)
         return namespace[name]
 
@@ -64,7 +67,7 @@ class Source:
         return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
 
     def statements(self, function, first, last=None):
-        """The statements of a function from the one that begins with the text `first` to the one with `last`, compiled."""
+        """Statements of a function, compiled: from the one that begins with the text `first` to `last`."""
         nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
         nodes.sort(key=lambda node: node.lineno)
         begin = self.statement(nodes, first)

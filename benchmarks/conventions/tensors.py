@@ -22,7 +22,10 @@ def rows_like(tensor, table):
 
 def on_last_token(scores, table):
     """Each row's score on the last token of the row (R, T)."""
-    return padded([[0.0] * (len(row) - 1) + [score] for score, row in zip(scores, table, strict=True)])
+    rows = []
+    for score, row in zip(scores, table, strict=True):
+        rows.append([0.0] * (len(row) - 1) + [score])
+    return padded(rows)
 
 
 def ones_like(table):
@@ -31,7 +34,7 @@ def ones_like(table):
 
 @dataclasses.dataclass
 class Step:
-    """The tensors (R, T) of one optimizer step, and the rows of each micro-batch of each process."""
+    """The tensors (R, T) of an optimizer step, and the rows of each micro-batch of each process."""
 
     logprobs: torch.Tensor  # a leaf
     old: torch.Tensor
@@ -58,19 +61,30 @@ class Step:
     def piece(self, rows):
         """The same for the rows of one micro-batch."""
         ref = None if self.ref is None else self.ref[rows]
-        return Step(self.logprobs[rows], self.old[rows], ref, self.advantages[rows], self.mask[rows], [])
+        return Step(
+            self.logprobs[rows],
+            self.old[rows],
+            ref,
+            self.advantages[rows],
+            self.mask[rows],
+            [[rows]],
+        )
 
 
 def per_token(advantages, table):
     """Each row's advantage is one number, or one for each of its tokens."""
-    return [a if isinstance(a, list) else [a] * len(row) for a, row in zip(advantages, table, strict=True)]
+    rows = []
+    for advantage, row in zip(advantages, table, strict=True):
+        rows.append(advantage if isinstance(advantage, list) else [advantage] * len(row))
+    return rows
 
 
 class Processes:
     """Several processes, run one after the other.
 
-    Where a library adds up over processes, it is given `all_reduce` or `gather` of this class. They must know what the
-    other processes give. So everything runs twice: the first time each process writes down what it gives, call by call.
+    Where a library adds up over processes, it is given `all_reduce` or `gather` of this class. They
+    must know what the other processes give. So everything runs twice: the first time each process
+    writes down what it gives, call by call.
     """
 
     def __init__(self, count):
@@ -107,7 +121,7 @@ class Processes:
 
 
 def step_answer(inputs, logprobs, losses, entropies=None):
-    """Loss and gradient as data parallelism leaves them: the mean over the losses of the processes."""
+    """Loss and gradient as data parallelism leaves them: a mean over the losses of the processes."""
     loss = torch.stack(losses).mean()
     loss.backward()
     answer = {"loss": loss.item(), "gradient": rows_like(logprobs.grad, inputs["logprobs"])}
@@ -117,7 +131,7 @@ def step_answer(inputs, logprobs, losses, entropies=None):
 
 
 def expected_gradient(inputs, estimate):
-    """The gradient by the logits of `estimate(logprobs, old, ref)` (1, V), averaged over draws from the old policy."""
+    """The gradient by the logits of `estimate(logprobs, old, ref)` (1, V), over draws from old."""
     logits = torch.tensor(inputs["logits"], dtype=torch.float64, requires_grad=True)
     logprobs = logits.log_softmax(dim=0)[None]
     old = torch.tensor(inputs["old_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
