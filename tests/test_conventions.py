@@ -1,10 +1,11 @@
-"""Other people's reference for these losses agrees with the scripts. See docs/conventions.md."""
+"""docs/conventions.md: what other people's code computes. Each test needs an extra package."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
-from testbed import script, totals_of
+from testbed import ROOT, script, totals_of
 
 WIDTH = 16  # of dr_grpo.py's constant denominator
 
@@ -32,3 +33,19 @@ def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
     reference = dataclasses.replace(ALGORITHMS[name].loss, norm_len=WIDTH)
     report = assert_conforms(mean_loss(name), reference, n_cases=64, loss_rtol=1e-12, grad_rtol=1e-12)
     assert report.n_cases == 64
+
+
+@pytest.mark.beside("benchmarks")
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")],
+)
+def test_each_difference_of_a_library_has_a_reason(monkeypatch, library):
+    """An adapter that no longer fits its library, or a case that changed under the page."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "conventions"))
+    import report
+
+    adapter = report.adapter_of(library, pathlib.Path("unused"))
+    verdicts = report.verdicts_of(adapter, report.check.load_cases())
+    assert report.unexplained(library, verdicts) == []
+    assert verdicts["splits/dapo-2"][0] == {"trl": report.SAME, "polgrad": report.OTHER}[library]

@@ -377,8 +377,10 @@ def actor_args(options):
 
 
 def refuse(inputs, options):
-    if options.get("objective", "clip") != "clip":
-        raise NotOfferedError(f"no loss is {options['objective']}")
+    if options["objective"] == "penalty":
+        raise NotOfferedError("no loss is a penalty on the KL to the old policy")
+    if options["objective"] != "clip":
+        raise NotOfferedError(f"not asked about the objective {options['objective']}")
     if "max_ratio" in options:
         raise NotOfferedError("no loss is DCPO's")
     if options["ratio"] == "sequence_token":

@@ -204,8 +204,10 @@ def finite(number):
 
 
 def refuse(inputs, options, means):
-    if options.get("objective", "clip") != "clip":
-        raise NotOfferedError(f"no surrogate is {options['objective']}")
+    if options["objective"] == "penalty":
+        raise NotOfferedError("no surrogate is a penalty on the KL to the old policy")
+    if options["objective"] != "clip":
+        raise NotOfferedError(f"not asked about the objective {options['objective']}")
     if "max_ratio" in options:
         raise NotOfferedError("no clip is DCPO's")
     if options["mean"] not in means:

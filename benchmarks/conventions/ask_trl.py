@@ -414,8 +414,10 @@ def loss_trainer(options, processes, micro_batches):
 
 
 def refuse(options):
-    if options.get("objective", "clip") != "clip":
-        raise NotOfferedError(f"no loss_type is {options['objective']}")
+    if options["objective"] == "penalty":
+        raise NotOfferedError("no loss_type is a penalty on the KL to the old policy")
+    if options["objective"] != "clip":
+        raise NotOfferedError(f"not asked about the objective {options['objective']}")
     if "max_ratio" in options:
         raise NotOfferedError("no loss_type is DCPO's")
     if options["ratio"] == "sequence_token":

@@ -365,8 +365,10 @@ def actor_config(options):
 
 
 def refuse(inputs, options):
-    if options.get("objective", "clip") != "clip":
-        raise NotOfferedError(f"no loss_mode is {options['objective']}")
+    if options["objective"] == "penalty":
+        raise NotOfferedError("no loss_mode is a penalty on the KL to the old policy")
+    if options["objective"] != "clip":
+        raise NotOfferedError(f"not asked about the objective {options['objective']}")
     if "max_ratio" in options:
         raise NotOfferedError("no loss_mode is DCPO's")
     if options["mean"] not in MEANS:

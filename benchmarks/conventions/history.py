@@ -1,4 +1,4 @@
-"""Would the test vectors have found the denominators of former versions? Prints a table of the answers.
+"""Would the test vectors have found the denominators of former versions? It prints their answers.
 
     pip install --no-deps --target runs/former/trl trl==0.16.0
     pip install --no-deps --target runs/former/verl verl==0.6.1
@@ -14,8 +14,9 @@ import pathlib
 from collections import defaultdict
 from types import SimpleNamespace
 
-import ask_verl
 import torch
+
+import ask_verl
 from report import OTHER, check, verdict_of
 from sources import Source, version_in
 from tensors import NotOfferedError, Step, step_answer
@@ -60,14 +61,16 @@ class Verl:
         self.name = f"verl {version_in(packages / 'verl', 'verl')}"
         folder = packages / "verl" / "verl"
         helpers = Source(folder / "utils" / "torch_functional.py")
+        means = helpers.definitions({"torch": torch}, "masked_sum", "masked_mean")
         names = {
-            "verl_F": SimpleNamespace(**helpers.definitions({"torch": torch}, "masked_sum", "masked_mean")),
+            "verl_F": SimpleNamespace(**means),
             "DictConfig": type("DictConfig", (), {}),
             "AlgoConfig": type("AlgoConfig", (), {}),
             "ActorConfig": ask_verl.Configuration,
             "deprecated": lambda name: lambda function: function,
         }
-        self.core = Source(folder / "trainer" / "ppo" / "core_algos.py").whole(names, without=["verl", "omegaconf"])
+        core = Source(folder / "trainer" / "ppo" / "core_algos.py")
+        self.core = core.whole(names, without=["verl", "omegaconf"])
         actor = Source(folder / "workers" / "actor" / "dp_actor.py")
         method, last = "update_policy", "if self.config.use_dynamic_bsz"
         self.scale = actor.statements(method, "entropy_coeff =", last)
@@ -181,7 +184,9 @@ def main():
             continue
         cells = []
         for verdict, text in verdicts:
-            cells.append(f"**other**: {text.removeprefix('it follows: ')}" if verdict == OTHER else verdict)
+            if verdict == OTHER:
+                verdict = f"**other**: {text.removeprefix('it follows: this is ')}"
+            cells.append(verdict)
         print(f"| `{name}` | " + " | ".join(cells) + " |")
 
 

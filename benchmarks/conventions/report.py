@@ -112,21 +112,21 @@ def totals(names, verdicts):
 
 
 def differences(names, verdicts):
-    """A row for each reason, with its cases and what their answers are."""
-    lines = ["| library | cases | what it computes | where | answers |", "|---" * 5 + "|"]
+    """For each library a heading, and a line for each reason with its cases and their answers."""
+    lines = []
     for library, name in names.items():
+        lines += ["", f"#### {name}", ""]
         for entry in entries_of(library):
             cases = ", ".join(f"`{case}`" for case in entry["cases"])
             texts = [verdicts[library][case][1] for case in entry["cases"]]
             answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
-            reason, where = entry["reason"], entry["where"]
-            lines.append(f"| {name.split()[0]} | {cases} | {reason} | {where} | {answers} |")
-    return lines
+            lines.append(f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}.")
+    return lines[1:]
 
 
 def not_offered(names, verdicts):
     """The reasons that adapters give, each with its cases."""
-    lines = ["| library | not offered because | cases |", "|---|---|---|"]
+    lines = ["| library | why | cases |", "|---" * 3 + "|"]
     for library, name in names.items():
         by_reason = {}
         for case, (verdict, text) in verdicts[library].items():
@@ -143,7 +143,7 @@ def markdown(names, verdicts, cases):
         table(names, verdicts, cases),
         ["### Each difference, and its reason"],
         differences(names, verdicts),
-        ["### Not offered"],
+        ["### Not offered, and why"],
         not_offered(names, verdicts),
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
