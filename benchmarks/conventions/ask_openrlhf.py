@@ -18,6 +18,7 @@ from tensors import (
     step_answer,
 )
 
+HELPERS = ["KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"]
 MEANS = {"tokens": "token-mean", "rows": "seq-mean-token-mean"}
 ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
     ("group_mean", "group"): "group_norm",
@@ -27,43 +28,45 @@ ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
 }
 
 
+def load_helpers(folder):
+    """The KL estimates, the rewards with a KL, and the masked mean."""
+    source = Source(folder / "models" / "utils.py")
+    return SimpleNamespace(**source.definitions({"torch": torch}, *HELPERS))
+
+
+def load_losses(folder, helpers):
+    """The whole of loss.py."""
+    source = Source(folder / "models" / "loss.py")
+    names = {"masked_mean": helpers.masked_mean}
+    return SimpleNamespace(**source.whole(names, without=["openrlhf"]))
+
+
 class Adapter:
     def __init__(self, packages):
         self.name = f"OpenRLHF {version_in(packages, 'openrlhf')}"
         folder = packages / "openrlhf"
-        helpers = Source(folder / "models" / "utils.py").definitions(
-            {"torch": torch},
-            "KL_IS_WEIGHT_CLIP",
-            "compute_approx_kl",
-            "compute_reward",
-            "masked_mean",
-        )
-        self.approx_kl, self.compute_reward = (
-            helpers["compute_approx_kl"],
-            helpers["compute_reward"],
-        )
-        self.helpers = helpers
-        names = {"masked_mean": helpers["masked_mean"]}
-        losses = Source(folder / "models" / "loss.py").whole(names, without=["openrlhf"])
-        self.losses = SimpleNamespace(**losses)
+        self.helpers = load_helpers(folder)
+        self.losses = load_losses(folder, self.helpers)
         self.loss_utils = Source(folder / "utils" / "loss_utils.py")
+
         ppo = folder / "trainer" / "ppo_utils"
         controllers = Source(ppo / "kl_controller.py").whole({}, without=["openrlhf"])
         self.adaptive_controller = controllers["AdaptiveKLController"]
         penalties = Source(ppo / "length_penalty.py").definitions({}, "apply_overlong_penalty")
         self.overlong_penalty = penalties["apply_overlong_penalty"]
+
         maker = Source(ppo / "experience_maker.py")
-        function = "compute_advantages_and_returns"
-        self.baseline = maker.statements(function, 'if args.algo.advantage.estimator == "rloo"')
-        self.whitening = maker.statements(
-            "compute_advantages_and_returns", 'if args.algo.advantage.estimator in ["gae"'
-        )
+        method, start = "compute_advantages_and_returns", "if args.algo.advantage.estimator "
+        self.baseline = maker.statements(method, start + '== "rloo"')
+        self.whitening = maker.statements(method, start + 'in ["gae"')
         self.gae_method = maker.method("get_advantages_and_returns", {"torch": torch})
+
         actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
-        self.loss_statement = actor.statements("__init__", "self.actor_loss_fn =")
-        function = "training_step"
-        self.training_step = actor.statements(function, "actor_loss, ", "loss = actor_loss + kl_loss")
-        self.entropy_statement = actor.statements(function, "if self.args.actor.entropy_coef is not")
+        method = "training_step"
+        self.make_loss = actor.statements("__init__", "self.actor_loss_fn =")
+        self.sum_losses = actor.statements(method, "actor_loss, ", "loss = actor_loss + kl_loss")
+        self.add_entropy = actor.statements(method, "if self.args.actor.entropy_coef is not")
+
         dpo = Source(folder / "trainer" / "dpo_trainer.py")
         self.sum_logprobs = dpo.method("_get_batch_logps", {"torch": torch})
         self.pair_forward = dpo.method("concatenated_forward", {"torch": torch})
@@ -146,7 +149,7 @@ class Adapter:
         step = Step.of(inputs)
         refuse_uneven(step.processes)
         trainer = SimpleNamespace(args=actor_args(options))
-        exec(self.loss_statement, {"self": trainer, "PolicyLoss": self.losses.PolicyLoss})
+        exec(self.make_loss, {"self": trainer, "PolicyLoss": self.losses.PolicyLoss})
         processes = Processes(len(step.processes))
         entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
         sampler = padded(inputs["sampler_logprobs"]) if "sampler_logprobs" in inputs else step.old
@@ -181,13 +184,13 @@ class Adapter:
             "loss_batch_info": totals,
             "kl_ctl": trainer.args.algo.kl.init_coef,
             "aggregate_loss": self.losses.aggregate_loss,
-            "compute_approx_kl": self.approx_kl,
-            "masked_mean": self.helpers["masked_mean"],
+            "compute_approx_kl": self.helpers.compute_approx_kl,
+            "masked_mean": self.helpers.masked_mean,
         }
         if entropy is not None:
             names["output"] = SimpleNamespace(entropy=entropy)
-        exec(self.training_step, names)
-        exec(self.entropy_statement, names)
+        exec(self.sum_losses, names)
+        exec(self.add_entropy, names)
         return names["loss"]
 
     # --- KL ---
@@ -196,7 +199,7 @@ class Adapter:
         logprobs = padded(inputs["logprobs"]).requires_grad_()
         old = padded(inputs.get("old_logprobs", inputs["logprobs"]))
         weighted = options["estimator"] == "k3_weighted"
-        value = self.approx_kl(
+        value = self.helpers.compute_approx_kl(
             logprobs,
             padded(inputs["ref_logprobs"]),
             log_probs_old=old,
@@ -214,7 +217,7 @@ class Adapter:
         estimator = "k3" if weighted else options["estimator"]
 
         def estimate(logprobs, old, ref):
-            return self.approx_kl(logprobs, ref, old, estimator, weighted)
+            return self.helpers.compute_approx_kl(logprobs, ref, old, estimator, weighted)
 
         return expected_gradient(inputs, estimate)
 
@@ -223,9 +226,9 @@ class Adapter:
     def shaped_rewards(self, inputs, options):
         table = inputs["old_logprobs"]
         old = padded(table)
-        kl = self.approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator="k1")
+        kl = self.helpers.compute_approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator="k1")
         scores, mask = torch.tensor(inputs["scores"]), padded(ones_like(table))
-        rewards = self.compute_reward(scores, options["kl_coef"], kl, mask)
+        rewards = self.helpers.compute_reward(scores, options["kl_coef"], kl, mask)
         return {"rewards": rows_like(rewards, table)}
 
     def gae(self, inputs, options):

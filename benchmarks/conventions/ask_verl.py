@@ -68,47 +68,66 @@ class Metric:
         return values
 
 
+def load_helpers(folder):
+    """The masked sums and means."""
+    source = Source(folder / "utils" / "torch_functional.py")
+    return SimpleNamespace(**source.definitions({"torch": torch}, *HELPERS))
+
+
+def load_core(folder, helpers):
+    """The whole of core_algos.py, with stand-ins for the classes of configurations."""
+    names = {
+        "verl_F": helpers,
+        "DictConfig": type("DictConfig", (), {}),
+        "AlgoConfig": type("AlgoConfig", (), {}),
+        "ActorConfig": Configuration,
+        "deprecated": lambda name: lambda function: function,
+    }
+    source = Source(folder / "trainer" / "ppo" / "core_algos.py")
+    return SimpleNamespace(**source.whole(names, without=["verl", "omegaconf"]))
+
+
+def load_losses(folder, core, helpers):
+    """`ppo_loss` and `value_loss`, which the engine calls for each micro-batch."""
+    names = {name: getattr(core, name) for name in FROM_CORE}
+    names |= {
+        "no_padding_2_padding": lambda values, data: values,
+        "Metric": Metric,
+        "AggregationType": SimpleNamespace(SUM="sum", MEAN="mean"),
+        "masked_mean": helpers.masked_mean,
+        "torch": torch,
+    }
+    source = Source(folder / "workers" / "utils" / "losses.py")
+    return SimpleNamespace(**source.definitions(names, "ppo_loss", "value_loss"))
+
+
+def load_correction(folder, helpers):
+    """The function that computes weights for another sampler's tokens."""
+    names = {"torch": torch, "verl_F": helpers, "compute_is_metrics": lambda **values: {}}
+    source = Source(folder / "trainer" / "ppo" / "rollout_corr_helper.py")
+    return source.definitions(names, *CORRECTION)["compute_rollout_correction_weights"]
+
+
 class Adapter:
     def __init__(self, packages):
         self.name = f"verl {version_in(packages, 'verl')}"
         folder = packages / "verl"
-        helpers = Source(folder / "utils" / "torch_functional.py")
-        self.helpers = SimpleNamespace(**helpers.definitions({"torch": torch}, *HELPERS))
-        ppo = folder / "trainer" / "ppo"
-        names = {
-            "verl_F": self.helpers,
-            "DictConfig": type("DictConfig", (), {}),
-            "AlgoConfig": type("AlgoConfig", (), {}),
-            "ActorConfig": Configuration,
-            "deprecated": lambda name: lambda function: function,
-        }
-        core = Source(ppo / "core_algos.py").whole(names, without=["verl", "omegaconf"])
-        self.core = SimpleNamespace(**core)
-        names = {"torch": torch, "verl_F": self.helpers, "compute_is_metrics": lambda **values: {}}
-        correction = Source(ppo / "rollout_corr_helper.py").definitions(names, *CORRECTION)
-        self.correction_weights = correction["compute_rollout_correction_weights"]
-        names = {name: getattr(self.core, name) for name in FROM_CORE} | {
-            "no_padding_2_padding": lambda values, data: values,
-            "Metric": Metric,
-            "AggregationType": SimpleNamespace(SUM="sum", MEAN="mean"),
-            "masked_mean": self.helpers.masked_mean,
-            "torch": torch,
-        }
-        workers = folder / "workers"
-        losses = Source(workers / "utils" / "losses.py")
-        functions = losses.definitions(names, "ppo_loss", "value_loss")
-        self.ppo_loss, self.value_loss_of_batch = functions["ppo_loss"], functions["value_loss"]
-        engine = Source(workers / "engine" / "fsdp" / "transformer_impl.py")
+        self.helpers = load_helpers(folder)
+        self.core = load_core(folder, self.helpers)
+        self.losses = load_losses(folder, self.core, self.helpers)
+        self.correction_weights = load_correction(folder, self.helpers)
+
+        engine = Source(folder / "workers" / "engine" / "fsdp" / "transformer_impl.py")
         self.count_tokens = engine.statements(
             "forward_backward_batch", "batch_num_tokens =", "tu.assign_non_tensor(data, dp_size"
         )
-        trainer = Source(ppo / "ray_trainer.py")
-        self.kl_in_reward = trainer.statements("apply_kl_penalty", "kld = core_algos", "token_level_rewards =")
-        self.count_rows = {}
-        for model in ("actor", "critic"):
-            self.count_rows[model] = trainer.statements(
-                f"_update_{model}", "ppo_mini_batch_size =", "tu.assign_non_tensor("
-            )
+        trainer = Source(folder / "trainer" / "ppo" / "ray_trainer.py")
+        first, last = "ppo_mini_batch_size =", "tu.assign_non_tensor("
+        self.count_rows = {
+            "actor": trainer.statements("_update_actor", first, last),
+            "critic": trainer.statements("_update_critic", first, last),
+        }
+        self.kl_in_reward = trainer.statements("apply_kl_penalty", "kld =", "token_level_rewards =")
         managers = folder / "experimental" / "reward_loop" / "reward_manager"
         self.overlong = Source(managers / "dapo.py").statements(
             "run_single", "overlong_buffer_len =", "overlong_reward ="
@@ -221,7 +240,7 @@ class Adapter:
                 output = {"log_probs": part.logprobs}
                 if entropies is not None:
                     output["entropy"] = entropies[rows]
-                loss, _ = self.ppo_loss(config, output, batch)
+                loss, _ = self.losses.ppo_loss(config, output, batch)
                 total = total + loss
             return total
 
@@ -311,7 +330,7 @@ class Adapter:
             for rows in pieces[rank]:
                 given = {"values": old[rows], "returns": returns[rows], "response_mask": mask[rows]}
                 batch = Batch(totals | given)
-                loss, _ = self.value_loss_of_batch(config, {"values": values[rows]}, batch)
+                loss, _ = self.losses.value_loss(config, {"values": values[rows]}, batch)
                 total = total + loss
             return total
 

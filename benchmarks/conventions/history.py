@@ -62,15 +62,7 @@ class Verl:
         folder = packages / "verl" / "verl"
         helpers = Source(folder / "utils" / "torch_functional.py")
         means = helpers.definitions({"torch": torch}, "masked_sum", "masked_mean")
-        names = {
-            "verl_F": SimpleNamespace(**means),
-            "DictConfig": type("DictConfig", (), {}),
-            "AlgoConfig": type("AlgoConfig", (), {}),
-            "ActorConfig": ask_verl.Configuration,
-            "deprecated": lambda name: lambda function: function,
-        }
-        core = Source(folder / "trainer" / "ppo" / "core_algos.py")
-        self.core = core.whole(names, without=["verl", "omegaconf"])
+        self.core = ask_verl.load_core(folder, SimpleNamespace(**means))
         actor = Source(folder / "workers" / "actor" / "dp_actor.py")
         method, last = "update_policy", "if self.config.use_dynamic_bsz"
         self.scale = actor.statements(method, "entropy_coeff =", last)
@@ -87,7 +79,7 @@ class Verl:
             gradient_accumulation=len(process),
             _forward_micro_batch=lambda *given, **options: (None, part.logprobs),
         )
-        names = {name: self.core[name] for name in ("agg_loss", "get_policy_loss_fn", "kl_penalty")}
+        names = {name: getattr(self.core, name) for name in ("agg_loss", "get_policy_loss_fn", "kl_penalty")}
         names |= {
             "self": actor,
             "temperature": 1.0,
