@@ -100,7 +100,9 @@ def problems(value, schema, place="file"):
     if not any(isinstance(value, TYPES[name]) for name in types):
         return [f"{place}: not {types}"]
     found = []
-    if "const" in schema and value != schema["const"] or "enum" in schema and value not in schema["enum"]:
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{place}: {value}")
+    if "enum" in schema and value not in schema["enum"]:
         found.append(f"{place}: {value}")
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         found.append(f"{place}: {value}")

@@ -283,7 +283,9 @@ def step_totals(module, inputs, options, dtype):
             numbers.append([[split[step][1][name] for _ in split[step][0]] for split in processes])
         for split in processes:
             for micro in split[step][0]:
-                group_tokens |= dict(zip(micro["row"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True))
+                group_tokens |= dict(
+                    zip(micro["row"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True)
+                )
     return answer | {"group_tokens": [group_tokens[row] for row in range(rows)]}
 
 
