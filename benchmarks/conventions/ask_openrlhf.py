@@ -107,7 +107,7 @@ class Adapter:
     # --- one optimizer step ---
 
     def totals(self, masks, processes):
-        """What its statements count for one step of one process, from the masks of its micro-batches."""
+        """What it counts for one step of one process, from the masks of its micro-batches."""
         alone = SimpleNamespace(ds_device_mesh=None)
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -138,10 +138,11 @@ class Adapter:
 
             totals = processes.run(totals_of)
             for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
-                # They were divided by the number of micro-batches, as DeepSpeed will divide the loss.
+                # They were divided by the number of micro-batches, as the loss will be.
                 answer[name].append([])
                 for process in totals:
-                    answer[name][-1].append([float(piece[key]) * micro_batches for piece in process])
+                    counts = [float(piece[key]) * micro_batches for piece in process]
+                    answer[name][-1].append(counts)
         return answer
 
     def policy_step(self, inputs, options):
@@ -312,7 +313,7 @@ class Adapter:
         }
 
     def pair_logprobs(self, logprobs, rows):
-        """Sums of the chosen and of the rejected, and the chosen's loss, from log-probs (2 B, T)."""
+        """Sums of chosen and rejected ones, and the loss of chosen ones, of log-probs (2 B, T)."""
         # A prompt of one token stands before each completion.
         attention = padded([[1, *[1] * len(row)] for row in rows])
         trainer = SimpleNamespace(

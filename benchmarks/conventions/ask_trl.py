@@ -182,7 +182,7 @@ class Adapter:
         return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
 
     def accumulated(self, loss, trainer_class, micro_batches):
-        """The share of a micro-batch in what is accumulated, by the Trainer that all derive from."""
+        """What a micro-batch adds to the loss of the step, by the Trainer of transformers."""
         trainer = SimpleNamespace(
             loss_is_scaled_for_ga=trainer_class.loss_is_scaled_for_ga,
             current_gradient_accumulation_steps=micro_batches,

@@ -1,4 +1,4 @@
-"""What verl computes: its core_algos.py, its loss functions, and the statements that count for them."""
+"""What verl computes: core_algos.py, its loss functions, and the statements that count for them."""
 
 from types import SimpleNamespace
 

@@ -67,7 +67,7 @@ class Source:
         return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
 
     def statements(self, function, first, last=None):
-        """Statements of a function, compiled: from the one that begins with the text `first` to `last`."""
+        """The code of a function from the statement that begins with `first` to that with `last`."""
         nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
         nodes.sort(key=lambda node: node.lineno)
         begin = self.statement(nodes, first)

@@ -121,7 +121,7 @@ class Processes:
 
 
 def step_answer(inputs, logprobs, losses, entropies=None):
-    """Loss and gradient as data parallelism leaves them: a mean over the losses of the processes."""
+    """Loss and gradient as data parallelism leaves them: the mean over the processes."""
     loss = torch.stack(losses).mean()
     loss.backward()
     answer = {"loss": loss.item(), "gradient": rows_like(logprobs.grad, inputs["logprobs"])}
