@@ -355,6 +355,8 @@ def actor_args(options):
     kl = options.get("kl") or {}
     weighted = kl.get("estimator") == "k3_weighted"
     corrected = "sampler_cap" in options
+    masked = options.get("beyond_cap") == "mask"
+    thresholds = options.get("sampler_floor", 0.0), options.get("sampler_cap", math.inf)
     return SimpleNamespace(
         actor=SimpleNamespace(
             eps_clip_low_high=(options["clip_low"], options["clip_high"]),
@@ -366,9 +368,9 @@ def actor_args(options):
         algo=SimpleNamespace(
             advantage=SimpleNamespace(
                 is_correction_level="token" if corrected else "off",
-                is_correction_mode="clip",
+                is_correction_mode="mask" if masked else "clip",
                 is_correction_gating="ratio",
-                is_correction_threshold=(0.0, options.get("sampler_cap", math.inf)),
+                is_correction_threshold=thresholds,
             ),
             kl=SimpleNamespace(
                 use_loss=bool(kl),
@@ -381,10 +383,8 @@ def actor_args(options):
 
 
 def refuse(inputs, options):
-    if options["objective"] == "penalty":
-        raise NotOfferedError("no loss is a penalty on the KL to the old policy")
     if options["objective"] != "clip":
-        raise NotOfferedError(f"not asked about the objective {options['objective']}")
+        raise NotOfferedError(f"no loss has the objective {options['objective']}")
     if "max_ratio" in options:
         raise NotOfferedError("no loss is DCPO's")
     if options["ratio"] == "sequence_token":

@@ -204,10 +204,10 @@ def finite(number):
 
 
 def refuse(inputs, options, means):
-    if options["objective"] == "penalty":
-        raise NotOfferedError("no surrogate is a penalty on the KL to the old policy")
     if options["objective"] != "clip":
-        raise NotOfferedError(f"not asked about the objective {options['objective']}")
+        raise NotOfferedError(f"no surrogate has the objective {options['objective']}")
+    if "beyond_cap" in options:
+        raise NotOfferedError("a weight of another sampler is cut to the cap, and never masked")
     if "max_ratio" in options:
         raise NotOfferedError("no clip is DCPO's")
     if options["mean"] not in means:

@@ -5,6 +5,7 @@ Where a method reads options and counters of its trainer, an object with just th
 
 import importlib.metadata
 import math
+import os
 import pathlib
 from collections import defaultdict
 from types import SimpleNamespace
@@ -32,12 +33,15 @@ K3_ALONE = "the KL in the loss is k3"
 
 class Adapter:
     def __init__(self, packages):
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+        from trl.experimental.gmpo import GMPOTrainer
         from trl.rewards import get_soft_overlong_punishment
         from trl.trainer import dpo_trainer, grpo_trainer, reward_trainer, rloo_trainer
 
         self.name = f"TRL {importlib.metadata.version('trl')}"
         self.soft_punishment = get_soft_overlong_punishment
         self.grpo, self.dpo, self.reward_model = grpo_trainer, dpo_trainer, reward_trainer
+        self.gmpo_loss = GMPOTrainer._compute_loss
         source = Source(pathlib.Path(grpo_trainer.__file__))
         rollout = "_generate_and_score_completions"
         last = "advantages = torch.nan_to_num"
@@ -95,6 +99,27 @@ class Adapter:
         }
         exec(statements, names)
         return {"advantages": names["advantages"].view(len(groups), -1).tolist()}
+
+    def decoupled_advantages(self, inputs, options):
+        """One column of `rewards_per_func` for each part."""
+        parts = inputs["parts"]
+        columns = [[reward for group in groups for reward in group] for groups in parts]
+        rewards = [[math.nan if reward is None else reward for reward in row] for row in zip(*columns, strict=True)]
+        trainer = SimpleNamespace(
+            multi_objective_aggregation="normalize_then_sum",
+            reward_weights=torch.tensor(options["weights"]),
+            reward_funcs=parts,
+        )
+        names = {
+            "self": trainer,
+            "rewards_per_func": torch.tensor(rewards),
+            "device": "cpu",
+            "num_generations": len(parts[0][0]),
+            "torch": torch,
+            "nanstd": self.grpo.nanstd,
+        }
+        exec(self.advantages, names)
+        return {"advantages": names["advantages"].view(len(parts[0]), -1).tolist()}
 
     def completion_mask(self, inputs, options):
         tokenizer = SimpleNamespace(pad_token_id=options["pad_token"])
@@ -157,8 +182,7 @@ class Adapter:
     def policy_step(self, inputs, options):
         refuse(options)
         step = Step.of(without_advantage(inputs))
-        if len({len(rows) for process in step.processes for rows in process}) > 1:
-            raise NotOfferedError("micro-batches have one size, per_device_train_batch_size")
+        refuse_uneven(step.processes)
         processes = Processes(len(step.processes))
         entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
 
@@ -192,14 +216,16 @@ class Adapter:
         return names["loss"]
 
     def sampler_weights(self, part, sampler, options):
+        masked = options.get("beyond_cap") == "mask"
         trainer = SimpleNamespace(
-            vllm_importance_sampling_mode="token_truncate",
-            vllm_importance_sampling_clip_min=None,
+            vllm_importance_sampling_mode="token_mask" if masked else "token_truncate",
+            vllm_importance_sampling_clip_min=options.get("sampler_floor"),
             vllm_importance_sampling_clip_max=options["sampler_cap"],
         )
         names = {
             "self": trainer,
             "torch": torch,
+            "math": math,
             "completion_mask": part.mask.long(),
             "tool_mask": None,
             "old_per_token_logps": part.old,
@@ -208,7 +234,26 @@ class Adapter:
         exec(self.sampler_ratio, names)
         return names["vllm_importance_sampling_ratio"]
 
-    def micro_batch_loss(self, trainer, part, entropy, given):
+    def geometric_mean_step(self, inputs, options):
+        step = Step.of(inputs)
+        refuse_uneven(step.processes)
+
+        def loss_of(pieces):
+            settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
+            trainer = loss_trainer(settings, len(step.processes), len(pieces))
+            total = 0.0
+            for rows in pieces:
+                part = step.piece(rows)
+                part.advantages = part.advantages[:, 0]
+                entropy = torch.zeros_like(part.logprobs)
+                loss = self.micro_batch_loss(trainer, part, entropy, {}, self.gmpo_loss)
+                total = total + self.accumulated(loss, self.grpo.GRPOTrainer, len(pieces))
+            return total
+
+        losses = [loss_of(pieces) for pieces in step.processes]
+        return step_answer(inputs, step.logprobs, losses)
+
+    def micro_batch_loss(self, trainer, part, entropy, given, method=None):
         trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (
             part.logprobs,
             entropy,
@@ -225,13 +270,15 @@ class Adapter:
         }
         if part.ref is not None:
             batch["ref_per_token_logps"] = part.ref
-        return self.grpo.GRPOTrainer._compute_loss(trainer, None, batch)
+        method = method or self.grpo.GRPOTrainer._compute_loss
+        return method(trainer, None, batch)
 
     # --- KL ---
 
     def kl_of_row(self, logprobs, old, ref, estimator):
         """The KL of each token of a row (1, T): the loss of that token alone, with advantage 0."""
         options = {
+            "objective": "clip",
             "clip_low": 0.2,
             "clip_high": 0.2,
             "ratio": "token",
@@ -385,14 +432,19 @@ def trainer_basics(processes):
     }
 
 
+def refuse_uneven(processes):
+    if len({len(rows) for process in processes for rows in process}) > 1:
+        raise NotOfferedError("micro-batches have one size, per_device_train_batch_size")
+
+
 def loss_trainer(options, processes, micro_batches):
     """A GRPOTrainer with the options of a case; what has no option is at its default."""
     kl = options.get("kl") or {}
     trainer = SimpleNamespace(
-        loss_type=LOSS_TYPES[options["mean"]],
+        loss_type="sapo" if options["objective"] == "soft_gate" else LOSS_TYPES[options["mean"]],
         importance_sampling_level=options["ratio"],
-        epsilon_low=options["clip_low"],
-        epsilon_high=options["clip_high"],
+        epsilon_low=options.get("clip_low"),
+        epsilon_high=options.get("clip_high"),
         beta=kl.get("coef", 0.0),
         max_completion_length=options.get("constant"),
         current_gradient_accumulation_steps=micro_batches,
@@ -408,16 +460,18 @@ def loss_trainer(options, processes, micro_batches):
     trainer.args = SimpleNamespace(
         use_bias_correction_kl=kl.get("estimator") == "k3_weighted",
         delta=options.get("dual_clip"),
+        sapo_temperature_pos=options.get("tau_positive"),
+        sapo_temperature_neg=options.get("tau_negative"),
         steps_per_generation=micro_batches,
     )
     return trainer
 
 
 def refuse(options):
-    if options["objective"] == "penalty":
-        raise NotOfferedError("no loss_type is a penalty on the KL to the old policy")
-    if options["objective"] != "clip":
-        raise NotOfferedError(f"not asked about the objective {options['objective']}")
+    if options["objective"] not in ("clip", "soft_gate"):
+        raise NotOfferedError(f"no loss_type has the objective {options['objective']}")
+    if options["objective"] == "soft_gate" and options["mean"] != "rows":
+        raise NotOfferedError("sapo has a mean over rows")
     if "max_ratio" in options:
         raise NotOfferedError("no loss_type is DCPO's")
     if options["ratio"] == "sequence_token":

@@ -22,6 +22,7 @@ from tensors import (
 
 NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off,
 NO_VALUE_CLIP = 1e9  # nor can `cliprange_value`.
+MODES = {"soft_gate": "sapo", "divergence": "dppo_tv", "geometric_mean": "geo_mean"}
 MEANS = {
     "tokens": "token-mean",
     "rows": "seq-mean-token-mean",
@@ -162,6 +163,29 @@ class Adapter:
 
         return grpo
 
+    def decoupled_advantages(self, inputs, options):
+        parts = inputs["parts"]
+        if any(reward is None for groups in parts for group in groups for reward in group):
+            raise NotOfferedError("a row must have each part of the reward")
+        columns = {}
+        for number, groups in enumerate(parts):
+            columns[f"part {number}"] = [reward for group in groups for reward in group]
+        rows = len(columns["part 0"])
+        config = Configuration(gdpo_reward_keys=list(columns), gdpo_reward_weights=options["weights"])
+        index = np.array([number for number, group in enumerate(parts[0]) for _ in group])
+        # A prompt of one token, and a completion of one.
+        batch = {"prompts": torch.ones(rows, 1), "attention_mask": torch.ones(rows, 2).long()}
+        advantages, _ = self.core.compute_gdpo_outcome_advantage(
+            torch.zeros(rows, 1),
+            torch.ones(rows, 1),
+            index,
+            config=config,
+            non_tensor_batch=columns,
+            batch=batch,
+        )
+        flat = iter(advantages[:, 0].tolist())
+        return {"advantages": [[next(flat) for _ in group] for group in parts[0]]}
+
     def completion_mask(self, inputs, options):
         tokens = torch.tensor(inputs["tokens"])
         mask = self.helpers.get_response_mask(tokens, options["stop_tokens"])
@@ -244,15 +268,26 @@ class Adapter:
                 total = total + loss
             return total
 
-        return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+        answer = step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+        if options["objective"] == "divergence":
+            del answer["loss"]  # It is that of r, as a constant, times the log-prob.
+        return answer
+
+    def geometric_mean_step(self, inputs, options):
+        options = options | {"objective": "geometric_mean", "ratio": "token", "mean": "rows"}
+        return self.policy_step(inputs, options)
 
     def sampler_weights(self, inputs, options, part, rows):
         sampler = padded(inputs["sampler_logprobs"])[rows]
+        threshold = options["sampler_cap"]
+        if options.get("beyond_cap") == "mask":
+            # Two bounds mask. The lower one must be positive.
+            threshold = f"{options.get('sampler_floor', 1e-9)}_{threshold}"
         weights, _ = self.correction_weights(
             part.old - sampler,
             part.mask,
             rollout_is="token",
-            rollout_is_threshold=options["sampler_cap"],
+            rollout_is_threshold=threshold,
         )
         return weights
 
@@ -367,27 +402,31 @@ def trainer_config(rows):
 
 def actor_config(options):
     kl = options.get("kl") or {}
+    bound = options.get("max_divergence")
+    by_ratio = "vanilla" if options["ratio"] == "token" else "gspo"
     return Configuration(
         clip_ratio=0.2,
-        clip_ratio_low=options["clip_low"],
-        clip_ratio_high=options["clip_high"],
+        clip_ratio_low=options.get("clip_low", bound),
+        clip_ratio_high=options.get("clip_high", bound),
         clip_ratio_c=options.get("dual_clip", NO_DUAL_CLIP),
+        tau_pos=options.get("tau_positive"),
+        tau_neg=options.get("tau_negative"),
         loss_agg_mode=MEANS[options["mean"]],
         loss_scale_factor=options.get("constant"),
         entropy_coeff=options.get("entropy_coef", 0.0),
         use_kl_loss=bool(kl),
         kl_loss_type=kl.get("estimator"),
         kl_loss_coef=kl.get("coef"),
-        policy_loss={"loss_mode": "vanilla" if options["ratio"] == "token" else "gspo"},
+        policy_loss={"loss_mode": MODES.get(options["objective"], by_ratio)},
         global_batch_info={},
     )
 
 
 def refuse(inputs, options):
-    if options["objective"] == "penalty":
-        raise NotOfferedError("no loss_mode is a penalty on the KL to the old policy")
-    if options["objective"] != "clip":
-        raise NotOfferedError(f"not asked about the objective {options['objective']}")
+    if options["objective"] not in ("clip", *MODES):
+        raise NotOfferedError(f"no loss_mode has the objective {options['objective']}")
+    if options["objective"] == "soft_gate" and options["mean"] != "rows":
+        raise NotOfferedError("sapo has a mean over rows")
     if "max_ratio" in options:
         raise NotOfferedError("no loss_mode is DCPO's")
     if options["mean"] not in MEANS:

@@ -81,7 +81,7 @@ def unexplained(library, verdicts):
     """Cases that differ without a reason, and cases that have a reason and do not differ."""
     differing = {case for case, (verdict, _) in verdicts.items() if verdict == OTHER}
     explained = {case for entry in entries_of(library) for case in entry["cases"]}
-    return sorted(differing ^ explained)
+    return sorted(differing ^ (explained & set(verdicts)))
 
 
 # --- Markdown ---
@@ -117,8 +117,9 @@ def differences(names, verdicts):
     for library, name in names.items():
         lines += ["", f"#### {name}", ""]
         for entry in entries_of(library):
-            cases = ", ".join(f"`{case}`" for case in entry["cases"])
-            texts = [verdicts[library][case][1] for case in entry["cases"]]
+            known = [case for case in entry["cases"] if case in verdicts[library]]
+            cases = ", ".join(f"`{case}`" for case in known)
+            texts = [verdicts[library][case][1] for case in known]
             answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
             lines.append(f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}.")
     return lines[1:]
