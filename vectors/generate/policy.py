@@ -165,12 +165,20 @@ def advantages_of(inputs):
 
 
 def sampler_weights(inputs, options):
-    """Truncated importance sampling: min(pi_old / pi_sampler, cap), a constant."""
+    """Importance sampling: pi_old / pi_sampler, a constant. A larger one than the cap is the cap.
+
+    Masked, it is 0 beyond the cap, and below the floor.
+    """
     if "sampler_cap" not in options:
         return filled(inputs["logprobs"], 1.0)
 
     def weight(old, sampler):
-        return min(math.exp(old - sampler), options["sampler_cap"])
+        ratio = math.exp(old - sampler)
+        if ratio < options.get("sampler_floor", 0.0):
+            return 0.0
+        if ratio > options["sampler_cap"] and options.get("beyond_cap") == "mask":
+            return 0.0
+        return min(ratio, options["sampler_cap"])
 
     numerator = options.get("sampler_numerator", "old_logprobs")
     return each(weight, inputs[numerator], inputs["sampler_logprobs"])
