@@ -35,7 +35,7 @@ def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
     assert report.n_cases == 64
 
 
-@pytest.mark.beside("benchmarks")
+@pytest.mark.beside("benchmarks", "vectors")
 @pytest.mark.parametrize(
     "library",
     [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")],
