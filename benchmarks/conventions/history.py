@@ -3,7 +3,7 @@
     pip install --no-deps --target runs/former/trl trl==0.16.0
     pip install --no-deps --target runs/former/verl verl==0.6.1
     pip install --no-deps --target runs/former/openrlhf openrlhf==0.9.10
-    python benchmarks/conventions/history.py runs/former
+    python benchmarks/conventions/history.py runs/former --write docs/conventions.md
 
 Each version's own statements compute the loss of a micro-batch. What is then divided by the number
 of micro-batches, by the Trainer of the time and by DeepSpeed, stands here.
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 
 import ask_verl
-from report import OTHER, check, verdict_of
+from report import NONE, OTHER, check, verdict_of, write
 from sources import Source, version_in
 from tensors import NotOfferedError, Step, step_answer
 
@@ -161,25 +161,31 @@ def answer(version, case):
     return step_answer(inputs, step.logprobs, losses)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("packages", type=pathlib.Path, help="the folder with trl, verl, openrlhf")
-    packages = parser.parse_args().packages
-    versions = [TRL(packages), Verl(packages), OpenRLHF(packages)]
-    print("| case | " + " | ".join(version.name for version in versions) + " |")
-    print("|---" * (len(versions) + 1) + "|")
-    for name, case in check.load_cases().items():
-        if not name.startswith("splits/"):
-            continue
+def table(versions, cases):
+    lines = ["| case | " + " | ".join(version.name for version in versions) + " |"]
+    lines.append("|---" * (len(versions) + 1) + "|")
+    for name, case in cases.items():
         verdicts = [verdict_of(case, answer(version, case)) for version in versions]
-        if all(verdict == "-" for verdict, _ in verdicts):
+        if all(verdict == NONE for verdict, _ in verdicts):
             continue
         cells = []
         for verdict, text in verdicts:
             if verdict == OTHER:
                 verdict = f"**other**: {text.removeprefix('it follows: this is ')}"
             cells.append(verdict)
-        print(f"| `{name}` | " + " | ".join(cells) + " |")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("packages", type=pathlib.Path, help="the folder with trl, verl, openrlhf")
+    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the table there")
+    options = parser.parse_args()
+    versions = [library(options.packages) for library in (TRL, Verl, OpenRLHF)]
+    cases = check.load_cases()
+    cut = {name: case for name, case in cases.items() if name.startswith("splits/")}
+    write(options.write, "history.py", table(versions, cut))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tensors import NotOfferedError  # noqa: E402
 from vectors import check  # noqa: E402
 
 LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
-BEGIN, END = "<!-- from report.py -->", "<!-- to here -->"
+END = "<!-- to here -->"
 SAME, SAME32, PART, OTHER, NONE = "same", "same32", "part", "other", "-"
 NO_FUNCTION = "no such function"
 
@@ -150,11 +150,15 @@ def markdown(names, verdicts, cases):
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def write(page, text):
-    """Put the text between the two marks of a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+def write(page, program, text):
+    """Put the text between the marks of a program on a page, or print it where there is no page."""
+    if page is None:
+        print(text)
+        return
+    begin = f"<!-- from {program} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
+    page.write_text(f"{before}{begin}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
 
 
 def main():
@@ -174,11 +178,7 @@ def main():
         if options.answers:
             options.answers.mkdir(parents=True, exist_ok=True)
             (options.answers / f"{library}.json").write_text(json.dumps(given), encoding="utf-8")
-    text = markdown(names, verdicts, cases)
-    if options.write:
-        write(options.write, text)
-    else:
-        print(text)
+    write(options.write, "report.py", markdown(names, verdicts, cases))
     for problem in problems:
         print(f"without a reason, or no longer a difference: {problem}", file=sys.stderr)
     raise SystemExit(int(bool(problems)))
