@@ -1,0 +1,188 @@
+"""Asks TRL, verl, OpenRLHF and polgrad for answers to the test vectors, and prints the tables.
+
+    pip install trl==1.16.0 polgrad==0.2.1
+    pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
+    python benchmarks/conventions/report.py runs/packages --write docs/conventions.md
+
+verl and OpenRLHF are not imported, so that none of their other requirements is needed.
+`--answers FOLDER` keeps the answers of each library, for vectors/check.py. The exit code is 1 where
+a difference has no reason in reasons.toml, or where a reason has no difference.
+"""
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+import tomllib
+
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tensors import NotOfferedError  # noqa: E402
+from vectors import check  # noqa: E402
+
+LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
+END = "<!-- to here -->"
+SAME, SAME32, PART, OTHER, NONE = "same", "same32", "part", "other", "-"
+NO_FUNCTION = "no such function"
+
+
+def adapter_of(library, packages):
+    """The adapter that asks a library: a method for each operation that the library has."""
+    return importlib.import_module(f"ask_{library}").Adapter(packages)
+
+
+def answer(adapter, case):
+    operation = getattr(adapter, case["operation"], None)
+    if operation is None:
+        return {"not_offered": NO_FUNCTION}
+    try:
+        return operation(case["inputs"], case["options"])
+    except NotOfferedError as reason:
+        return {"not_offered": str(reason)}
+
+
+def answers_of(adapter, cases):
+    torch.set_num_threads(1)
+    return {name: answer(adapter, case) for name, case in cases.items()}
+
+
+def verdict_of(case, answer):
+    """(verdict, text) in float64, or else in the tolerance of float32."""
+    if "not_offered" in answer:
+        return NONE, answer["not_offered"]
+    verdict, text = check.compare(case, answer)
+    if verdict != check.OTHER:
+        return verdict, text
+    verdict, text = check.compare(case, answer, "float32")
+    if verdict == check.OTHER:
+        return OTHER, text
+    return (SAME32 if verdict == check.SAME else PART), text
+
+
+def verdicts_of(adapter, cases):
+    answers = answers_of(adapter, cases)
+    return {name: verdict_of(case, answers[name]) for name, case in cases.items()}
+
+
+# --- reasons ---
+
+
+def entries_of(library):
+    """The entries of reasons.toml: each has `cases`, a `reason`, and `where` the source says so."""
+    return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))[library]
+
+
+def unexplained(library, verdicts):
+    """Cases that differ without a reason, and cases that have a reason and do not differ."""
+    differing = {case for case, (verdict, _) in verdicts.items() if verdict == OTHER}
+    explained = {case for entry in entries_of(library) for case in entry["cases"]}
+    return sorted(differing ^ (explained & set(verdicts)))
+
+
+# --- Markdown ---
+
+
+def table(names, verdicts, cases):
+    """A row for each case, a column for each library."""
+    lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    for case in cases:
+        cells = []
+        for library in names:
+            verdict, _ = verdicts[library][case]
+            cells.append(f"**{verdict}**" if verdict == OTHER else verdict)
+        lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def totals(names, verdicts):
+    lines = [
+        "| library | same | same32 | part | other | not offered |",
+        "|---|---|---|---|---|---|",
+    ]
+    for library, name in names.items():
+        given = [verdict for verdict, _ in verdicts[library].values()]
+        counts = [str(given.count(kind)) for kind in (SAME, SAME32, PART, OTHER, NONE)]
+        lines.append(f"| {name} | " + " | ".join(counts) + " |")
+    return lines
+
+
+def differences(names, verdicts):
+    """For each library a heading, and a line for each reason with its cases and their answers."""
+    lines = []
+    for library, name in names.items():
+        lines += ["", f"#### {name}", ""]
+        for entry in entries_of(library):
+            known = [case for case in entry["cases"] if case in verdicts[library]]
+            cases = ", ".join(f"`{case}`" for case in known)
+            texts = [verdicts[library][case][1] for case in known]
+            answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
+            lines.append(f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}.")
+    return lines[1:]
+
+
+def not_offered(names, verdicts):
+    """The reasons that adapters give, each with its cases."""
+    lines = ["| library | why | cases |", "|---" * 3 + "|"]
+    for library, name in names.items():
+        by_reason = {}
+        for case, (verdict, text) in verdicts[library].items():
+            if verdict == NONE and text != NO_FUNCTION:
+                by_reason.setdefault(text, []).append(f"`{case}`")
+        for reason, cases in by_reason.items():
+            lines.append(f"| {name.split()[0]} | {reason} | {', '.join(cases)} |")
+    return lines
+
+
+def markdown(names, verdicts, cases):
+    parts = [
+        totals(names, verdicts),
+        table(names, verdicts, cases),
+        ["### Each difference, and its reason"],
+        differences(names, verdicts),
+        ["### Not offered, and why"],
+        not_offered(names, verdicts),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def write(page, program, text):
+    """Put the text between the marks of a program on a page, or print it where there is no page."""
+    if page is None:
+        print(text)
+        return
+    begin = f"<!-- from {program} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{begin}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("packages", type=pathlib.Path, help="the folder with verl and OpenRLHF")
+    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the tables there")
+    parser.add_argument("--answers", type=pathlib.Path, metavar="FOLDER", help="keep answers there")
+    options = parser.parse_args()
+    cases = check.load_cases()
+    names, verdicts, problems = {}, {}, []
+    for library in LIBRARIES:
+        adapter = adapter_of(library, options.packages)
+        names[library] = adapter.name
+        given = answers_of(adapter, cases)
+        verdicts[library] = {name: verdict_of(cases[name], given[name]) for name in cases}
+        problems += [f"{library} {case}" for case in unexplained(library, verdicts[library])]
+        if options.answers:
+            options.answers.mkdir(parents=True, exist_ok=True)
+            (options.answers / f"{library}.json").write_text(json.dumps(given), encoding="utf-8")
+    write(options.write, "report.py", markdown(names, verdicts, cases))
+    for problem in problems:
+        print(f"without a reason, or no longer a difference: {problem}", file=sys.stderr)
+    raise SystemExit(int(bool(problems)))
+
+
+if __name__ == "__main__":
+    main()

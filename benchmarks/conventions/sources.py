@@ -1,0 +1,97 @@
+"""Run parts of a library's source file without the rest of the library.
+
+A trainer is one class with many dependencies, and its denominators stand in the middle of a method.
+So that a mistake in such a line would show, the very statements are cut out of the file and run,
+with stand-ins for the names around.
+"""
+
+import __future__
+
+import ast
+import importlib.metadata
+import textwrap
+
+
+def version_in(folder, package):
+    """The version of a package that was installed into `folder`."""
+    (found,) = importlib.metadata.distributions(name=package, path=[str(folder)])
+    return found.version
+
+
+class Source:
+    """One file of a library, at `path`."""
+
+    def __init__(self, path):
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+
+    def compiled(self, text, part):
+        # Annotations name classes that are not there. They are kept as text.
+        flags = __future__.annotations.compiler_flag
+        return compile(text, f"{self.path.name}: {part}", "exec", flags)
+
+    def whole(self, names, without):
+        """The file's namespace, which begins with `names`. Imports from `without` are left out."""
+        kept = [node for node in self.tree.body if not imports_any(node, without)]
+        namespace = dict(names)
+        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), namespace)
+        return namespace
+
+    def definitions(self, names, *wanted):
+        """A namespace of `names` and the top-level functions, classes and constants `wanted`."""
+        kept = [node for node in self.tree.body if defines_any(node, wanted)]
+        namespace = dict(names)
+        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "definitions"), namespace)
+        missing = set(wanted) - set(namespace)
+        if missing:
+            raise LookupError(f"{self.path} does not define {sorted(missing)}")
+        return namespace
+
+    def function(self, name):
+        """The definition of a function or method, without its decorators."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+                return node
+        raise LookupError(f"{self.path} has no function {name}")
+
+    def method(self, name, names):
+        """A method as a function, in a namespace of `names`."""
+        namespace = dict(names)
+        node = self.function(name)
+        text = textwrap.dedent(self.lines(node.lineno, node.end_lineno))
+        exec(self.compiled(text, name), namespace)
+        return namespace[name]
+
+    def lines(self, first, last):
+        return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
+
+    def statements(self, function, first, last=None):
+        """The code of a function from the statement that begins with `first` to that with `last`."""
+        nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
+        nodes.sort(key=lambda node: node.lineno)
+        begin = self.statement(nodes, first)
+        later = [node for node in nodes if node.lineno >= begin.lineno]
+        end = self.statement(later, last) if last else begin
+        return self.compiled(textwrap.dedent(self.lines(begin.lineno, end.end_lineno)), function)
+
+    def statement(self, nodes, start):
+        for node in nodes:
+            if self.lines(node.lineno, node.end_lineno).lstrip().startswith(start):
+                return node
+        raise LookupError(f"no statement of {self.path} begins with {start!r}")
+
+
+def imports_any(node, packages):
+    """Whether a statement imports from one of the packages, or relatively."""
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or node.module.split(".")[0] in packages
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] in packages for alias in node.names)
+    return False
+
+
+def defines_any(node, names):
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    return getattr(node, "name", None) in names
