@@ -1,7 +1,13 @@
-"""The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read."""
+"""The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read.
 
+The tab "Play with it" computes what vectors/ says, and its sentences agree with its gradients.
+"""
+
+import html
+import importlib
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -106,7 +112,7 @@ def test_an_equation_that_is_not_known_is_shown_as_it_stands():
 
 def test_an_equation_is_mathml_in_pieces():
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
-    for text, pieces in known["mathml"].items():
+    for text, pieces in (known["mathml"] | known["play"]).items():
         root = xml.etree.ElementTree.fromstring(f"<all>{pieces}</all>")
         assert {piece.tag for piece in root} == {"math"}, text
 
@@ -114,7 +120,7 @@ def test_an_equation_is_mathml_in_pieces():
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     page = side_by_side.page("grpo", "mine", SOURCES | {"mine.py": MINE})
     assert page.count("<script") == page.count("</script>") == 2 and "/*" not in page.partition("<style>")[0]
-    for part in ("page.html", "style.css", "page.js"):
+    for part in ("page.html", "style.css", "objectives.js", "play.js", "page.js"):
         source = (side_by_side.PARTS / part).read_text(encoding="utf-8")
         assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
 
@@ -127,8 +133,11 @@ def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, c
     monkeypatch.setattr(side_by_side.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     side_by_side.main(["ppo", "gspo"])
     assert opened == [(tmp_path / "side_by_side.html").as_uri()]
+    side_by_side.main(["--play"])
+    assert '"pair":"grpo-dapo","start":"play"' in (tmp_path / "side_by_side.html").read_text(encoding="utf-8")
     capsys.readouterr()
     for words, sentence in (
+        (["grpo"], "name two scripts"),
         (["grpo", "gppo"], "there is no script gppo.py"),
         (["grpo", "grpo"], "two different scripts"),
     ):
@@ -151,7 +160,8 @@ def test_every_colour_can_be_read_on_what_may_lie_behind_it(theme):
     colours = {name: pair[theme] for name, *pair in pairs}
     behind = ("paper", "gone", "come", "gone-word", "come-word", "why")
     places = {name: behind for name in ("text", "keyword", "string", "number", "function", "comment")}
-    places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel")}
+    places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel"), "paper": ("link",)}
+    places |= {name: ("paper", "panel") for name in ("grpo", "dapo", "dcpo", "sapo", "dual", "gspo")}
     for name, backgrounds in places.items():
         for background in backgrounds:
             one, two = light(colours[name]), light(colours[background])
@@ -172,8 +182,9 @@ for (const width of [390, 1280, 1920]) {
 CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
-const states = scripts.filter((name) => name !== "grpo").map((name) => `grpo-${name}`);
-states.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
+const codeStates = scripts.filter((name) => name !== "grpo").map((name) => `grpo-${name}`);
+codeStates.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
+const states = [...codeStates, "play", ...SCENES.map(([, settings]) => `play/${settings}`)];
 const page = document.documentElement;
 for (const state of states) {
   history.replaceState(null, "", `#${state}`);
@@ -185,21 +196,210 @@ for (const state of states) {
     const pieces = [...line.querySelectorAll("math, .dim")];
     if (pieces.some((piece) => piece.getBoundingClientRect().right > end)) say(`it cuts ${line.textContent}`);
   }
-  if (!document.querySelector(".side .line")) say("no code");
+  const isCode = codeStates.includes(state);
+  if (isCode && !document.querySelector(".side .line")) say("no code");
+  if (!isCode && /NaN|undefined|Infinity/.test(main.innerHTML)) say("a number is missing");
 }
 parent.postMessage({ width: innerWidth, states: states.length, errors }, "*");
 </script>"""
 
 
-@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+def in_browser(folder, name, page):
+    """Open a page in Chromium; what it writes into its title, read as JSON."""
+    (folder / name).write_text(page, encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
+    command = [BROWSER, *flags, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout)[1]))
+
+
+needs_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium")
+
+
+@needs_browser
 def test_the_views_fit_at_every_width(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES)
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
-    (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}/profile", (tmp_path / "frames.html").as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
+    found = in_browser(tmp_path, "frames.html", FRAMES)
     assert sorted(frame["width"] for frame in found) == [390, 1280, 1920]
     for frame in found:
-        assert frame["errors"] == [] and frame["states"] > 15
+        assert frame["errors"] == [] and frame["states"] > 20
+
+
+# The cases of vectors/ whose objective a function of objectives.js computes, token by token.
+OBJECTIVES = {
+    "policy/ppo": "grpo",
+    "policy/grpo": "grpo",
+    "policy/dapo": "grpo",
+    "policy/dual-clip": "dualClip",
+    "policy/gspo": "gspo",
+    "policy/dcpo": "dcpo",
+}
+COMPUTE = """<title></title><script>
+{program}
+const points = {points};
+const found = points.map(([name, token, options]) => globalThis[name](token, options));
+document.title = JSON.stringify(found);
+</script>"""
+
+
+def objectives(folder, points):
+    """[{"objective", "gradient", "low", "high", "cap"}] of [(function, token, options)], by objectives.js."""
+    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
+    return in_browser(folder, "objectives.html", COMPUTE.format(program=program, points=json.dumps(points)))
+
+
+def vector(name):
+    """The case of vectors/ with this id, its shared inputs among its inputs."""
+    subject = name.partition("/")[0]
+    path = family.ROOT / "vectors" / "cases" / f"{subject}.json"
+    file = json.loads(path.read_text(encoding="utf-8"))
+    case = next(case for case in file["cases"] if case["id"] == name)
+    shared = file["shared_inputs"].get(case.get("inputs_from"), {})
+    return case | {"inputs": shared | case.get("inputs", {}), "tolerance": file["tolerance"]["float64"]}
+
+
+def tokens(inputs):
+    """Each token of a case as objectives.js takes it, row by row."""
+    found = []
+    for row, logprobs in enumerate(inputs["logprobs"]):
+        old_logprobs, advantages = inputs["old_logprobs"][row], inputs["advantages"][row]
+        logs = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
+        for column, log_ratio in enumerate(logs):
+            found.append(
+                {
+                    "old": math.exp(old_logprobs[column]),
+                    "ratio": math.exp(log_ratio),
+                    "rowRatio": math.exp(sum(logs) / len(logs)),
+                    "advantage": advantages[column] if isinstance(advantages, list) else advantages,
+                }
+            )
+    return found
+
+
+@needs_browser
+def test_the_objectives_to_play_with_are_those_of_the_vectors(tmp_path):
+    """The gradient of each token by its log-prob, and the loss of the whole case."""
+    cases = {name: vector(name) for name in OBJECTIVES}
+    points = [
+        (OBJECTIVES[name], token, case["options"]) for name, case in cases.items() for token in tokens(case["inputs"])
+    ]
+    answers = iter(objectives(tmp_path, points))
+    for name, case in cases.items():
+        weights = itertools.chain(*case["worked"]["weights"])
+        expected = list(itertools.chain(*case["expected"]["gradient"]))
+        near = {"rel": case["tolerance"]["rtol"], "abs": case["tolerance"]["atol"]}
+        loss, gradients = 0.0, []
+        for weight in weights:
+            answer = next(answers)
+            loss -= weight * answer["objective"]
+            gradients.append(-weight * answer["gradient"])
+        assert gradients == pytest.approx(expected, **near), name
+        assert loss == pytest.approx(case["expected"]["loss"], **near), name
+
+
+@needs_browser
+def test_the_bounds_that_move_with_the_old_probability_are_those_of_the_vectors(tmp_path):
+    case = vector("policy/dcpo-bounds")
+    tokens = [{"old": math.exp(logprob), "ratio": 1, "advantage": 1} for logprob in case["inputs"]["old_logprobs"]]
+    points = [("dcpo", token, case["options"]) for token in tokens]
+    answers = objectives(tmp_path, points)
+    for bound in ("low", "high"):
+        near = pytest.approx(case["expected"][bound], rel=case["tolerance"]["rtol"])
+        assert [answer[bound] for answer in answers] == near, bound
+
+
+@needs_browser
+def test_sapo_is_its_formula_and_its_gradient_the_slope_by_the_log_prob(tmp_path):
+    taus = {"tau_positive": 1.0, "tau_negative": 1.05}
+    step = 1e-5
+    near = (0, -step, step)  # moves of the log-prob
+    wanted = [(ratio, advantage) for ratio in (0.25, 0.8, 1, 1.28, 4) for advantage in (1.5, -0.7)]
+    points = [
+        ("sapo", {"ratio": ratio * math.exp(move), "advantage": advantage}, taus)
+        for ratio, advantage in wanted
+        for move in near
+    ]
+    answers = objectives(tmp_path, points)
+    for number, (ratio, advantage) in enumerate(wanted):
+        middle, below, above = answers[3 * number : 3 * number + 3]
+        tau = 1.0 if advantage > 0 else 1.05
+        formula = 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
+        slope = (above["objective"] - below["objective"]) / (2 * step)
+        assert middle["objective"] == pytest.approx(formula, rel=1e-12)
+        assert middle["gradient"] == pytest.approx(slope, rel=1e-8)
+        if ratio == 1:
+            assert middle["gradient"] == pytest.approx(advantage, rel=1e-12)  # that of GRPO
+
+
+def test_the_sliders_begin_with_the_defaults_of_the_scripts(data):
+    for script, options in (
+        ("grpo", ("clip_low", "clip_high")),
+        ("dapo", ("clip_low", "clip_high")),
+        ("gspo", ("clip_low", "clip_high")),
+        ("dcpo", ("clip_low", "clip_high", "max_ratio")),
+    ):
+        args = importlib.import_module(script).Args()
+        assert data["scripts"][script]["ranges"] == {option: getattr(args, option) for option in options}
+
+
+# Moves each slider of the tab as a hand or a key does, and says what is then wrong.
+MOVE = """<script>
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+// The word of the sentence that says why the gradient is 0.
+function reason(ratio) {
+  if (state.advantage === 0) return "The advantage is 0";
+  if (state.advantage > 0) return "is above";
+  return ratio < 1 ? "is below" : "above the cap";
+}
+function check(place) {
+  if (state.old * token().ratio > 1.001) errors.push(`${place}: a probability above 1`);
+  for (const algorithm of ALGORITHMS) {
+    const card = document.querySelector(`.card.${algorithm.id}`);
+    const sentences = card.textContent;
+    const { gradient } = at(algorithm);
+    const cause = reason(token()[algorithm.axis.moves]);
+    const says = /learns (nothing|anything) in/.test(sentences) && sentences.includes(cause);
+    const hollow = card.querySelectorAll("circle.silent").length;
+    const isRight = says === (gradient === 0) && hollow === (gradient === 0 ? 2 : 0);
+    if (!isRight) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
+  }
+}
+let moves = 0;
+for (const input of document.querySelectorAll("input")) {
+  const name = input.parentElement.textContent;
+  for (const part of [0, 1, 0.6, 0.3]) {
+    const before = main.innerHTML + JSON.stringify(state);
+    input.value = Number(input.min) + part * (input.max - input.min);
+    input.dispatchEvent(new Event("input"));
+    input.dispatchEvent(new Event("change"));
+    if (main.innerHTML + JSON.stringify(state) === before) errors.push(`${name} moves nothing`);
+    const { advantage } = state;
+    for (state.advantage of [-1, 0, 1, advantage]) {
+      redraw();
+      check(`${name}, A = ${state.advantage}`);
+      moves += 1;
+    }
+  }
+}
+const kept = JSON.stringify(state);
+const { hash } = location;
+readAddress("");
+if (JSON.stringify(state) === kept) errors.push("the start is the end");
+readAddress(hash.slice("#play/".length));
+for (const [key, value] of Object.entries(JSON.parse(kept))) {
+  if (Math.abs(state[key] / value - 1) > 1e-4) errors.push(`the address loses ${key}`);
+}
+readAddress("old=7&dapo.clip_high=x&nonsense=1");
+if (state.old !== 0.99 || state["dapo.clip_high"] !== startState()["dapo.clip_high"]) errors.push("a wrong address");
+document.title = JSON.stringify({ moves, errors });
+</script>"""
+
+
+@needs_browser
+def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradients(tmp_path):
+    page = side_by_side.page("grpo", "dapo", SOURCES, play=True)
+    found = in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>"))
+    assert found["errors"] == []
+    assert found["moves"] > 200

@@ -203,19 +203,27 @@ function panel(name, { from, to, ticks }, x, samples, now, shift, digits) {
   ];
 }
 
-// The numbers below both panels: ratios, among them the bounds that act, and the probabilities that belong to them.
-function ticksBelow({ axis }, x, bounds) {
-  const isRow = axis === ROW_AXIS;
+// The numbers below both panels: the bounds that act, and ticks where these leave `room`.
+function ticksBelow({ axis }, height, x, bounds, room, label) {
+  const end = axis === ROW_AXIS ? axis.to : highestRatio();
+  const isFree = (tick) => tick <= end && bounds.every((bound) => Math.abs(x(bound) - x(tick)) > room);
   const kind = (tick) => (tick === axis.to ? "end dim" : "middle dim");
-  const room = isRow ? 40 : 24;
-  const isFree = (tick) => bounds.every((bound) => Math.abs(x(bound) - x(tick)) > room);
-  const ratios = axis.ticks.filter(isFree).map((tick) => text(x(tick), 218, say(tick, 5), kind(tick)));
-  const limits = bounds.map((bound) => text(x(bound), 218, say(bound, axis.digits), "middle bound"));
-  const below = [ratios, limits, text(0, 218, isRow ? "ratio s" : "ratio", "dim")];
-  if (isRow) return below;
-  const possible = axis.ticks.filter((tick) => tick * state.old <= 1);
-  const probabilities = possible.map((tick) => text(x(tick), 233, say(tick * state.old), kind(tick)));
-  return [below, text(0, 233, "new prob.", "dim"), probabilities];
+  return [
+    axis.ticks.filter(isFree).map((tick) => text(x(tick), height, label(tick), kind(tick))),
+    bounds.map((bound) => text(x(bound), height, label(bound), "middle bound")),
+  ];
+}
+function axes(algorithm, x, bounds) {
+  const { digits } = algorithm.axis;
+  const ratio = (value) => say(value, digits);
+  const probability = (value) => say(value * state.old);
+  if (algorithm.axis === ROW_AXIS) {
+    return [text(0, 218, "ratio s", "dim"), ticksBelow(algorithm, 218, x, bounds, 40, ratio)];
+  }
+  return [
+    text(0, 218, "ratio", "dim"), ticksBelow(algorithm, 218, x, bounds, 24, ratio),
+    text(0, 233, "new prob.", "dim"), ticksBelow(algorithm, 233, x, bounds, 40, probability),
+  ];
 }
 
 function drawCard(algorithm) {
@@ -240,8 +248,8 @@ function drawCard(algorithm) {
     line(x(now.ratio), objective.top, x(now.ratio), gradient.bottom, "now"),
     panel("objective", objectiveHeights(algorithm, samples), x, samples, now, shift, axis.digits),
     panel("gradient", heights(3.3, advantage >= 0), x, samples, now, 0, 3),
-    wide.map(([from, to]) => text((from + to) / 2, level, "learns nothing", "middle")),
-    ticksBelow(algorithm, x, bounds),
+    wide.map(([from, to]) => text((from + to) / 2, level, "learns nothing", "middle words")),
+    axes(algorithm, x, bounds),
   ]);
 }
 
@@ -374,7 +382,7 @@ function mapSection() {
     "DAPO raises its upper end, DCPO opens it the more, the rarer the token is, and SAPO has none.",
     "The last column counts as if each rollout moved the token just to its bound.",
   ];
-  const besidesIt = element("div", {}, table, notes.map((note) => element("p", {}, note)));
+  const besidesIt = element("div", {}, table, element("p", {}, notes.join(" ")));
   const title = "How far may a token move in one rollout?";
   return section("map", title, "", element("div", { class: "map" }, picture, besidesIt));
 }
@@ -395,7 +403,7 @@ function playView() {
   const scenes = SCENES.map(([name, settings]) => element("li", {}, link(`play/${settings}`, name)));
   const { from, to } = TOKEN_AXIS;
   return [element("h1", {}, "Play with it: what does one token learn?"),
-    element("p", {}, "The old policy wrote a token, and updates move its probability. Drag in a picture, or use the sliders."),
+    element("p", {}, "The old policy wrote a token; updates move its probability. Drag in a picture or use the sliders."),
     element("ul", { class: "chips" }, scenes),
     element("div", { class: "controls" },
       slider("old", "old probability", [MAP.rarest, 0.99, 0.01], () => say(state.old), true),
