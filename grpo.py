@@ -74,8 +74,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     clip_high: float = option(0.2, "the ratio is clipped at 1 + this where A > 0 (DAPO: 0.28)", gt=0)
     dual_clip: float = option(0.0, "upper bound c > 1 of the ratio where A < 0 (0: off; verl: 3)", ge=0)
     kl_coef: float = option(0.04, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
+    kl_estimator: Literal["k1", "k2", "k3", "k3_weighted"] = option(
+        "k3", "gradient in a loss: k1 only noise, k2 of KL(pi||ref), k3 of KL(ref||pi), k3_weighted r times k2's (TRL)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(True, "divide advantages by the group's standard deviation (Dr. GRPO: no)")
@@ -159,7 +159,7 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)  # DeepSeekMath Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
         stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO

@@ -88,8 +88,8 @@ class Args(RolloutArgs):  # the options that no algorithm changes are declared t
     kl_coef: float = option(
         0.0, "beta of the KL to the reference, see --kl_in (0: no reference is loaded; RLHF: 0.05)", ge=0
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "gradient in a loss: k1 only noise, k2 that of KL(pi||ref), k3 that of KL(ref||pi)"
+    kl_estimator: Literal["k1", "k2", "k3", "k3_weighted"] = option(
+        "k3", "gradient in a loss: k1 only noise, k2 of KL(pi||ref), k3 of KL(ref||pi), k3_weighted r times k2's (TRL)"
     )
     entropy_coef: float = option(0.0, "weight of an entropy bonus", ge=0)
     normalize_std: bool = option(
@@ -324,7 +324,7 @@ def policy_loss(
         objective = objective + (args.penalty_coef if penalty_coef is None else penalty_coef) * log_ratios
     losses = -objective
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator)
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + (args.kl_coef if kl_coef is None else kl_coef) * kl
         stats["kl_ref"] = kl
         stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO

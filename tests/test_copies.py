@@ -57,7 +57,7 @@ def named(path, found=()):
 
 def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     helpers = named("tests/test_grpo.py") | named("tests/conftest.py")
-    copy(tmp_path, "grpo.py", "common", "pyproject.toml", "tests/oracles.json", *sorted(helpers))
+    copy(tmp_path, "grpo.py", "common", "pyproject.toml", *sorted(helpers))
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^[1-9]\d+ passed", result.stdout, re.MULTILINE), result.stdout[-300:]

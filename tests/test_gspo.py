@@ -9,9 +9,8 @@ from accelerate import Accelerator
 
 import gspo
 from common.harness.metrics import Metrics
-from testbed import ORACLES, embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
-EXAMPLE = ORACLES["gspo"]
 LEVELS = pytest.mark.parametrize("level", ["sequence", "token"])
 
 
@@ -20,17 +19,21 @@ def args_of(**options):
 
 
 def example():
-    """old and new (requires grad) log-probs, mask and advantages of the worked example."""
-    old, mask = ragged(EXAMPLE["old"])
-    new = (old + ragged(EXAMPLE["diff"])[0]).requires_grad_()
-    return old, new, mask, torch.tensor(EXAMPLE["adv"], dtype=torch.float64)[:, None]
+    """Old and new (requires grad) log-probs of four rows, their mask and advantages; two of the rows are clipped."""
+    old, mask = ragged([[-0.5, -1.2, -0.3], [-2.0, -0.1, -0.7, -1.5], [-0.9, -3.0], [-0.05, -0.6, -1.1, -0.2, -0.4]])
+    change = [[9, -3, 9], [4, -10, 2, -12], [12, -4], [-10, 5, 0, 6, 4]]
+    new = (old + 1e-4 * ragged(change)[0]).requires_grad_()
+    return old, new, mask, torch.tensor([[0.9], [-0.9], [-0.9], [0.9]], dtype=torch.float64)
+
+
+OF_TOKENS = [[0.5, -0.3, 1], [-1, 0.4, -0.6, 0.2], [-1.2, -0.7], [0.9, 0.9, -0.1, 0.3, 0.2]]  # their advantages
 
 
 def test_advantages_of_single_tokens_need_the_token_level():
     # At the sequence level each token would silently train on the row's mean advantage.
     old, new, mask, _ = example()
     with pytest.raises(ValueError, match="ratio_level token"):
-        gspo.policy_loss(new, old, ragged(EXAMPLE["token"]["adv"])[0], mask, args_of())
+        gspo.policy_loss(new, old, ragged(OF_TOKENS)[0], mask, args_of())
 
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
@@ -65,7 +68,7 @@ def test_clip_table(advantage, s, loss, gradient, low, high, level):
 
 def test_clip_fractions_of_advantages_of_single_tokens_count_tokens():
     old, new, mask, _ = example()
-    advantages = ragged(EXAMPLE["token"]["adv"])[0]
+    advantages = ragged(OF_TOKENS)[0]
     _, stats = gspo.policy_loss(new, old, advantages, mask, args_of(ratio_level="token"))
     assert stats["clip_fraction_low"].shape == stats["clip_fraction_high"].shape == mask.shape
 

@@ -96,6 +96,12 @@ def test_the_penalty_is_k1_of_old_against_new():
     assert not {"clip_fraction_low", "clip_fraction_high", "dual_clip"} & stats.keys()
 
 
+def test_a_clipped_value_is_counted_where_its_error_is_the_larger_one():
+    values, old, returns = torch.tensor([[[0.9, 0.15, -0.3, 0.5]], [[0.5, 0.1, 0.2, 0.5]], [[1, 0, 0.4, 0.8]]])
+    _, stats = ppo.value_loss(values, old, returns, torch.ones(1, 4, dtype=torch.bool), args_of(value_clip=0.2))
+    assert stats["clip"].tolist() == [[True, False, False, False]]  # the third has moved too far, away from its return
+
+
 def test_a_value_inside_the_clip_is_not_counted_whatever_rounding_says():
     generator = torch.Generator().manual_seed(0)
     old, returns = (torch.rand(50, 40, generator=generator) for _ in range(2))

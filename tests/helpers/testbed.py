@@ -30,7 +30,6 @@ def found():
     return {name: "".join(pattern.findall(source)) for name, source in scripts.items()}
 
 
-ORACLES = json.loads((ROOT / "tests" / "oracles.json").read_text(encoding="utf-8"))
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
 SCRIPTS = [name for name in ALL if found()[name]]  # the suites run over all of them; the others have pairs
@@ -50,11 +49,12 @@ def ragged(rows, dtype=torch.float64, fill=0.0):
 
 
 def b1(dtype=torch.float64):
-    """Batch B1 of the worked examples: old, new (requires grad) and reference log-probs, and the mask."""
-    old, mask = ragged(ORACLES["B1"]["old"], dtype)
-    new, _ = ragged(ORACLES["B1"]["new"], dtype)
-    ref, _ = ragged(ORACLES["B1"]["ref"], dtype)
-    return old, new.requires_grad_(), ref, mask
+    """A group of four completions: old, new (requires grad) and reference log-probs, and the mask."""
+    old = [[-0.5, -1.2, -0.3], [-2.0, -0.1, -0.7, -1.5, -0.4], [-0.9, -3.0], [-0.05, -0.6, -1.1, -0.2]]
+    new = [[-0.2, -1.3, -0.35], [-2.5, -0.12, -0.4, -1.5, -0.9], [-0.3, -1.5], [-0.04, -0.9, -1.0, -0.21]]
+    ref = [[-0.6, -1.1, -0.3], [-1.8, -0.2, -0.7, -1.4, -0.5], [-1.0, -2.5], [-0.1, -0.6, -1.2, -0.2]]
+    old, mask = ragged(old, dtype)
+    return old, ragged(new, dtype)[0].requires_grad_(), ragged(ref, dtype)[0], mask
 
 
 def totals_of(mask, group_size):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 FORMAT = 1
 VERSION = "1.0.0"
 WIDTH = 100  # of a line of a file
+SMALLEST = 1e-15  # Below is what is left of a 0 after rounding.
 DIGITS = 15  # The last digits of a float64 may differ between machines.
 TOLERANCE = {
     "float64": {"rtol": 1e-9, "atol": 1e-12},
@@ -40,7 +41,7 @@ class Case:
     rests_on: str
     source: str
     catches: str
-    threads: list = field(default_factory=list)
+    threads: list = field(default_factory=list)  # on GitHub, such as "huggingface/trl/issues/3021"
     others: list = field(default_factory=list)
     tolerance: dict | None = None
 
@@ -98,7 +99,7 @@ def entry(subject, case):
     result["source"] = case.source
     result["catches"] = case.catches
     if case.threads:
-        result["threads"] = case.threads
+        result["threads"] = [f"https://github.com/{thread}" for thread in case.threads]
     return result
 
 
@@ -120,7 +121,9 @@ def rounded(value):
         return [rounded(inner) for inner in value]
     if isinstance(value, float):
         assert math.isfinite(value)
-        return float(f"{value:.{DIGITS}g}") + 0.0  # no -0.0
+        if abs(value) < SMALLEST:
+            return 0.0
+        return float(f"{value:.{DIGITS}g}")
     return value
 
 

@@ -169,7 +169,7 @@ RAW = {
 }
 
 
-def value_case(name, catches, inputs=None, options=None, others=()):
+def value_case(name, catches, inputs=None, options=None, others=(), threads=()):
     return Case(
         id=name,
         operation=value_loss,
@@ -178,11 +178,12 @@ def value_case(name, catches, inputs=None, options=None, others=()):
         rests_on=CONVENTION,
         source="OpenAI's baselines, ppo2: half the larger of two squared errors, mean over tokens",
         catches=catches,
+        threads=list(threads),
         others=list(others),
     )
 
 
-def gae_case(name, mask, catches, options=DISCOUNTS, others=()):
+def gae_case(name, mask, catches, options=DISCOUNTS, others=(), threads=()):
     return Case(
         id=f"ppo/{name}",
         operation=gae,
@@ -191,6 +192,7 @@ def gae_case(name, mask, catches, options=DISCOUNTS, others=()):
         rests_on=FORMULA,
         source=GAE_PAPER,
         catches=catches,
+        threads=list(threads),
         others=list(others),
     )
 
@@ -204,6 +206,10 @@ def whiten_case(ddof, source):
         rests_on=CONVENTION,
         source=f"{source}; over the tokens that count",
         catches="Padding in the mean and the deviation, or another ddof.",
+        threads=[
+            "NovaSky-AI/SkyRL/issues/1305",
+            "ray-project/ray/pull/63900",
+        ],
         others=[
             Other(says="padding counts", options={"padding_counts": True}),
             Other(says=f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
@@ -224,6 +230,10 @@ CASES = [
         rests_on=FORMULA,
         source="InstructGPT 2203.02155; DeepSeekMath 2402.03300 Eq. 2",
         catches="A score that is not on the last token, or a KL of the wrong sign.",
+        threads=[
+            "huggingface/trl/issues/3750",
+            "huggingface/trl/pull/5338",
+        ],
         others=[
             Other(says="the KL has the other sign", options={"kl_coef": -0.1}),
             Other(says="the score is on every token", options={"score_on_every_token": True}),
@@ -250,6 +260,10 @@ CASES = [
         "gae-observation-tokens",
         [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
         "Tokens of a tool, which the policy did not write, as steps of the episode.",
+        threads=[
+            "verl-project/verl/pull/2337",
+            "radixark/miles/pull/1827",
+        ],
         others=[
             Other(
                 says="a masked token is a step with reward and value 0",
@@ -263,6 +277,10 @@ CASES = [
     value_case(
         "ppo/value-clip",
         "The smaller of the two errors, or a half that is missing.",
+        threads=[
+            "ray-project/ray/issues/2233",
+            "implementation-matters/code-for-paper/issues/1",
+        ],
         others=[
             Other(says="the smaller of the two errors", options={"smaller_error": True}),
             Other(says="without the half", options={"without_half": True}),
@@ -273,6 +291,9 @@ CASES = [
         "ppo/value-plain",
         "A clip that is still there with value_clip 0, or a half that is missing.",
         options={"value_clip": 0.0},
+        threads=[
+            "ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135",
+        ],
         others=[Other(says="without the half", options={"without_half": True})],
     ),
     Case(
@@ -283,6 +304,9 @@ CASES = [
         rests_on=FORMULA,
         source="Fine-Tuning Language Models from Human Preferences 1909.08593, section 2.2",
         catches="An error that is not clipped at 0.2, or steps that count where samples do.",
+        threads=[
+            "verl-project/verl/issues/1984",
+        ],
         others=[
             Other(says="the error is not clipped", options={"without_clip": True}),
             Other(says="an optimizer step counts as one sample", options={"counted": 1}),

@@ -126,7 +126,7 @@ SOURCE = "Schulman, Approximating KL Divergence (2020); k3 is DeepSeekMath 2402.
 WEIGHTED = "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, whose gradient counts"
 
 
-def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE):
+def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE, threads=()):
     return Case(
         id=f"kl/{name}",
         operation=kl_tokens,
@@ -135,11 +135,12 @@ def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE):
         rests_on=FORMULA,
         source=source,
         catches=catches,
+        threads=list(threads),
         others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
     )
 
 
-def expectation_case(name, estimator, inputs, means, catches, others):
+def expectation_case(name, estimator, inputs, means, catches, others, threads=()):
     return Case(
         id=f"kl/expected-{name}",
         operation=kl_expected_gradient,
@@ -148,6 +149,7 @@ def expectation_case(name, estimator, inputs, means, catches, others):
         rests_on=FORMULA,
         source=f"derived: {means}",
         catches=catches,
+        threads=list(threads),
         others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
     )
 
@@ -166,6 +168,7 @@ CASES = [
             ("the weight has no gradient", "k3_frozen_weight"),
         ],
         source=WEIGHTED,
+        threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
     ),
     token_case(
         "k1-far",
@@ -173,6 +176,7 @@ CASES = [
         "A KL that is clamped at 10 far from the reference.",
         [("clamped to [-10, 10]", "k1_clamped")],
         inputs=FAR,
+        threads=["verl-project/verl/issues/2928"],
     ),
     token_case(
         "k3-far",
@@ -180,6 +184,7 @@ CASES = [
         "A KL that is clamped at 10, which has no gradient just where the policy is far from the reference.",
         [("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
         inputs=FAR,
+        threads=["verl-project/verl/issues/2928"],
     ),
     expectation_case(
         "k1",
@@ -188,6 +193,7 @@ CASES = [
         "over tokens of the policy the gradient of k1 is 0, only noise",
         "k1 in a loss that is taken for a penalty.",
         [("the gradient of KL(pi || ref), as of k2", "k2")],
+        threads=["allenai/open-instruct/pull/535"],
     ),
     expectation_case(
         "k2",
@@ -204,6 +210,7 @@ CASES = [
         "over tokens of the policy the gradient of k3 is that of KL(ref || pi)",
         "k3 in a loss that is taken for a penalty on KL(pi || ref).",
         [("the gradient of KL(pi || ref), as of k2", "k2")],
+        threads=["verl-project/verl/pull/2953"],
     ),
     expectation_case(
         "k3-weighted",
@@ -212,6 +219,7 @@ CASES = [
         "the gradient of the weighted k3 is that of KL(pi || ref)",
         "A weight without gradient: at ratio 1 it would change nothing.",
         [("the weight has no gradient: that of KL(ref || pi)", "k3_frozen_weight")],
+        threads=["huggingface/trl/pull/6503"],
     ),
     expectation_case(
         "k3-weighted-off-policy",

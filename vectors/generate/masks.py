@@ -38,6 +38,11 @@ CASES = [
         options={"stop_tokens": [2], "pad_token": 2},
         rests_on=FORMULA,
         source=SOURCE,
+        threads=[
+            "huggingface/trl/pull/6357",
+            "huggingface/trl/pull/4970",
+            "mll-lab-nu/RAGEN/issues/59",
+        ],
         catches="A mask by `token != pad`, which drops the stop token: nothing learns to stop.",
         others=[Other(says="the stop token is masked, as by token != pad_token", options={"without_stop": True})],
     ),
@@ -48,6 +53,9 @@ CASES = [
         options={"stop_tokens": [2, 3], "pad_token": 0},
         rests_on=FORMULA,
         source=SOURCE,
+        threads=[
+            "huggingface/trl/pull/7039",
+        ],
         catches="One stop token where the model has two: rows that ended count as truncated.",
         others=[
             Other(says="only the first stop token ends a row", options={"stop_tokens": [2]}),
@@ -72,6 +80,9 @@ CASES = [
         options={"stop_tokens": [2], "pad_token": 0},
         rests_on=CONVENTION,
         source="a pad id that was sampled is a token like any other",
+        threads=[
+            "huggingface/trl/pull/4970",
+        ],
         catches="A sampled pad id that ends a completion, leaves a hole in it, or passes for a stop token.",
         others=[
             BY_PAD,

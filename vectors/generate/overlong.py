@@ -23,6 +23,9 @@ CASES = [
         rests_on=FORMULA,
         source="DAPO 2503.14476 Eq. 13",
         catches="A ramp on the wrong side of max_tokens, or a penalty below -1.",
+        threads=[
+            "modelscope/ms-swift/pull/5557",
+        ],
         others=[
             Other(says="without a floor at -1", options={"without_floor": True}),
             Other(says="the ramp begins at max_tokens", options={"max_tokens": 14}),

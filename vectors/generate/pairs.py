@@ -202,6 +202,10 @@ CASES = [
         "Log-ratios that are divided by their lengths.",
         options={"loss": "ipo"},
         source="IPO 2310.12036 Eq. 17: of sums",
+        threads=[
+            "huggingface/trl/pull/1265",
+            "huggingface/trl/issues/1677",
+        ],
         others=[PER_TOKEN],
     ),
     pair_case(
@@ -210,6 +214,10 @@ CASES = [
         options={"loss": "ipo", "per_token": True},
         source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
         rests_on=CONVENTION,
+        threads=[
+            "huggingface/trl/issues/6879",
+            "modelscope/ms-swift/pull/9925",
+        ],
         others=[Other(says="sums, as in the paper", options={"per_token": False})],
     ),
     pair_case(

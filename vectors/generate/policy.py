@@ -100,34 +100,35 @@ def policy_step(inputs, options):
     weights = steps.step_weights(inputs, logprobs, options)
 
     def loss_at(table):
-        return weighted_sum(weights, token_losses(table, inputs, options))
+        loss = weighted_sum(weights, policy_terms(table, inputs, options))
+        if "kl" in options:
+            kl_weights = own_weights(inputs, options, "kl_mean")
+            loss += weighted_sum(kl_weights, kl_terms(table, inputs, options))
+        if "entropy_coef" in options:
+            entropy_weights = own_weights(inputs, options, "entropy_mean")
+            loss -= options["entropy_coef"] * weighted_sum(entropy_weights, inputs["entropies"])
+        return loss
 
-    gradient = logprob_gradient(inputs, options, weights)
+    gradient = policy_gradient(inputs, options, weights)
+    if "kl" in options:
+        kl_weights = own_weights(inputs, options, "kl_mean")
+        gradient = add(gradient, kl_gradient(inputs, options, kl_weights))
     check_gradient(loss_at, logprobs, gradient)
-    losses = token_losses(logprobs, inputs, options)
     expected = {"loss": loss_at(logprobs), "gradient": gradient}
     if "entropy_coef" in options:
+        entropy_weights = own_weights(inputs, options, "entropy_mean")
         coefficient = -options["entropy_coef"]
-        expected["entropy_gradient"] = each(lambda weight: coefficient * weight, weights)
-    worked = {"token_losses": kept(losses, weights), "weights": weights}
-    if "pieces" in inputs:
-        worked["piece_losses"] = piece_losses(inputs["pieces"], weights, losses)
+        expected["entropy_gradient"] = each(lambda weight: coefficient * weight, entropy_weights)
+    worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights}
+    if "kl" in options:
+        worked["kl_terms"] = kl_terms(logprobs, inputs, options)
     return expected, worked
 
 
-def kept(table, weights):
-    return each(lambda number, weight: number if weight else 0.0, table, weights)
-
-
-def piece_losses(pieces, weights, losses):
-    """The share of each micro-batch in the loss: they add up to it."""
-    shares = []
-    for process in pieces:
-        shares.append([])
-        for rows in process:
-            own = [weighted_sum([weights[row]], [losses[row]]) for row in rows]
-            shares[-1].append(sum(own))
-    return shares
+def own_weights(inputs, options, name):
+    """The weights of the KL or of the entropy: those of the policy's term, or with a mistake not."""
+    changed = options | {"mean": options.get(name, options["mean"])}
+    return steps.step_weights(inputs, inputs["logprobs"], changed)
 
 
 def log_ratios(table, inputs, options):
@@ -171,32 +172,28 @@ def sampler_weights(inputs, options):
     def weight(old, sampler):
         return min(math.exp(old - sampler), options["sampler_cap"])
 
-    return each(weight, inputs["old_logprobs"], inputs["sampler_logprobs"])
+    numerator = options.get("sampler_numerator", "old_logprobs")
+    return each(weight, inputs[numerator], inputs["sampler_logprobs"])
 
 
-def token_losses(table, inputs, options):
-    """The loss of each token where the policy's log-probs are `table`."""
+def policy_terms(table, inputs, options):
+    """The policy's loss of each token where its log-probs are `table`."""
     loss, _ = SURROGATES[options["objective"]]
 
     def policy_term(log_ratio, advantage, old, weight):
         return weight * loss(log_ratio, advantage, old, options)
 
-    losses = each(
+    return each(
         policy_term,
         log_ratios(table, inputs, options),
         advantages_of(inputs),
         inputs["old_logprobs"],
         sampler_weights(inputs, options),
     )
-    if "kl" in options:
-        losses = add(losses, kl_terms(table, inputs, options))
-    if "entropy_coef" in options:
-        coefficient = options["entropy_coef"]
-        losses = each(lambda loss, h: loss - coefficient * h, losses, inputs["entropies"])
-    return losses
 
 
 def kl_terms(table, inputs, options):
+    """The KL of each token to the reference, times its coefficient."""
     coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
 
     def term(new, log_ratio, ref):
@@ -211,8 +208,8 @@ def kl_log_ratios(table, inputs, options):
     return log_ratios(table, inputs, options | {"ratio": level})
 
 
-def logprob_gradient(inputs, options, weights):
-    """d loss / d logprobs in closed form."""
+def policy_gradient(inputs, options, weights):
+    """The gradient of the policy's terms by the log-probs, in closed form."""
     _, slope = SURROGATES[options["objective"]]
 
     def policy_slope(log_ratio, advantage, old, sampler, weight):
@@ -227,10 +224,7 @@ def logprob_gradient(inputs, options, weights):
         sampler_weights(inputs, options),
         weights,
     )
-    gradient = spread_over_row(by_log_ratio, inputs, options, options["ratio"])
-    if "kl" in options:
-        gradient = add(gradient, kl_gradient(inputs, options, weights))
-    return gradient
+    return spread_over_row(by_log_ratio, inputs, options, options["ratio"])
 
 
 def spread_over_row(by_log_ratio, inputs, options, ratio):
@@ -394,6 +388,11 @@ CASES = [
         "A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
         inputs={"logprobs": OLD, "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5]},
         others=[TOKEN_MEAN],
+        threads=[
+            "huggingface/open-r1/issues/239",
+            "huggingface/trl/issues/2703",
+            "huggingface/trl/issues/3452",
+        ],
     ),
     step_case(
         "ppo",
@@ -412,6 +411,9 @@ CASES = [
             Other(says="the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
             Other(says="there is no cap", options={"dual_clip": 1e9}),
         ],
+        threads=[
+            "thu-ml/tianshou/issues/433",
+        ],
     ),
     step_case(
         "ppo-penalty",
@@ -427,6 +429,9 @@ CASES = [
         f"{GRPO_PAPER} with beta 0",
         "One mean over all tokens in the place of the mean of the rows' means.",
         others=[TOKEN_MEAN, NO_MINIMUM],
+        threads=[
+            "huggingface/trl/issues/2995",
+        ],
     ),
     step_case(
         "grpo-kl",
@@ -439,6 +444,11 @@ CASES = [
             Other(says="k3 times the token's ratio", options=with_kl("k3_weighted")),
             Other(says="the KL is left out", options=with_kl("k3", 0.0)),
             Other(says="k2 for k3", options=with_kl("k2")),
+            Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"}),
+        ],
+        threads=[
+            "huggingface/trl/issues/2995",
+            "allenai/open-instruct/pull/535",
         ],
     ),
     step_case(
@@ -451,6 +461,10 @@ CASES = [
             Other(says="k3 without the weight", options=with_kl("k3")),
             Other(says="k2, which has this gradient only at ratio 1", options=with_kl("k2")),
         ],
+        threads=[
+            "huggingface/trl/pull/4638",
+            "huggingface/trl/pull/6503",
+        ],
     ),
     step_case(
         "grpo-entropy",
@@ -459,7 +473,14 @@ CASES = [
         "A bonus with the other sign, or with a mean of its own.",
         inputs={"entropies": ENTROPIES},
         rests_on=CONVENTION,
-        others=[Other(says="the entropy has the other sign", options={"entropy_coef": -0.01})],
+        others=[
+            Other(says="the entropy has the other sign", options={"entropy_coef": -0.01}),
+            Other(says="the bonus is one mean over all tokens", options={"entropy_mean": "tokens"}),
+        ],
+        threads=[
+            "huggingface/trl/pull/6140",
+            "huggingface/trl/pull/6648",
+        ],
     ),
     step_case(
         "dr-grpo",
@@ -471,6 +492,10 @@ CASES = [
             Other(says="the sum over rows", options={"constant": 1.0}),
             ROW_MEANS,
             TOKEN_MEAN,
+        ],
+        threads=[
+            "allenai/open-instruct/issues/636",
+            "huggingface/trl/pull/3138",
         ],
     ),
     step_case(
@@ -491,6 +516,9 @@ CASES = [
         f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
         "The other reading of Eq. 8.",
         others=[TOKEN_MEAN],
+        threads=[
+            "verl-project/verl/issues/2776",
+        ],
     ),
     step_case(
         "gspo",
@@ -501,6 +529,9 @@ CASES = [
         others=[
             Other(says="one ratio for the whole batch", options={"ratio_of_batch": True}),
             Other(says="each token's own ratio", options={"ratio": "token"}),
+        ],
+        threads=[
+            "MakazhanAlpamys/Soup/issues/723",
         ],
     ),
     step_case(
@@ -521,6 +552,9 @@ CASES = [
         others=[
             Other(says="the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
             Other(says="k3 without the weight", options=with_kl("k3")),
+        ],
+        threads=[
+            "huggingface/trl/issues/6586",
         ],
     ),
     step_case(
@@ -545,6 +579,13 @@ CASES = [
         others=[
             Other(says="there is no weight", inputs={"sampler_logprobs": OLD}),
             Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+            Other(
+                says="the current policy stands in the place of the old one",
+                options={"sampler_numerator": "logprobs"},
+            ),
+        ],
+        threads=[
+            "THUDM/slime/pull/179",
         ],
     ),
     Case(

@@ -60,10 +60,22 @@ SAYS = {
     "micro_batch": "this is the mean over the micro-batch, averaged",
     "micro_batch_summed": "this is the mean over the micro-batch, added up",
     "process": "this is the mean over the process, averaged",
-    "averaged": "the step's mean, divided once more by the number of processes",
+    "over_micro_batches": "the step's mean, divided once more by the number of micro-batches",
+    "over_processes": "the step's mean, divided once more by the number of processes",
 }
 CATCHES = "The denominator of the micro-batch or of the process: the gradient then depends on the cut."
 STEP = "the denominators are those of the whole optimizer step: "
+
+
+LOSS_THREADS = [  # of the mean over tokens
+    "huggingface/trl/issues/3021",
+    "huggingface/trl/pull/3231",
+    "verl-project/verl/pull/906",
+    "verl-project/verl/issues/5625",
+    "verl-project/verl/issues/7321",
+    "PrimeIntellect-ai/prime-rl/pull/583",
+    "modelscope/ms-swift/issues/10117",
+]
 
 
 def mistakes(*names):
@@ -71,7 +83,8 @@ def mistakes(*names):
 
 
 def split_case(name, cut, options, source, totals, inputs=None, others=(), **fields):
-    fields = {"rests_on": FORMULA, "catches": CATCHES} | fields
+    threads = LOSS_THREADS if options["mean"] == "tokens" else []
+    fields = {"rests_on": FORMULA, "catches": CATCHES, "threads": threads} | fields
     return Case(
         id=f"splits/{name}",
         operation=policy.policy_step,
@@ -88,8 +101,8 @@ LEFT_OUT = (1, 3)  # rows that were truncated
 KEPT = [[int(row not in LEFT_OUT)] * len(cells) for row, cells in enumerate(policy.OLD)]
 ALL = [[1] * len(row) for row in policy.OLD]
 SCORED = [1, 1, 0, 1, 0, 0, 0, 0]  # no row of the second prompt has a reward
-LOCAL = ("micro_batch", "micro_batch_summed")
-LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "process", "averaged")
+LOCAL = ("micro_batch", "micro_batch_summed", "over_micro_batches")
+LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "process")
 DR_GRPO_PAPER = "Dr. GRPO 2503.20783, Listing 1"
 OVERLONG = "DAPO 2503.14476, section 3.4, leaves truncated rows out of the loss"
 
@@ -146,7 +159,7 @@ CASES = [
     split_case("dapo-2", "2", policy.DAPO, policy.DAPO_PAPER, LOCAL),
     split_case("dapo-4", "4", policy.DAPO, policy.DAPO_PAPER, LOCAL),
     split_case("dapo-uneven", "uneven", policy.DAPO, policy.DAPO_PAPER, LOCAL),
-    split_case("dapo-processes", "processes", policy.DAPO, policy.DAPO_PAPER, ("process", "averaged")),
+    split_case("dapo-processes", "processes", policy.DAPO, policy.DAPO_PAPER, ("process", "over_processes")),
     split_case("dapo-2x2", "2x2", policy.DAPO, policy.DAPO_PAPER, LOCAL_2X2),
     split_case(
         "dapo-kl-2x2",
@@ -156,6 +169,7 @@ CASES = [
         LOCAL_2X2,
         inputs={"ref_logprobs": policy.REF},
         catches="A KL with a denominator of its own.",
+        threads=[],
     ),
     split_case(
         "dapo-entropy-2x2",
@@ -165,6 +179,7 @@ CASES = [
         LOCAL_2X2,
         inputs={"entropies": policy.ENTROPIES},
         catches="An entropy bonus with a denominator of its own.",
+        threads=["huggingface/trl/pull/6648"],
     ),
     split_case(
         "dapo-group-uneven",
@@ -184,10 +199,10 @@ CASES = [
     ),
     split_case("grpo-4", "4", policy.GRPO, policy.GRPO_PAPER, ("micro_batch_summed",)),
     split_case("grpo-uneven", "uneven", policy.GRPO, policy.GRPO_PAPER, LOCAL),
-    split_case("grpo-processes", "processes", policy.GRPO, policy.GRPO_PAPER, ("averaged",)),
+    split_case("grpo-processes", "processes", policy.GRPO, policy.GRPO_PAPER, ("over_processes",)),
     split_case("dr-grpo-4", "4", policy.DR_GRPO, DR_GRPO_PAPER, ("micro_batch_summed",)),
     split_case("dr-grpo-uneven", "uneven", policy.DR_GRPO, DR_GRPO_PAPER, LOCAL),
-    split_case("dr-grpo-processes", "processes", policy.DR_GRPO, DR_GRPO_PAPER, ("averaged",)),
+    split_case("dr-grpo-processes", "processes", policy.DR_GRPO, DR_GRPO_PAPER, ("over_processes",)),
     split_case(
         "gspo-uneven",
         "uneven",
@@ -205,6 +220,7 @@ CASES = [
         LOCAL_2X2,
         inputs={"mask": KEPT},
         catches="Tokens that are left out of the loss and stay in the denominator.",
+        threads=["huggingface/trl/issues/6369", "huggingface/trl/pull/6439"],
         others=[
             Other(says="masked tokens are in the denominator", options={"masked_tokens_count": True}),
             Other(says="truncated rows are in the loss", inputs={"mask": ALL}),
@@ -215,7 +231,7 @@ CASES = [
         "2x2",
         policy.DR_GRPO | {"empty_rows_count": True},
         f"{OVERLONG}; no paper says whether they are still rows, here they are",
-        ("micro_batch_summed", "averaged"),
+        ("micro_batch_summed", "over_processes"),
         inputs={"mask": KEPT},
         rests_on=CONVENTION,
         catches="The other convention: 8 rows or 6.",
@@ -226,7 +242,7 @@ CASES = [
         "2x2",
         policy.GRPO | {"empty_rows_count": False},
         f"{OVERLONG}; no paper says whether they are still rows, here they are not",
-        ("micro_batch", "micro_batch_summed", "averaged"),
+        ("micro_batch", "micro_batch_summed", "over_processes"),
         inputs={"mask": KEPT},
         rests_on=CONVENTION,
         catches="The other convention: 6 rows or 8.",
@@ -237,7 +253,7 @@ CASES = [
         "2x2",
         policy.GRPO,
         "a row without a reward (`scored` 0) is in no count",
-        ("micro_batch_summed", "averaged"),
+        ("micro_batch_summed", "over_processes"),
         inputs={"scored": SCORED},
         rests_on=CONVENTION,
         catches="A row without a reward that still makes the others smaller.",
@@ -246,12 +262,14 @@ CASES = [
         "splits/value",
         inputs={"pieces": [[[0, 1], [2]]]},
         catches="A critic with the denominator of the micro-batch.",
+        threads=["verl-project/verl/pull/6957", "verl-project/verl/issues/7110"],
         others=mistakes("micro_batch", "micro_batch_summed"),
     ),
     pairs.pair_case(
         "splits/pairs-uneven",
         inputs={"pieces": [[[0, 1], [2]]]},
         catches="The mean over the pairs of the micro-batch: the last one of an epoch is smaller.",
+        threads=["modelscope/ms-swift/pull/10144"],
         others=mistakes("micro_batch", "micro_batch_summed"),
     ),
     pairs.reward_case(

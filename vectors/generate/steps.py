@@ -8,7 +8,8 @@ mistakes that people make there:
     micro_batch           those of the micro-batch; the losses of the micro-batches are averaged
     micro_batch_summed    those of the micro-batch; the losses are added up
     process               those of the process; gradients are averaged over the processes
-    averaged              the step's, and then gradients are averaged over the processes
+    over_processes        the step's, divided once more by the number of processes
+    over_micro_batches    the step's, divided once more by the number of micro-batches
 """
 
 
@@ -52,8 +53,10 @@ def scopes(pieces, totals):
     everything = [row for rows in processes for row in rows]
     if totals == "step":
         return [(everything, 1.0)]
-    if totals == "averaged":
+    if totals == "over_processes":
         return [(everything, 1 / len(pieces))]
+    if totals == "over_micro_batches":
+        return [(everything, 1 / len(pieces[0]))]
     if totals == "process":
         return [(rows, 1 / len(pieces)) for rows in processes]
     result = []

@@ -1,0 +1,577 @@
+"""What the scripts compute for the cases of vectors/cases/, by their own functions.
+
+    PYTHONPATH=.:tests/helpers python tests/helpers/script_answers.py grpo > answers.json
+    python vectors/check.py answers.json
+
+A step goes through the script's whole `update`: its cut into micro-batches, its denominators and its backward passes.
+In the place of the model stands a table of log-probs, whose gradient is the answer, and in the place of each process a
+thread.
+"""
+
+import contextlib
+import json
+import math
+import sys
+from unittest import mock
+
+import torch
+from torch import nn
+
+import common.batches
+from common.batches import split_rollout
+from common.harness.metrics import Metrics
+from common.harness.pairs import Pair
+from testbed import ALL, advantages_of, ragged, script
+from threads import FakeAccelerator, Processes
+from vectors.check import load_cases
+
+STEPS = ("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "ppo")  # scripts with a `policy_loss`
+BASELINES = {  # scripts and recipes whose advantages are those of groups
+    **dict.fromkeys(("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "reinforce_pp"), "group_mean"),
+    "rloo": "leave_one_out",
+}
+
+
+class NotOffered(Exception):
+    """The script has no such function, or no option for it."""
+
+
+def refuse_unless(condition, reason):
+    if not condition:
+        raise NotOffered(reason)
+
+
+# --- what stands in the place of models and processes ---
+
+
+class Accelerator(FakeAccelerator):
+    """One of several processes, each a thread."""
+
+    is_fsdp2 = False
+    sync_gradients = True
+
+    def no_sync(self, model):
+        return contextlib.nullcontext()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def clip_grad_norm_(self, parameters, max_norm):
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+class Tables(nn.Module):
+    """A policy, and for ppo.py a critic: each number that a forward returns stands in a table."""
+
+    def __init__(self, batch, with_values):
+        super().__init__()
+        self.logprobs = nn.Parameter(batch["new_logprobs"].clone())
+        self.entropies = nn.Parameter(batch["entropies"].clone())
+        self.values = nn.Parameter(batch["values"].clone())
+        self.fixed = batch["fixed_logprobs"]
+        self.with_values = with_values
+
+    def forward(self, micro, with_entropy=True, entropy_grad=False):
+        """Before the updates, when the entropy is not asked for, the log-probs are those of the old policy."""
+        rows = micro["row"][:, 0]
+        width = micro["completions"].shape[1]
+        entropies = self.entropies if entropy_grad else self.entropies.detach()
+        result = [self.fixed[rows, :width], None]
+        if with_entropy:
+            result = [self.logprobs[rows, :width], entropies[rows, :width]]
+        if self.with_values:
+            result.append(self.values[rows, :width])
+        return result
+
+
+class Reference(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, micro, with_entropy):
+        return self.table[micro["row"][:, 0], : micro["completions"].shape[1]], None
+
+
+class Gradients:
+    """In the place of an optimizer: the gradients of the first step, {name: tensor}."""
+
+    def __init__(self, model):
+        self.model, self.first = model, None
+        parameters = list(model.parameters())
+        self.param_groups = [{"params": parameters}, {"params": parameters[:0]}]
+
+    def step(self):
+        if self.first is None:
+            self.first = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+
+    def zero_grad(self):
+        self.model.zero_grad(set_to_none=True)
+
+
+def pieces_of(inputs, rows):
+    return inputs.get("pieces") or [[list(range(rows))]]
+
+
+# --- one optimizer step of a policy ---
+
+
+def step_batch(inputs, table, dtype):
+    """The batch of a rollout with these tables; `table` gives its rows and their lengths."""
+    values, tokens = ragged(table, dtype)
+    rows = len(table)
+    mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
+    scored = torch.tensor(inputs.get("scored") or [1] * rows).bool()
+    batch = {
+        "row": torch.arange(rows)[:, None],
+        "prompts": torch.zeros(rows, 1).long(),
+        "prompt_mask": torch.ones(rows, 1).bool(),
+        "prompt_index": torch.tensor(inputs.get("groups") or [0] * rows)[:, None],
+        "completions": torch.zeros(values.shape).long(),
+        "completion_mask": tokens,
+        "loss_mask": mask,
+        "rewards": torch.where(scored, 0.0, math.nan),
+        "truncated": torch.zeros(rows).bool(),
+    }
+    return batch
+
+
+def add_tables(batch, inputs, dtype):
+    """The columns of numbers; what the case does not give is 0."""
+    zeros = torch.zeros(batch["completions"].shape, dtype=dtype)
+    given = {
+        "new_logprobs": "logprobs",
+        "fixed_logprobs": "old_logprobs",
+        "old_logprobs": "old_logprobs",  # ppo.py reads it from the batch, as `assign_advantages` is left out
+        "ref_logprobs": "ref_logprobs",
+        "entropies": "entropies",
+        "values": "values",
+        "old_values": "old_values",
+        "returns": "returns",
+    }
+    for column, name in given.items():
+        batch[column] = ragged(inputs[name], dtype)[0] if name in inputs else zeros
+    advantages = inputs.get("advantages")
+    if advantages is None:
+        batch["advantages"] = zeros
+    elif isinstance(advantages[0], list):
+        batch["advantages"] = ragged(advantages, dtype)[0]
+    else:
+        batch["advantages"] = torch.tensor(advantages, dtype=dtype)[:, None]
+
+
+def step_args(module, options, rows, groups):
+    """The options of the script for those of a case."""
+    name = module.__name__
+    group_size = rows // len(set(groups))
+    args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
+    args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
+    if options.get("objective") == "penalty":
+        refuse_unless(name == "ppo", "no penalty in the place of the clip")
+        args |= {"objective": "penalty", "penalty_coef": options["penalty_coef"]}
+    args |= mean_args(name, options)
+    ratio = options.get("ratio", "token")
+    refuse_unless((name == "gspo") == (ratio != "token"), f"no ratio of the kind {ratio}")
+    if name == "gspo":
+        args["ratio_level"] = "token" if ratio == "sequence_token" else "sequence"
+    refuse_unless(name == "dcpo" or "max_ratio" not in options, "no bounds that move with the probability")
+    if name == "dcpo":
+        args |= {"dynamic_clip": "max_ratio" in options, "max_ratio": options.get("max_ratio", 10.0)}
+    refuse_unless("sampler_cap" not in options, "no importance sampling against another sampler")
+    refuse_unless(options.get("empty_rows_count", True), "rows whose tokens are all masked are still rows")
+    args["kl_coef"] = options["kl"]["coef"] if "kl" in options else 0.0
+    if "kl" in options:
+        args["kl_estimator"] = options["kl"]["estimator"]
+        args |= {"kl_in": "loss"} if name == "ppo" else {}
+    args["entropy_coef"] = options.get("entropy_coef", 0.0)
+    return module.Args(**args)
+
+
+def mean_args(name, options):
+    """The options of the script for the case's mean over tokens."""
+    offered = {
+        "dapo": {"tokens": {"token_mean": "step"}, "groups": {"token_mean": "group"}},
+        "dcpo": {"prompts": {"only_token_mean": True}, "rows": {"only_token_mean": False}},
+        "dr_grpo": {"constant": {"max_new_tokens": options.get("constant")}},
+        "grpo": {"rows": {}},
+        "gspo": {"rows": {}},
+        "ppo": {"tokens": {}},
+    }[name]
+    refuse_unless(options["mean"] in offered, f"no mean of the kind {options['mean']}")
+    return offered[options["mean"]]
+
+
+def updated(module, inputs, table, args, dtype):
+    """The loss of a step by the script's `update`, and the gradients by its tables."""
+    batch = step_batch(inputs, table, dtype)
+    add_tables(batch, inputs, dtype)
+    pieces = pieces_of(inputs, len(table))
+    args.micro_batch_size = len(pieces[0][0])
+    is_ppo = module.__name__ == "ppo"
+
+    def one_process(rank_accelerator):
+        accelerator = Accelerator(rank_accelerator.processes, rank_accelerator.process_index)
+        rows = [row for piece in pieces[accelerator.process_index] for row in piece]
+        own = {name: column[rows] for name, column in batch.items()}
+        model, metrics = Tables(batch, is_ppo), Metrics()
+        optimizer = Gradients(model)
+        reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
+        extra = [module.Coefficients(args)] if is_ppo else []
+        module.update(accelerator, model, reference, optimizer, own, 1, args, metrics, *extra)
+        return metrics.reduce_sums(accelerator)["optim/loss"], optimizer.first
+
+    with contextlib.ExitStack() as stack:
+        if is_ppo:
+            stack.enter_context(mock.patch.object(module, "assign_advantages", lambda *_: None))
+        results = Processes(len(pieces)).run(one_process)
+    gradients = {}
+    for name in results[0][1]:
+        gradients[name] = sum_of([first[name] for _, first in results], batch["loss_mask"]) / len(results)
+    return results[0][0], gradients
+
+
+def sum_of(gradients, like):
+    """Their sum; a table that had no part in a loss has none."""
+    total = torch.zeros(like.shape, dtype=torch.float64)
+    for gradient in gradients:
+        if gradient is not None:
+            total = total + gradient
+    return total
+
+
+def cut(table, like):
+    """The rows of a tensor, each as long as that of a table."""
+    return [row[: len(other)] for row, other in zip(table.tolist(), like, strict=True)]
+
+
+def policy_step(module, inputs, options, dtype):
+    refuse_unless(module.__name__ in STEPS, "no policy loss")
+    table = inputs["logprobs"]
+    args = step_args(module, options, len(table), inputs["groups"])
+    loss, gradients = updated(module, inputs, table, args, dtype)
+    answer = {"loss": loss, "gradient": cut(gradients["logprobs"], table)}
+    if "entropy_coef" in options:
+        answer["entropy_gradient"] = cut(gradients["entropies"], table)
+    return answer
+
+
+def value_loss(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "ppo", "no critic")
+    args = module.Args(value_clip=options["value_clip"], num_minibatches=1, max_grad_norm=0.0)
+    loss, gradients = updated(module, inputs, inputs["values"], args, dtype)
+    return {"loss": loss, "gradient": cut(gradients["values"], inputs["values"])}
+
+
+def step_totals(module, inputs, options, dtype):
+    refuse_unless(module.__name__ in STEPS, "no rollout to split")
+    steps = inputs["steps"]
+    rows = len(inputs["mask"])
+    batch = step_batch(inputs, inputs["mask"], dtype)
+    size = rows // len(set(inputs["groups"]))
+    args = module.Args(group_size=size, num_minibatches=len(steps), micro_batch_size=len(steps[0][0][0]))
+
+    def one_process(accelerator):
+        places = [row for pieces in steps for piece in pieces[accelerator.process_index] for row in piece]
+        own = {name: column[places] for name, column in batch.items()}
+        return split_rollout(accelerator, own, args)
+
+    processes = Processes(len(steps[0])).run(one_process)
+    answer = {name: [] for name in ("tokens", "rows", "prompts")}
+    group_tokens = {}
+    for step in range(len(steps)):
+        for name, numbers in answer.items():
+            numbers.append([[split[step][1][name] for _ in split[step][0]] for split in processes])
+        for split in processes:
+            for micro in split[step][0]:
+                group_tokens |= dict(
+                    zip(micro["row"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True)
+                )
+    return answer | {"group_tokens": [group_tokens[row] for row in range(rows)]}
+
+
+# --- advantages, masks, bounds, penalties ---
+
+
+def group_advantages(module, inputs, options, dtype):
+    name, deviation = module.__name__, options["deviation"]
+    refuse_unless(name in BASELINES, "no advantages of groups")
+    refuse_unless(options["baseline"] == BASELINES[name], f"no baseline {options['baseline']}")
+    offered = ("batch_of_centred",) if name == "reinforce_pp" else ("group", "none")
+    refuse_unless(deviation in offered, f"no deviation of the kind {deviation}")
+    size = max(len(group) for group in inputs["rewards"])
+    rewards = []
+    for group in inputs["rewards"]:  # groups have one size: rows without a reward fill up a smaller one
+        filled = [*group, *[None] * (size - len(group))]
+        rewards += [math.nan if reward is None else reward for reward in filled]
+    rewards = torch.tensor(rewards, dtype=dtype)
+    args = module.Args(
+        group_size=size,
+        normalize_std=deviation != "none",
+        std_ddof=options["std_ddof"],
+        std_eps=options["std_eps"],
+    )
+    advantages = advantages_of(module, rewards, args)
+    if name == "reinforce_pp":  # it counts tokens, and here each row has one
+        batch = {"advantages": advantages, "rewards": rewards, "loss_mask": torch.ones(len(rewards), 1).bool()}
+        whitened = Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), batch, args))
+        advantages = whitened[0].double()
+    return {"advantages": cut(advantages.view(-1, size), inputs["rewards"])}
+
+
+def smoothed_advantages(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "dcpo", "no history of visits")
+    size = len(inputs["visits"][0])
+    args = module.Args(group_size=size, std_ddof=options["std_ddof"], smooth_advantage=options["smooth"])
+    history = torch.zeros(1, 5, dtype=torch.float64)
+    answer = {"advantages": [], "means": [], "variances": []}
+    for rewards in inputs["visits"]:
+        advantages, history = module.compute_advantages(torch.tensor(rewards, dtype=dtype), args, history)
+        answer["advantages"].append(advantages[:, 0].tolist())
+        answer["means"].append(history[0, 1].item())
+        answer["variances"].append(history[0, 2].item())
+    return answer
+
+
+def completion_mask(module, inputs, options, dtype):
+    refuse_unless(module.__name__ in STEPS, "no rollout")
+    tokens = torch.tensor(inputs["tokens"])
+    mask, truncated = common.batches.completion_mask(tokens, options["stop_tokens"])
+    return {"mask": mask.int().tolist(), "truncated": truncated.tolist()}
+
+
+def clip_bounds(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "dcpo", "no bounds that move with the probability")
+    old = torch.tensor([inputs["old_logprobs"]], dtype=dtype)
+    low, high = module.clip_bounds(old, torch.ones_like(old).bool(), module.Args(**options))
+    return {"low": low[0].tolist(), "high": high[0].tolist()}
+
+
+def soft_overlong(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "dapo", "no penalty on the length")
+    sizes = {"max_new_tokens": options["max_tokens"], "overlong_cache": options["cache"]}
+    args = module.Args(overlong="soft", **sizes)
+    return {"penalties": module.overlong_penalty(torch.tensor(inputs["lengths"]), args).tolist()}
+
+
+# --- the KL ---
+
+
+def kl_losses(module, new, old, ref, options):
+    """The KL of each token as the script's loss has it: with advantage 0 nothing else is there."""
+    refuse_unless(module.__name__ in STEPS, "no policy loss")
+    place = {"kl_in": "loss"} if module.__name__ == "ppo" else {}
+    args = module.Args(kl_coef=1.0, kl_estimator=options["estimator"], **place)
+    mask = torch.ones_like(new).bool()
+    losses, _ = module.policy_loss(new, old, torch.zeros_like(new[:, :1]), mask, args, ref)
+    return losses
+
+
+def kl_tokens(module, inputs, options, dtype):
+    table = inputs["logprobs"]
+    new = ragged(table, dtype)[0].requires_grad_()
+    old = ragged(inputs.get("old_logprobs", table), dtype)[0]
+    losses = kl_losses(module, new, old, ragged(inputs["ref_logprobs"], dtype)[0], options)
+    losses.sum().backward()
+    return {"value": cut(losses, table), "gradient": cut(new.grad, table)}
+
+
+def kl_expected_gradient(module, inputs, options, dtype):
+    """Each token of the vocabulary is a row of one token, with the chance that the sampler gives it."""
+    logits, old, ref = (torch.tensor(inputs[name], dtype=dtype) for name in ("logits", "old_logits", "ref_logits"))
+    new = logits.requires_grad_().log_softmax(0)[:, None]
+    old, ref = old.log_softmax(0)[:, None], ref.log_softmax(0)[:, None]
+    (kl_losses(module, new, old, ref, options) * old.exp()).sum().backward()
+    return {"gradient": logits.grad.tolist()}
+
+
+# --- ppo.py ---
+
+
+def shaped_rewards(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "ppo", "no KL in the reward")
+    old, mask = ragged(inputs["old_logprobs"], dtype)
+    ref, _ = ragged(inputs["ref_logprobs"], dtype)
+    kl = module.kl_estimate(old, ref, mask, "k1")
+    scores, truncated = torch.tensor(inputs["scores"], dtype=dtype), torch.zeros(len(old))
+    shaped = module.shape_rewards(scores, truncated, kl, mask, module.Args(kl_in="reward"), options["kl_coef"])
+    return {"rewards": cut(shaped, inputs["old_logprobs"])}
+
+
+def gae(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "ppo", "no critic")
+    rewards, values = (torch.tensor(inputs[name], dtype=dtype) for name in ("rewards", "values"))
+    args = module.Args(gamma=options["gamma"], gae_lambda=options["lambda"])
+    advantages, returns = module.compute_advantages(rewards, values, torch.tensor(inputs["mask"]).bool(), args)
+    return {"advantages": advantages.tolist(), "returns": returns.tolist()}
+
+
+def whiten(module, inputs, options, dtype):
+    """In two micro-batches of one row each; the script's result is in float32."""
+    refuse_unless(module.__name__ == "ppo", "no whitening")
+    args = module.Args(std_ddof=options["std_ddof"], std_eps=options["eps_of_variance"])
+    micro_batches = []
+    for advantages, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
+        columns = {"advantages": torch.tensor([advantages], dtype=dtype), "loss_mask": torch.tensor([mask]).bool()}
+        micro_batches.append(columns)
+    Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), micro_batches, args))
+    return {"advantages": [micro["advantages"][0].tolist() for micro in micro_batches]}
+
+
+class OneProcess:
+    """`accelerator.reduce` as `moments` calls it, with the tensor alone."""
+
+    def __init__(self, accelerator):
+        self.reduce = lambda tensor: accelerator.reduce(tensor, "sum")
+
+
+def adaptive_kl(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "ppo", "no controller")
+    args = module.Args(kl_coef=inputs["kl_coef"], kl_target=options["target"], kl_horizon=options["horizon"])
+    found = []
+    for measured in inputs["kl"]:
+        coefficients = module.Coefficients(args)
+        coefficients.steer_kl(measured, options["samples"], args)
+        found.append(coefficients.kl)
+    return {"kl_coef": found}
+
+
+def adaptive_penalty(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "ppo", "no controller")
+    args = module.Args(penalty_coef=inputs["penalty_coef"], penalty_target=options["target"])
+    found = []
+    for measured in inputs["kl"]:
+        coefficients = module.Coefficients(args)
+        coefficients.steer_penalty(measured, args)
+        found.append(coefficients.penalty)
+    return {"penalty_coef": found}
+
+
+# --- pairs ---
+
+
+class PairTables(nn.Module):
+    """A model of pairs. The first token id of a completion says which one it is."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(table)
+
+    def forward(self, batch, with_entropy=True):
+        rows = batch["completions"][:, 0]
+        if self.table.dim() == 1:  # a score for each completion
+            return self.table[rows]
+        return self.table[rows, : batch["completions"].shape[1]], None
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    """The dtype of new tensors: pair_batch makes the reference's log-probs of Python's numbers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def updated_pairs(module, pairs, table, args):
+    """The loss of a step of pairs by the script's `update_pairs`, and the gradient by the table."""
+    model, metrics = PairTables(table), Metrics()
+    optimizer = Gradients(model)
+
+    def one_process(rank_accelerator):
+        accelerator = Accelerator(rank_accelerator.processes, 0)
+        module.update_pairs(accelerator, model, optimizer, pairs, 1, args, metrics)
+        return metrics.reduce_sums(accelerator)["optim/loss"]
+
+    (loss,) = Processes(1).run(one_process)
+    return loss, optimizer.first["table"]
+
+
+def pair_sizes(inputs, pairs):
+    """As many pairs in a micro-batch as the first piece has."""
+    pieces = pieces_of(inputs, pairs)
+    return {"pairs_per_step": pairs, "micro_batch_size": 2 * len(pieces[0][0]), "max_grad_norm": 0.0}
+
+
+def preference_loss(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "dpo", "no preference loss")
+    chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
+    count = len(chosen)
+    pairs = []
+    for i in range(count):
+        ids = [[i] * len(chosen[i]), [count + i] * len(rejected[i])]
+        refs = [sum(inputs["ref_chosen_logprobs"][i]), sum(inputs["ref_rejected_logprobs"][i])]
+        pairs.append(Pair([0], *ids, *([0.0, 0.0] if options["reference_free"] else refs)))
+    args = module.Args(
+        loss=options["loss"],
+        beta=options["beta"],
+        label_smoothing=options["label_smoothing"],
+        ipo_per_token=options["per_token"],
+        reference_free=options["reference_free"],
+        nll_coef=options["nll_coef"],
+        **pair_sizes(inputs, count),
+    )
+    with default_dtype(dtype):
+        loss, gradient = updated_pairs(module, pairs, ragged([*chosen, *rejected], dtype)[0], args)
+    gradients = cut(gradient, [*chosen, *rejected])
+    return {"loss": loss, "chosen_gradient": gradients[:count], "rejected_gradient": gradients[count:]}
+
+
+def reward_model_loss(module, inputs, options, dtype):
+    refuse_unless(module.__name__ == "reward_model", "no reward model")
+    count = len(inputs["chosen"])
+    pairs = [Pair([0], [i], [count + i]) for i in range(count)]
+    args = module.Args(center_coef=options["center_coef"], **pair_sizes(inputs, count))
+    table = torch.tensor([*inputs["chosen"], *inputs["rejected"]], dtype=dtype)
+    loss, gradient = updated_pairs(module, pairs, table, args)
+    gradients = gradient.tolist()
+    return {"loss": loss, "chosen_gradient": gradients[:count], "rejected_gradient": gradients[count:]}
+
+
+# --- all of them ---
+
+OPERATIONS = {
+    function.__name__: function
+    for function in (
+        adaptive_kl,
+        adaptive_penalty,
+        clip_bounds,
+        completion_mask,
+        gae,
+        group_advantages,
+        kl_expected_gradient,
+        kl_tokens,
+        policy_step,
+        preference_loss,
+        reward_model_loss,
+        shaped_rewards,
+        smoothed_advantages,
+        soft_overlong,
+        step_totals,
+        value_loss,
+        whiten,
+    )
+}
+
+
+def answer(module, case, dtype=torch.float64):
+    """The answer of a script to a case, or {"not_offered": why}."""
+    operation = OPERATIONS.get(case["operation"])
+    if operation is None:
+        return {"not_offered": "no such function"}
+    try:
+        return operation(module, case["inputs"], case["options"], dtype)
+    except NotOffered as reason:
+        return {"not_offered": str(reason)}
+
+
+def main():
+    name = sys.argv[1].removesuffix(".py")
+    assert name in ALL, f"{name} is none of {', '.join(ALL)}"
+    answers = {name_of_case: answer(script(name), case) for name_of_case, case in load_cases().items()}
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
