@@ -19,9 +19,11 @@ import pytest
 import family
 import same_text
 import side_by_side
+from vectors import check
 
 SOURCES = {script: source for script, source in family.found().items() if script in family.FAMILY}
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CASES = check.load_cases()
 MINE = '''"""Mine.
 
 It maximizes
@@ -235,6 +237,7 @@ OBJECTIVES = {
     "policy/gspo": "gspo",
     "policy/dcpo": "dcpo",
 }
+ROW_INPUTS = ("logprobs", "old_logprobs", "advantages")
 COMPUTE = """<title></title><script>
 {program}
 const points = {points};
@@ -249,64 +252,49 @@ def objectives(folder, points):
     return in_browser(folder, "objectives.html", COMPUTE.format(program=program, points=json.dumps(points)))
 
 
-def vector(name):
-    """The case of vectors/ with this id, its shared inputs among its inputs."""
-    subject = name.partition("/")[0]
-    path = family.ROOT / "vectors" / "cases" / f"{subject}.json"
-    file = json.loads(path.read_text(encoding="utf-8"))
-    case = next(case for case in file["cases"] if case["id"] == name)
-    shared = file["shared_inputs"].get(case.get("inputs_from"), {})
-    return case | {"inputs": shared | case.get("inputs", {}), "tolerance": file["tolerance"]["float64"]}
-
-
 def tokens(inputs):
-    """Each token of a case as objectives.js takes it, row by row."""
-    found = []
-    for row, logprobs in enumerate(inputs["logprobs"]):
-        old_logprobs, advantages = inputs["old_logprobs"][row], inputs["advantages"][row]
-        logs = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
-        for column, log_ratio in enumerate(logs):
-            found.append(
-                {
-                    "old": math.exp(old_logprobs[column]),
-                    "ratio": math.exp(log_ratio),
-                    "rowRatio": math.exp(sum(logs) / len(logs)),
-                    "advantage": advantages[column] if isinstance(advantages, list) else advantages,
-                }
-            )
-    return found
+    """Each row of a case as a list of tokens, as objectives.js takes them."""
+    rows = []
+    for logprobs, old_logprobs, advantage in zip(*(inputs[name] for name in ROW_INPUTS), strict=True):
+        log_ratios = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
+        row_ratio = math.exp(sum(log_ratios) / len(log_ratios))
+        rows.append([])
+        for column, log_ratio in enumerate(log_ratios):
+            token = {"old": math.exp(old_logprobs[column]), "ratio": math.exp(log_ratio), "rowRatio": row_ratio}
+            token["advantage"] = advantage[column] if isinstance(advantage, list) else advantage
+            rows[-1].append(token)
+    return rows
 
 
 @needs_browser
-def test_the_objectives_to_play_with_are_those_of_the_vectors(tmp_path):
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
     """The gradient of each token by its log-prob, and the loss of the whole case."""
-    cases = {name: vector(name) for name in OBJECTIVES}
-    points = [
-        (OBJECTIVES[name], token, case["options"]) for name, case in cases.items() for token in tokens(case["inputs"])
-    ]
+    case = CASES[name]
+    rows = tokens(case["inputs"])
+    points = [(OBJECTIVES[name], token, case["options"]) for row in rows for token in row]
     answers = iter(objectives(tmp_path, points))
-    for name, case in cases.items():
-        weights = itertools.chain(*case["worked"]["weights"])
-        expected = list(itertools.chain(*case["expected"]["gradient"]))
-        near = {"rel": case["tolerance"]["rtol"], "abs": case["tolerance"]["atol"]}
-        loss, gradients = 0.0, []
+    answer = {"loss": 0.0, "gradient": []}
+    for weights in case["worked"]["weights"]:
+        gradients = []
         for weight in weights:
-            answer = next(answers)
-            loss -= weight * answer["objective"]
-            gradients.append(-weight * answer["gradient"])
-        assert gradients == pytest.approx(expected, **near), name
-        assert loss == pytest.approx(case["expected"]["loss"], **near), name
+            found = next(answers)
+            answer["loss"] -= weight * found["objective"]
+            gradients.append(-weight * found["gradient"])
+        answer["gradient"].append(gradients)
+    assert check.compare(case, answer)[0] == check.SAME
 
 
 @needs_browser
-def test_the_bounds_that_move_with_the_old_probability_are_those_of_the_vectors(tmp_path):
-    case = vector("policy/dcpo-bounds")
-    tokens = [{"old": math.exp(logprob), "ratio": 1, "advantage": 1} for logprob in case["inputs"]["old_logprobs"]]
-    points = [("dcpo", token, case["options"]) for token in tokens]
-    answers = objectives(tmp_path, points)
-    for bound in ("low", "high"):
-        near = pytest.approx(case["expected"][bound], rel=case["tolerance"]["rtol"])
-        assert [answer[bound] for answer in answers] == near, bound
+def test_the_bounds_that_move_with_the_old_probability_are_those_of_the_test_vectors(tmp_path):
+    case = CASES["policy/dcpo-bounds"]
+    points = [
+        ("dcpo", {"old": math.exp(logprob), "ratio": 1, "advantage": 1}, case["options"])
+        for logprob in case["inputs"]["old_logprobs"]
+    ]
+    found = objectives(tmp_path, points)
+    answer = {bound: [bounds[bound] for bounds in found] for bound in ("low", "high")}
+    assert check.compare(case, answer)[0] == check.SAME
 
 
 @needs_browser
