@@ -27,8 +27,8 @@ const SCENES = [
   ["A clipped token", "old=0.2&ratio=1.35&rowRatio=1.0006"],
   ["A rare token", "old=0.01&ratio=1.6"],
   ["A common token", "old=0.85&ratio=1.1"],
-  ["A bad token that fades", "advantage=-1&old=0.2&ratio=0.7&rowRatio=0.9995"],
-  ["A bad token that grows", "advantage=-1&old=0.2&ratio=3.4&rowRatio=1.0008"],
+  ["A bad token that falls", "advantage=-1&old=0.2&ratio=0.7&rowRatio=0.9995"],
+  ["A bad token that rises", "advantage=-1&old=0.2&ratio=3.4&rowRatio=1.0008"],
 ];
 
 const state = {}; // what the sliders show; an option of an algorithm is "dapo.clip_high"
@@ -67,7 +67,10 @@ function redraw() {
 const say = (number, digits = 3) => String(Number(number.toPrecision(digits))).replace("-", "−");
 const clamp = (number, low, high) => Math.min(Math.max(number, low), high);
 const highestRatio = () => Math.min(TOKEN_AXIS.to, 1 / state.old); // a probability is at most 1
-const token = () => ({ ...state, ratio: Math.min(state.ratio, highestRatio()) });
+function token() {
+  const { old, rowRatio, advantage } = state;
+  return { old, rowRatio, advantage, ratio: Math.min(state.ratio, highestRatio()) };
+}
 function at({ id, compute, sliders }, changes = {}) {
   const options = Object.fromEntries(Object.keys(sliders).map((option) => [option, state[`${id}.${option}`]]));
   return compute({ ...token(), ...changes }, options);
@@ -136,7 +139,7 @@ const text = (x, y, words, kind) => `<text x="${x}" y="${y}" class="${kind}">${w
 const line = (x1, y1, x2, y2, kind) => `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" class="${kind}"/>`;
 const dot = (x, y, kind) => `<circle cx="${x}" cy="${y}" r="5" class="${kind}"/>`;
 function path(points, kind) {
-  const places = points.map((point) => point.join(" ")).join("L");
+  const places = points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
   return places && `<path d="M${places}" class="${kind}"/>`;
 }
 function area(left, right, { top }, { bottom }, kind) {
@@ -245,6 +248,7 @@ function drawCard(algorithm) {
   return svg(axis === ROW_AXIS ? 223 : 238, `${title}: objective and gradient over the ratio`, [
     silent.map(([from, to]) => area(from, to, objective, gradient, "shaded")),
     area(x(end), RIGHT, objective, gradient, "impossible"),
+    RIGHT - x(end) > 110 ? text((x(end) + RIGHT) / 2, level, "probability above 1", "middle dim") : "",
     line(x(now.ratio), objective.top, x(now.ratio), gradient.bottom, "now"),
     panel("objective", objectiveHeights(algorithm, samples), x, samples, now, shift, axis.digits),
     panel("gradient", heights(3.3, advantage >= 0), x, samples, now, 0, 3),
@@ -378,7 +382,7 @@ function mapSection() {
   });
   const notes = [
     "At 0.01 the ratio 1.2 adds 0.002 to the probability; at 0.9 it would pass 1, so it never clips.",
-    "So one fixed range holds back only the rare tokens.",
+    "So a fixed range holds back rare tokens most.",
     "DAPO raises its upper end, DCPO opens it the more, the rarer the token is, and SAPO has none.",
     "The last column counts as if each rollout moved the token just to its bound.",
   ];
