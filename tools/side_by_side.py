@@ -2,7 +2,7 @@
 
 python tools/side_by_side.py grpo dapo                  make the page in a temporary file and open it
 python tools/side_by_side.py grpo dapo --output FILE    write it there and open nothing
-python tools/side_by_side.py --play                     open its tab "Play with it": sliders for one token's objective
+python tools/side_by_side.py --play                     open its tab "Play with it"
 
 The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen on it, and
 every function of them all. tools/side_by_side/ has its frame, its style, its programs and the equations.
@@ -151,25 +151,16 @@ def collect(sources):
             text = "\n".join(line for _, line in lines)
             own[name] = {"text": texts.setdefault(text, len(texts)), "numbers": [number for number, _ in lines]}
         shown = equations(docstring, own, known)
-        limits = ranges(source)
-        scripts[script.removesuffix(".py")] = {
-            "docstring": docstring,
-            "places": own,
-            "equations": shown,
-            "ranges": limits,
-        }
+        parts = {"docstring": docstring, "places": own, "equations": shown, "ranges": ranges(source)}
+        scripts[script.removesuffix(".py")] = parts
     lines = [text.split("\n") for text in texts]
     for one, two in itertools.combinations(scripts.values(), 2):
         for name, place in one["places"].items():
             a, b = place["text"], two["places"].get(name, place)["text"]
             if a != b and f"{a} {b}" not in changed:
                 changed[f"{a} {b}"] = changes(lines[a], lines[b])
-    return {
-        "scripts": scripts,
-        "texts": [coloured(text) for text in texts],
-        "changes": changed,
-        "play": known["play"],
-    }
+    tokens = [coloured(text) for text in texts]
+    return {"scripts": scripts, "texts": tokens, "changes": changed, "play": known["play"]}
 
 
 def page(one, two, sources, play=False):

@@ -1,9 +1,9 @@
 "use strict";
 // One token's objective in each algorithm, before any mean, and its gradient; the loss is its negative.
 //
-// The gradient is by the token's new log-prob. The ratio r is new / old probability, so dr / dlog(new) = r: where the
-// objective is r A the gradient is r A too, and where it is a constant the gradient is 0. Options have the names that
-// they have in the scripts. The tests compare these functions with vectors/.
+// The gradient is by the token's new log-prob. The ratio r is new / old probability, and its slope
+// is r: where the objective is r A the gradient is r A too, and where it is a constant it is 0.
+// Options have the names that they have in the scripts. The tests compare these with vectors/.
 
 // min(r A, clip(r, low, high) A), and where A < 0 at least cap A.
 function clippedObjective(ratio, advantage, low, high, cap = Infinity) {
@@ -25,7 +25,8 @@ function dualClip({ ratio, advantage }, { clip_low, clip_high, dual_clip }) {
   return clippedObjective(ratio, advantage, 1 - clip_low, 1 + clip_high, dual_clip);
 }
 
-// GSPO Eq. 5. `rowRatio` is the geometric mean of the row's ratios, and the gradient is by the row's mean log-prob.
+// GSPO Eq. 5. `rowRatio` is the geometric mean of the row's ratios; the gradient is by the row's
+// mean log-prob, of which each token of the row has the same share.
 function gspo({ rowRatio, advantage }, { clip_low, clip_high }) {
   return clippedObjective(rowRatio, advantage, 1 - clip_low, 1 + clip_high);
 }

@@ -35,7 +35,7 @@ const state = {}; // what the sliders show; an option of an algorithm is "dapo.c
 const limits = {}; // the least and the most that a slider shows
 const redraws = []; // each brings one part of the tab up to date
 
-// The scripts' defaults; where there are none, SAPO's taus are its paper's, and c is the usual one of dual clip.
+// The options begin with the scripts' defaults, SAPO's with those of its paper, and c with the usual 3.
 function startState() {
   const start = { old: 0.05, ratio: 1.24, advantage: 1, rowRatio: 1.0003 };
   const ranges = Object.fromEntries(scripts.map((script) => [script, data.scripts[script].ranges]));
@@ -113,11 +113,11 @@ function why({ id, axis }, { gradient, low, high, cap }) {
   if (gradient === 0 && advantage > 0) return `${isAbove} and A > 0: clipped, ${nothing}.`;
   if (gradient === 0 && ratio < low) return `${isBelow} and A < 0: clipped, ${nothing}.`;
   if (gradient === 0) return `${subject} is above the cap ${number(cap)} and A < 0: ${nothing}.`;
-  const isFree = `the minimum is ${isRow ? "s" : "r"} A`;
-  if (advantage > 0 && ratio < low) return `${isBelow}, but A > 0: ${isFree}, and the gradient brings it back.`;
+  const unclipped = `the minimum is ${isRow ? "s" : "r"} A`;
+  if (advantage > 0 && ratio < low) return `${isBelow}, but A > 0: ${unclipped}, and the gradient brings it back.`;
   if (advantage < 0 && ratio > high) {
     const end = cap * old < 1 ? `only the cap ${number(cap)} stops it` : "the gradient grows with the ratio";
-    return `${isAbove}, but A < 0: ${isFree}, and ${end}.`;
+    return `${isAbove}, but A < 0: ${unclipped}, and ${end}.`;
   }
   const bound = advantage > 0 ? high : low;
   const learner = isRow ? "All tokens of this row learn alike" : "This token learns";
@@ -243,7 +243,7 @@ function drawCard(algorithm) {
   const { objective, gradient } = PANELS;
   const level = advantage < 0 ? gradient.bottom - 6 : objective.bottom - 16; // no curve passes there
   const wide = silent.filter(([from, to]) => to - from > 75);
-  // A constant, which has no gradient, lets r A meet the curve at r = 1. It is 0 where the objective is A there.
+  // A constant has no gradient. This one lets r A meet SAPO's curve at r = 1; for the others it is 0.
   const shift = at(algorithm, { [axis.moves]: 1 }).objective - advantage;
   return svg(axis === ROW_AXIS ? 223 : 238, `${title}: objective and gradient over the ratio`, [
     silent.map(([from, to]) => area(from, to, objective, gradient, "shaded")),
@@ -339,7 +339,7 @@ function drawMap() {
   ]);
 }
 
-// How many rollouts it takes at least from the old probability to `target`, if each goes just to its bound.
+// How many rollouts it takes from the old probability to `target`, if each goes just to its bound.
 function rolloutsTo(target, algorithm) {
   const isUp = target > state.old;
   let probability = state.old;
@@ -394,7 +394,7 @@ function mapSection() {
 const HELP = [
   "The objective is that of one token, before any mean; the loss is its negative.",
   "The gradient is by the token's new log-prob. So it is the slope of the curve above it, whose axis is logarithmic.",
-  "GSPO's is by the mean log-prob of the row, and each of its tokens gets an equal share.",
+  "GSPO's gradient is by the mean log-prob of the row, and each token gets an equal share of it.",
   "The dashed line is r A, without a clip; for SAPO it is moved to touch the curve at r = 1.",
   "The slider of the old probability keeps the ratio.",
 ];
