@@ -1,8 +1,9 @@
 """Puts a file of recipes/, solutions/ or bugs/ into a script, function by function.
 
-python examples/recipes.py --list                                the files, and what each one is
-python examples/recipes.py rloo                                  writes rloo.py beside grpo.py
-python examples/recipes.py vapo ppo.py                           the same, made of ppo.py
+python examples/recipes.py --list                                the files, by what they change
+python examples/recipes.py rloo                                  writes rloo.py, made of grpo.py
+python examples/recipes.py vapo                                  writes vapo.py, made of ppo.py
+python examples/recipes.py rloo dapo.py                          makes it of another script
 python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs it, and writes no script
 
 Such a file is Python. What it defines is put into the script by its name:
@@ -14,6 +15,8 @@ Such a file is Python. What it defines is put into the script by its name:
   options away.
 - Functions, constants and options that the script does not have are added. The file must use them
   itself.
+- `LINES = {"a line of the script": "the lines in its place"}` replaces single lines, in `main` for
+  example. The script must have the line once.
 - The file may call whatever the script defines or imports, without importing it.
 - The docstring becomes that of the script, and a run of the script has the name of the file.
 """
@@ -21,11 +24,21 @@ Such a file is Python. What it defines is put into the script by its name:
 import ast
 import builtins
 import sys
+import textwrap
 import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+
+KINDS = {  # what a recipe changes
+    "advantage": ("reinforce", "mean_baseline", "rloo", "reinforce_pp", "lite_ppo", "gdpo", "maxrl", "vapo"),
+    "gate": ("cispo", "sapo", "gmpo", "dppo"),
+    "weights": ("tis",),
+    "sampler": ("curriculum", "calculator"),
+    "teacher": ("distill",),
+}
+SCRIPTS = {"vapo": "ppo.py", "tis": "dapo.py", "gmpo": "gspo.py"}  # all others are made of grpo.py
 
 
 def files():
@@ -50,13 +63,21 @@ class Source:
                 self.imports.append(node)
             elif isinstance(node, ast.ClassDef) and node.name == "Args":
                 self.args = node.body
+        self.new_lines = {}  # {a line of the script: the lines in its place}
+        for node in self.statements:
+            if isinstance(node, ast.Assign) and node.targets[0].id == "LINES":
+                self.new_lines = ast.literal_eval(node.value)
         self.imported = {alias.name for node in self.imports for alias in node.names}
         self.options = {node.target.id: node for node in self.args if isinstance(node, ast.AnnAssign)}
+
+    def line_trees(self):
+        """The code of the lines that it puts into a script."""
+        return [ast.parse(textwrap.dedent(text)) for text in self.new_lines.values()]
 
     def names(self):
         """The names that the code reads, and attributes, such as `teacher` in `args.teacher`."""
         found = set()
-        for node in ast.walk(self.tree):
+        for node in nodes_of([self.tree, *self.line_trees()]):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 found.add(node.id)
             elif isinstance(node, ast.Attribute):
@@ -74,12 +95,11 @@ class Source:
         return found
 
     def called(self):
-        """The names of the functions that its functions call."""
+        """The names of the functions that its functions and its lines for a script call."""
         found = set()
-        for function in self.functions.values():
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    found.add(node.func.id)
+        for node in nodes_of([*self.functions.values(), *self.line_trees()]):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.add(node.func.id)
         return found
 
     def place(self, node):
@@ -103,9 +123,17 @@ class Source:
         self.edits.append((line, line + 1, self.lines[line].replace(old, new)))
 
     def result(self):
-        for first, end, text in sorted(self.edits, reverse=True):  # line numbers above stay right
+        # From the last line up, so that the line numbers above stay right. Of several texts for one
+        # place the last is put in first, so that they stand in the order of the file.
+        edits = sorted(reversed(self.edits), key=lambda edit: edit[:2], reverse=True)
+        for first, end, text in edits:
             self.lines[first:end] = text.splitlines()
         return "\n".join(self.lines) + "\n"
+
+
+def nodes_of(trees):
+    for tree in trees:
+        yield from ast.walk(tree)
 
 
 def put(patch, script, name):
@@ -121,6 +149,7 @@ def put(patch, script, name):
     script.replace(script.docstring, new.text(new.docstring))
     put_options(new, script)
     put_functions(new, script)
+    put_lines(new, script)
     for node in ast.walk(script.functions["main"]):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Run":
             script.rename(node, f'"{node.args[2].value}"', f'"{name}"')
@@ -146,7 +175,7 @@ def put_functions(new, script):
     for node in new.statements:
         if isinstance(node, ast.Assign) and ast.unparse(node.value) in script.functions:
             kept[ast.unparse(node.value)] = node.targets[0].id
-        elif isinstance(node, ast.Assign):
+        elif isinstance(node, ast.Assign) and node.targets[0].id != "LINES":
             if isinstance(node.value, ast.Name):
                 must_have(script.imported, node.value.id, "function")
             waiting += f"{new.text(node)}\n\n\n"
@@ -162,6 +191,17 @@ def put_functions(new, script):
             must_have(script.imported | new.names(), node.name, "function")
             waiting += f"{new.text(node)}\n\n\n"
     script.insert(script.place(script.functions["main"])[0], waiting)
+
+
+def put_lines(new, script):
+    for line, text in new.new_lines.items():
+        places = [place for place, own in enumerate(script.lines) if own.strip() == line]
+        if len(places) != 1:
+            raise ValueError(f"the script has {len(places)} lines `{line}`, and not one")
+        (place,) = places
+        indent = script.lines[place].removesuffix(line)
+        text = textwrap.indent(textwrap.dedent(text).strip("\n"), indent)
+        script.edits.append((place, place + 1, text))
 
 
 def must_have(names, name, kind):
@@ -180,11 +220,20 @@ def with_imports(text, new):
             names = (names_of(node) | added.pop(node.module, set())) - unused
             if names != names_of(node):
                 script.replace(node, import_line(node.module, names))
-    first, _ = script.place(script.imports[0])
     for node in new.imports:
         if isinstance(node, ast.Import) or node.module in added:
-            script.insert(first, new.text(node))
+            script.insert(import_place(node, script), new.text(node))
     return script.result()
+
+
+def import_place(node, script):
+    """The line for an import: the first one, or that of `import torch` for another package."""
+    module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+    if module.split(".")[0] not in sys.stdlib_module_names:
+        for own in script.imports:
+            if ast.unparse(own) == "import torch":
+                return script.place(own)[0]
+    return script.place(script.imports[0])[0]
 
 
 def names_of(node):
@@ -209,8 +258,9 @@ def load(text, name):
     return module
 
 
-def made(name, script="grpo.py"):
-    """The text of a script with a file put into it, both by name."""
+def made(name, script=None):
+    """The text of a script with a file put into it, both by name; without one, of its usual script."""
+    script = script or SCRIPTS.get(name, "grpo.py")
     if name not in files() or not (ROOT / script).is_file():
         raise ValueError(f"no file {name}, or no script {script}: --list has the files")
     path = files()[name]
@@ -220,10 +270,25 @@ def made(name, script="grpo.py"):
         raise ValueError(f"{path.relative_to(ROOT)} cannot be put into {script}: {error}") from None
 
 
+def kind_of(name):
+    """What a recipe changes, or else the folder of the file."""
+    for kind, names in KINDS.items():
+        if name in names:
+            return kind
+    return files()[name].parent.name
+
+
 def show_list():
-    for name, path in files().items():
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        print(f"{path.parent.name:10} {name:14} {docstring.splitlines()[0]}")
+    names = [name for kind in KINDS.values() for name in kind]
+    names += [name for name in files() if name not in names]
+    shown = None
+    for name in names:
+        if kind_of(name) != shown:
+            shown = kind_of(name)
+            print(shown)
+        docstring = ast.get_docstring(ast.parse(files()[name].read_text(encoding="utf-8")))
+        made_of = f" (made of {SCRIPTS[name]})" if name in SCRIPTS else ""
+        print(f"  {name:14} {docstring.splitlines()[0]}{made_of}")
 
 
 def write(text, name):
@@ -245,15 +310,18 @@ def main(words):
     if words == ["--list"]:
         return show_list()
     running = words[:1] == ["run"]
-    names = words[1:3] if running else words
-    if not 1 + running <= len(names) <= 2:
+    if running:
+        words = words[1:]
+    names = [word for word in words[:2] if not word.startswith("-")]
+    options = words[len(names) :]
+    if not names or (options and not running):
         raise SystemExit(__doc__)
     try:
         text = made(*names)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if running:
-        run(text, names[0], words[3:])
+        run(text, names[0], options)
     else:
         write(text, names[0])
 

@@ -43,6 +43,8 @@ def error_of(name, words):
         ("grpo", "--gae_lambda 1", "--gae_lambda, which this script does not have"),  # an option of another script
         ("grpo", "algorithm.adv_estimator=reinforce_plus_plus_baseline", "recipes.py reinforce_pp"),
         ("grpo", "--adv_estimator rloo", "recipes.py rloo"),  # an option with this value
+        ("grpo", "--loss_type sapo", "recipes.py sapo"),
+        ("grpo", "--sapo_temperature_neg 1.05", "recipes.py sapo"),
         ("grpo", "algorithm.adv_estimator=gae", "run ppo.py"),
         ("grpo", "--vllm_mode colocate", "one engine"),  # vllm_*
         ("grpo", "--lerning_rate 1e-5", "did you mean --learning_rate?"),

@@ -1,7 +1,9 @@
 """examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
 import dataclasses
+import itertools
 import json
+import math
 import types
 
 import pytest
@@ -10,26 +12,28 @@ import torch
 from accelerate import Accelerator
 
 import ppo
+import script_answers
 from common.batches import completion_texts, take_rows
+from common.errors import InputError
 from common.harness.data import Prompt, load_prompts
 from common.harness.loading import load_tokenizer
+from common.harness.metrics import Metrics
 from common.masked import log_ratio
+from common.rewards import Reward, weighted_sum
 from exercises import load
 from small_models import copy_of_embedded
-from testbed import ROOT, b1, ragged, script, totals_of
+from testbed import ROOT, b1, metric_rows, ragged, script, totals_of
+from threads import Processes
+from vectors import check
 
 NAMES = [name for name, path in recipes.files().items() if path.parent.name == "recipes"]
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
 
 
-def base_of(name):
-    return "ppo.py" if name == "vapo" else "grpo.py"
-
-
 @pytest.fixture(scope="module")
 def modules():
     """{name: module} of the scripts that the recipes make."""
-    return {name: recipes.load(recipes.made(name, base_of(name)), name) for name in NAMES}
+    return {name: recipes.load(recipes.made(name), name) for name in NAMES}
 
 
 def train(module, folder, *arguments):
@@ -72,6 +76,12 @@ from numbers import thrice
 
 own_half = half
 own_second = second
+LINES = {
+    "time.sleep(second(Circle))": """
+        for _ in range(2):
+            time.sleep(fourth(Circle))
+    """
+}
 
 
 class Args:
@@ -94,6 +104,10 @@ def helper(x):
 
 def second(x):
     return own_second(x) + helper(x)
+
+
+def fourth(x):
+    return second(second(x))
 '''
 MADE = '''"""New."""
 
@@ -132,9 +146,14 @@ def second(x):
     return own_second(x) + helper(x)
 
 
+def fourth(x):
+    return second(second(x))
+
+
 def main():
     run = Run(accelerator, args, "new", first)
-    time.sleep(second(Circle))
+    for _ in range(2):
+        time.sleep(fourth(Circle))
 '''
 
 
@@ -150,6 +169,9 @@ def test_what_a_file_defines_is_put_into_a_script_by_name():
         ("class Args:\n    width: int = option(1)\n", "no option `width`"),
         ("class Args:\n    del width\n", "no option `width`"),
         ("def first(x):\n    return treble(x)\n", "no function `treble`"),
+        ("LINES = {'return 2': 'return 3'}\n", "has 0 lines `return 2`"),
+        ("LINES = {'unused: int = option(2)': 'return treble(2)'}\n", "no function `treble`"),
+        ("LINES = {'': 'return 3'}\n", "has 10 lines ``"),
     ],
 )
 def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
@@ -160,10 +182,27 @@ def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
 
 def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
     with pytest.raises(SystemExit, match="vapo.py cannot be put into grpo.py: the script has no function `gae`"):
-        recipes.main(["vapo"])
+        recipes.main(["vapo", "grpo.py"])
 
 
-def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
+def test_a_package_is_imported_beside_torch_and_a_module_of_python_first(modules):
+    text = recipes.made("curriculum")
+    assert "\n\nimport numpy as np\nimport torch\n" in text and "PromptSampler" not in text
+    assert '\n"""\n\nimport re\nimport time\n' in recipes.made("calculator")
+
+
+def test_each_recipe_stands_under_what_it_changes(capsys):
+    listed = [name for names in recipes.KINDS.values() for name in names]
+    assert sorted(listed) == sorted(NAMES)
+    recipes.main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert headings == [*recipes.KINDS, "solutions", "bugs"]
+    assert lines[lines.index("weights") + 1].split()[0] == "tis"
+    assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(recipes.files())
+
+
+def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
     text = recipes.made("cispo")
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
@@ -172,8 +211,12 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch, capsys):
     for words, says in ((["cispo"], "is there already"), (["nothing"], "no file nothing"), ([], "python examples")):
         with pytest.raises(SystemExit, match=says):
             recipes.main(words)
-    recipes.main(["--list"])
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == [*recipes.files()]
+
+
+def test_a_recipe_is_made_of_the_script_that_it_was_written_for(tmp_path):
+    recipes.main(["run", "gmpo", *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
+    args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
+    assert args["clip_low"] == 0.4 and args["num_minibatches"] == 4  # an option of gmpo, and gspo.py's default
 
 
 def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
@@ -181,6 +224,107 @@ def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
     args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
     assert not args["normalize_std"] and "max_sampling_rounds" in args  # RLOO's option, and one of dapo.py
     assert not (ROOT / "rloo.py").exists()
+
+
+# --- the test vectors ---
+
+CASES = check.load_cases()
+RECIPE_OF = {  # the cases that concern a recipe; test_vectors.py asks rloo and reinforce_pp
+    "advantages/batch-deviation": "lite_ppo",
+    "policy/tis": "tis",
+    "variants/curriculum": "curriculum",
+    "variants/dppo": "dppo",
+    "variants/gdpo": "gdpo",
+    "variants/gdpo-missing": "gdpo",
+    "variants/gmpo": "gmpo",
+    "variants/icepop": "tis",
+    "variants/masked-sampling": "tis",
+    "variants/maxrl": "maxrl",
+    "variants/sapo": "sapo",
+    "variants/sapo-first-step": "sapo",
+}
+
+
+def own_options(module, options, **more):
+    """The recipe's `Args` with those options of a case that it has."""
+    names = {field.name for field in dataclasses.fields(module.Args)}
+    return module.Args(**{name: value for name, value in options.items() if name in names}, **more)
+
+
+def flat_rewards(groups, dtype):
+    """Rewards (R,) of a case: null is NaN."""
+    return torch.tensor([math.nan if reward is None else reward for group in groups for reward in group], dtype=dtype)
+
+
+def policy_step(module, inputs, options, dtype):
+    """The loss and the gradient of the recipe's whole `update`."""
+    sizes = {"group_size": 4, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0, "kl_coef": 0.0}
+    inputs = {"sampler_logprobs": inputs["old_logprobs"]} | inputs
+    args, table = own_options(module, options, **sizes), inputs["logprobs"]
+    loss, gradients = script_answers.updated(module, inputs, table, args, dtype)
+    return {"loss": loss, "gradient": script_answers.cut(gradients["logprobs"], table)}
+
+
+def group_advantages(module, inputs, options, dtype):
+    rewards, size = flat_rewards(inputs["rewards"], dtype), len(inputs["rewards"][0])
+    args = own_options(module, options, group_size=size)
+    batch = {"rewards": rewards, "advantages": module.compute_advantages(rewards, args)}
+    (advantages,) = Processes(1).run(lambda accelerator: module.divide_by_std(accelerator, batch, args))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def mean_normalized_advantages(module, inputs, options, dtype):
+    size = len(inputs["rewards"][0])
+    advantages = module.compute_advantages(flat_rewards(inputs["rewards"], dtype), module.Args(group_size=size))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def decoupled_advantages(module, inputs, options, dtype):
+    size = len(inputs["parts"][0][0])
+    args = own_options(module, options, group_size=size)
+    functions = [Reward(f"part {i}", weight, None) for i, weight in enumerate(options["weights"])]
+    parts = {f"part {i}": flat_rewards(groups, dtype) for i, groups in enumerate(inputs["parts"])}
+    sums = module.compute_advantages(functions, parts, args)
+    rewards = weighted_sum(functions, parts)
+    (advantages,) = Processes(1).run(lambda accelerator: module.over_rollout(accelerator, sums, rewards, args))
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+def pass_rate_curriculum(module, inputs, options, dtype):
+    sampler = module.Curriculum(inputs["prompts"], own_options(module, options))
+    for prompt, share in inputs["visits"]:
+        correct = (torch.arange(8) < 8 * share).to(dtype)
+        Processes(1).run(lambda accelerator, prompt=prompt, rows=correct: sampler.observe(accelerator, [prompt], rows))
+    return {"rates": sampler.rates.tolist(), "chances": sampler.chances().tolist()}
+
+
+OPERATIONS = {"geometric_mean_step": policy_step}
+OPERATIONS |= {
+    function.__name__: function
+    for function in (
+        decoupled_advantages,
+        group_advantages,
+        mean_normalized_advantages,
+        pass_rate_curriculum,
+        policy_step,
+    )
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("case", RECIPE_OF)
+def test_a_recipe_computes_what_its_case_says(case, dtype, modules):
+    name = RECIPE_OF[case]
+    module = recipes.load(recipes.made("tis", "grpo.py"), "tis") if name == "tis" else modules[name]
+    of_case = CASES[case]
+    answer = OPERATIONS[of_case["operation"]](module, of_case["inputs"], of_case["options"], dtype)
+    precision = "float64" if dtype == torch.float64 else "float32"
+    assert check.compare(of_case, answer, precision) == (check.SAME, "")
+
+
+def test_every_variant_concerns_a_recipe():
+    variants = {case for case in CASES if case.startswith("variants/")}
+    assert variants == {case for case in RECIPE_OF if case.startswith("variants/")}
 
 
 # --- several turns ---
@@ -356,13 +500,14 @@ def test_the_advantages_of_each_rung(modules):
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "mean_baseline", "rloo", "cispo", "reinforce_pp", "vapo"])
-def test_a_recipe_runs_without_options_that_do_nothing(name, modules, tmp_path):
-    rows = train(modules[name], tmp_path, "--max_steps", "2")
-    assert len(rows) == 3 and rows[1]["optim/grad_norm"] > 0
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill")])
+def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path):
+    rows = train(modules[name], tmp_path, "--max_steps", "1")
+    assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
     options = {field.name for field in dataclasses.fields(modules[name].Args)}
-    gone = {"reinforce": {"std_eps"}, "mean_baseline": {"normalize_std"}, "cispo": {"dual_clip"}}
-    assert not options & gone.get(name, set()) and {"kl_coef", "seed"} <= options
+    for option in {"normalize_std", "std_ddof", "std_eps", "clip_low", "clip_high", "dual_clip", "ratio_level"}:
+        assert (option in options) == (f"args.{option}" in recipes.made(name)), option
+    assert {"kl_coef", "seed"} <= options
 
 
 def test_rloo_is_reinforce_with_the_mean_of_the_others(modules):
@@ -434,6 +579,143 @@ def test_without_its_options_vapo_is_ppo(modules, rows_for_gae):
     assert all(torch.equal(mine, own) for mine, own in zip(found, expected, strict=True))
 
 
+# --- the gradient of MaxRL ---
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_expected_gradient_of_maxrl_is_that_of_the_first_terms_of_log_p(size, modules):
+    """Of a completion that is right with chance p, over all groups; by p, log pi has 1 / p, or -1 / (1 - p)."""
+    module, p = modules["maxrl"], 0.3
+    expected = 0.0
+    for rewards in itertools.product([1.0, 0.0], repeat=size):
+        advantages = module.compute_advantages(torch.tensor(rewards), module.Args(group_size=size))[:, 0].tolist()
+        chance = math.prod(p if reward else 1 - p for reward in rewards)
+        gradients = [advantages[i] * (1 / p if rewards[i] else -1 / (1 - p)) for i in range(size)]
+        expected += chance * sum(gradients) / size
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)), abs=1e-12)
+
+
+def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):
+    reward = tmp_path / "mine.py"
+    reward.write_text("def half(completions, **_):\n    return [0.5 for _ in completions]", encoding="utf-8")
+    module, words = modules["maxrl"], ["--reward", f"{reward}:half", "--max_steps", "1"]
+    with pytest.raises(SystemExit), module.clean_exit():
+        module.main([*SMALL, *words, "--output_dir", str(tmp_path / "run")])
+    assert "MaxRL needs rewards of 0 and 1, and there is one of 0.5" in capsys.readouterr().err.splitlines()[-1]
+
+
+# --- another sampler ---
+
+
+def test_weighted_tokens_of_another_sampler_have_the_gradient_of_the_own_policy(modules):
+    """A sum over the vocabulary, with the chances of the sampler: unless a weight is cut, it is that of the policy."""
+    module = modules["tis"]
+    generator = torch.Generator().manual_seed(0)
+    policy, sampler = torch.randn(2, 5, generator=generator, dtype=torch.float64).log_softmax(-1)
+    rewards, mask = torch.arange(1.0, 6, dtype=torch.float64)[:, None], torch.ones(5, 1, dtype=torch.bool)
+    micro = {"old_logprobs": policy[:, None], "rollout_logprobs": sampler[:, None], "loss_mask": mask}
+    largest = float((policy - sampler).exp().max())
+
+    def expected(**options):
+        weights = module.sampler_weights(micro, module.Args(**options), Metrics())
+        logprobs = policy[:, None].clone().requires_grad_()
+        losses, _ = module.policy_loss(logprobs, policy[:, None], rewards * weights, mask, module.Args())
+        (losses * sampler.exp()[:, None]).sum().backward()
+        return logprobs.grad[:, 0]
+
+    assert largest > 2
+    assert torch.allclose(expected(sampler_cap=largest + 1), -policy.exp() * rewards[:, 0], atol=1e-12)
+    cut = (policy - sampler).exp() > 2
+    assert torch.allclose(expected()[cut], (-2 * sampler.exp() * rewards[:, 0])[cut], atol=1e-12)
+    assert (expected(beyond_cap="mask")[cut] == 0).all() and (expected(sampler_floor=0.99 * largest) != 0).sum() == 1
+
+
+def test_a_run_with_another_sampler_weighs_its_tokens_even_in_one_update(modules, tmp_path):
+    one_update = ["--num_minibatches", "1", "--max_steps", "1"]
+    own = train(modules["tis"], tmp_path / "own", *one_update)[1]
+    other = train(modules["tis"], tmp_path / "other", *one_update, "--sampler_temperature", "0.5")[1]
+    assert own["sampler/weight"] == pytest.approx(1, abs=1e-5) and own["sampler/beyond_cap"] == 0
+    assert own["sampler/ratio_max"] < 1.001 < 1.5 < other["sampler/ratio_max"]
+    assert other["rollout/logprob_gap"] > 0.01
+
+
+@pytest.mark.parametrize("name", ["tis", "dppo"])
+def test_without_the_log_probs_of_the_sampler_a_line_says_so(name, modules, tmp_path):
+    with pytest.raises(InputError, match="the sampler's log-probs are missing"):
+        train(modules[name], tmp_path, "--rollout", "hf", "--max_steps", "1")
+
+
+def test_dppo_takes_the_sampler_as_the_old_policy(modules, tmp_path, monkeypatch):
+    """It has no pass for old log-probs: those that sampling wrote down are its own."""
+    module, seen = modules["dppo"], []
+    policy_loss = module.policy_loss
+
+    def watched(logprobs, old_logprobs, *rest):
+        seen.append((logprobs.detach(), old_logprobs, rest[1]))
+        return policy_loss(logprobs, old_logprobs, *rest)
+
+    monkeypatch.setattr(module, "policy_loss", watched)
+    row = train(module, tmp_path, "--max_steps", "1")[1]
+    logprobs, old_logprobs, mask = seen[0]
+    assert row["rollout/logprob_gap"] == 0  # it is the sampler against itself
+    assert torch.allclose(logprobs[mask], old_logprobs[mask], atol=1e-4) and not torch.equal(logprobs, old_logprobs)
+
+
+# --- the curriculum ---
+
+
+def curriculum(modules, rates, **options):
+    sampler = modules["curriculum"].Curriculum(len(rates), modules["curriculum"].Args(**options))
+    sampler.rates[:] = rates
+    return sampler
+
+
+def test_prompts_are_drawn_by_the_variance_of_their_pass_rates(modules):
+    sampler = curriculum(modules, [0.5, 0.9, 1.0, 0.0], uniform_share=0.2)
+    drawn = [sampler.draw(1)[0] for _ in range(4000)]
+    shares = [drawn.count(prompt) / 4000 for prompt in range(4)]
+    # 0.25 and 0.09 of 0.34, four fifths of the draws; and a quarter of the fifth that is left for each.
+    expected = [0.8 * 0.25 / 0.34 + 0.05, 0.8 * 0.09 / 0.34 + 0.05, 0.05, 0.05]
+    assert shares == pytest.approx(expected, abs=0.02)
+    assert all(sorted(sampler.draw(4)) == [0, 1, 2, 3] for _ in range(20))  # none twice
+    assert len(sampler.draw(9)) == 9  # a data set that is smaller than a step
+    assert sorted(curriculum(modules, [1.0, 0.0], uniform_share=0.0).draw(2)) == [0, 1]
+
+
+def test_rates_move_halfway_and_are_equal_on_all_processes(modules):
+    """The draw [4, 0, 2, 4] for two processes; prompt 4 is drawn twice, and prompt 2 has no gold answer."""
+    samplers = [curriculum(modules, [0.5] * 5) for _ in range(2)]
+    correct = [torch.tensor([1.0, 1, torch.nan, torch.nan]), torch.tensor([0.0, 0, 1, 0])]
+
+    def observe(accelerator):
+        rank = accelerator.process_index
+        samplers[rank].observe(accelerator, [4, 0, 2, 4][rank::2], correct[rank])
+
+    Processes(2).run(observe)
+    for sampler in samplers:
+        assert sampler.rates.tolist() == [0.25, 0.5, 0.5, 0.5, (0.75 + 0.5) / 2]
+    with pytest.raises(InputError, match="needs gold answers"):
+        samplers[0].observe(None, [0], None)
+
+
+def test_a_resumed_curriculum_draws_what_the_whole_run_draws(modules, tmp_path):
+    """Of 24 prompts 12 are drawn in a step, so the draws of steps 3 and 4 need the rates of the first two."""
+    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(rows[:24]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(rows[24:28]), encoding="utf-8")
+    words = ["--dataset", str(tmp_path / "train.jsonl"), "--prompts_per_step", "12", "--save_every", "2"]
+
+    def run(name, *more):
+        train(modules["curriculum"], tmp_path / name, *words, "--eval_every", "2", *more)
+        return metric_rows(tmp_path / name)
+
+    whole = run("whole", "--max_steps", "4")
+    run("resumed", "--max_steps", "2")
+    assert run("resumed", "--max_steps", "4", "--resume") == whole
+    rates = [row["curriculum/pass_rate"] for row in whole[1:]]
+    assert rates[0] == 0.5 and len(set(rates)) > 2
+
+
 # --- over all processes ---
 
 REWARD = "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
@@ -452,6 +734,34 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
     tokens = batch["advantages"].expand(counted.shape)[counted].double()
     assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
     assert sums.count(None) == 2 and not counted.any(dim=1).all()
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo", "gdpo"])
+def test_statistics_of_two_processes_are_those_of_one(name, modules):
+    """Four prompts, of which each process has two; some rows have no reward."""
+    module, size = modules[name], 4
+    args = module.Args(group_size=size, reward=["a", "b"])
+    rewards = torch.rand(16, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rewards[[1, 9, 10]] = torch.nan
+    rewards[5, 0] = torch.nan  # this row has a reward, by its other part
+    mask = torch.arange(6) < 1 + torch.arange(16)[:, None] % 6
+
+    def advantages(accelerator):
+        rows = torch.arange(16).view(4, size)[accelerator.process_index :: accelerator.num_processes].flatten()
+        parts = {"a": rewards[rows, 0], "b": rewards[rows, 1]}
+        sums = rewards[rows].nansum(dim=1).masked_fill(rewards[rows].isnan().all(dim=1), torch.nan)
+        batch = {"rewards": sums, "loss_mask": mask[rows]}
+        if name == "gdpo":
+            functions = [types.SimpleNamespace(name=part, weight=1.0) for part in parts]
+            sums = module.compute_advantages(functions, parts, args)
+            return rows, module.over_rollout(accelerator, sums, batch["rewards"], args)
+        batch["advantages"] = module.compute_advantages(batch["rewards"], args)
+        over_batch = module.whiten if name == "reinforce_pp" else module.divide_by_std
+        return rows, over_batch(accelerator, batch, args)
+
+    ((_, expected),) = Processes(1).run(advantages)
+    for rows, part in Processes(2).run(advantages):
+        assert torch.allclose(part, expected[rows], atol=1e-6) and part.abs().max() > 0.5
 
 
 def test_the_relative_variance_of_known_gradients():

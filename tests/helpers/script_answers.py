@@ -70,6 +70,7 @@ class Tables(nn.Module):
         self.values = nn.Parameter(batch["values"].clone())
         self.fixed = batch["fixed_logprobs"]
         self.with_values = with_values
+        self.cuts = []  # the rows of each forward of an update
 
     def forward(self, micro, with_entropy=True, entropy_grad=False):
         """Before the updates, when the entropy is not asked for, the log-probs are those of the old policy."""
@@ -78,6 +79,7 @@ class Tables(nn.Module):
         entropies = self.entropies if entropy_grad else self.entropies.detach()
         result = [self.fixed[rows, :width], None]
         if with_entropy:
+            self.cuts.append(rows.tolist())
             result = [self.logprobs[rows, :width], entropies[rows, :width]]
         if self.with_values:
             result.append(self.values[rows, :width])
@@ -151,6 +153,8 @@ def add_tables(batch, inputs, dtype):
     }
     for column, name in given.items():
         batch[column] = ragged(inputs[name], dtype)[0] if name in inputs else zeros
+    if "sampler_logprobs" in inputs:
+        batch["rollout_logprobs"] = ragged(inputs["sampler_logprobs"], dtype)[0]
     advantages = inputs.get("advantages")
     if advantages is None:
         batch["advantages"] = zeros
@@ -166,6 +170,7 @@ def step_args(module, options, rows, groups):
     group_size = rows // len(set(groups))
     args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
     args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
+    refuse_unless(options.get("objective", "clip") in ("clip", "penalty"), "neither the clip nor the penalty")
     if options.get("objective") == "penalty":
         refuse_unless(name == "ppo", "no penalty in the place of the clip")
         args |= {"objective": "penalty", "penalty_coef": options["penalty_coef"]}
@@ -218,6 +223,8 @@ def updated(module, inputs, table, args, dtype):
         reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
         extra = [module.Coefficients(args)] if is_ppo else []
         module.update(accelerator, model, reference, optimizer, own, 1, args, metrics, *extra)
+        cuts = pieces[accelerator.process_index]
+        assert model.cuts[: len(cuts)] == cuts, "the script cuts the rollout otherwise"
         return metrics.reduce_sums(accelerator)["optim/loss"], optimizer.first
 
     with contextlib.ExitStack() as stack:
@@ -455,9 +462,11 @@ class PairTables(nn.Module):
     def __init__(self, table):
         super().__init__()
         self.table = nn.Parameter(table)
+        self.cuts = []  # the pairs of each forward
 
     def forward(self, batch, with_entropy=True):
         rows = batch["completions"][:, 0]
+        self.cuts.append(rows[: len(rows) // 2].tolist())
         if self.table.dim() == 1:  # a score for each completion
             return self.table[rows]
         return self.table[rows, : batch["completions"].shape[1]], None
@@ -474,7 +483,7 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-def updated_pairs(module, pairs, table, args):
+def updated_pairs(module, inputs, pairs, table, args):
     """The loss of a step of pairs by the script's `update_pairs`, and the gradient by the table."""
     model, metrics = PairTables(table), Metrics()
     optimizer = Gradients(model)
@@ -485,6 +494,8 @@ def updated_pairs(module, pairs, table, args):
         return metrics.reduce_sums(accelerator)["optim/loss"]
 
     (loss,) = Processes(1).run(one_process)
+    if "pieces" in inputs:
+        assert model.cuts == inputs["pieces"][0], "the script cuts the step otherwise"
     return loss, optimizer.first["table"]
 
 
@@ -513,7 +524,7 @@ def preference_loss(module, inputs, options, dtype):
         **pair_sizes(inputs, count),
     )
     with default_dtype(dtype):
-        loss, gradient = updated_pairs(module, pairs, ragged([*chosen, *rejected], dtype)[0], args)
+        loss, gradient = updated_pairs(module, inputs, pairs, ragged([*chosen, *rejected], dtype)[0], args)
     gradients = cut(gradient, [*chosen, *rejected])
     return {"loss": loss, "chosen_gradient": gradients[:count], "rejected_gradient": gradients[count:]}
 
@@ -524,7 +535,7 @@ def reward_model_loss(module, inputs, options, dtype):
     pairs = [Pair([0], [i], [count + i]) for i in range(count)]
     args = module.Args(center_coef=options["center_coef"], **pair_sizes(inputs, count))
     table = torch.tensor([*inputs["chosen"], *inputs["rejected"]], dtype=dtype)
-    loss, gradient = updated_pairs(module, pairs, table, args)
+    loss, gradient = updated_pairs(module, inputs, pairs, table, args)
     gradients = gradient.tolist()
     return {"loss": loss, "chosen_gradient": gradients[:count], "rejected_gradient": gradients[count:]}
 

@@ -9,10 +9,10 @@ differences before it is written.
 
 import pathlib
 
-from vectors.generate import advantages, critic, kl, masks, overlong, pairs, policy, splits
+from vectors.generate import advantages, critic, kl, masks, overlong, pairs, policy, splits, variants
 from vectors.generate.cases import document, text_of
 
-MODULES = (advantages, masks, policy, splits, kl, critic, pairs, overlong)
+MODULES = (advantages, masks, policy, splits, kl, critic, pairs, overlong, variants)
 SUBJECTS = [module.SUBJECT for module in MODULES]
 FOLDER = pathlib.Path(__file__).parents[1] / "cases"
 

@@ -68,7 +68,7 @@ def central_difference(function, place, step=1e-6):
 
 
 def check_gradient(function, table, gradient):
-    """Whether `gradient` is that of `function`, a number made of a table, by central differences."""
+    """Whether `gradient` is that of `function` (table -> number), by central differences."""
     for i, row in enumerate(table):
         for t, cell in enumerate(row):
 

@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || pi_ref) from a sampled token, and what their gradients are in expectation."""
+"""Estimates of KL(pi || pi_ref) from a sampled token, and their expected gradients."""
 
 import math
 
@@ -181,7 +181,7 @@ CASES = [
     token_case(
         "k3-far",
         "k3",
-        "A KL that is clamped at 10, which has no gradient just where the policy is far from the reference.",
+        "A KL that is clamped at 10: it has no gradient just where the policy has run away.",
         [("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
         inputs=FAR,
         threads=["verl-project/verl/issues/2928"],

@@ -44,7 +44,12 @@ CASES = [
             "mll-lab-nu/RAGEN/issues/59",
         ],
         catches="A mask by `token != pad`, which drops the stop token: nothing learns to stop.",
-        others=[Other(says="the stop token is masked, as by token != pad_token", options={"without_stop": True})],
+        others=[
+            Other(
+                says="the stop token is masked, as by token != pad_token",
+                options={"without_stop": True},
+            ),
+        ],
     ),
     Case(
         id="masks/two-stop-tokens",
@@ -83,7 +88,7 @@ CASES = [
         threads=[
             "huggingface/trl/pull/4970",
         ],
-        catches="A sampled pad id that ends a completion, leaves a hole in it, or passes for a stop token.",
+        catches="A sampled pad id that ends a completion, or that leaves a hole in it.",
         others=[
             BY_PAD,
             Other(says="the pad id ends a row", options={"stop_tokens": [2, 0]}),

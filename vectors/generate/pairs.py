@@ -232,7 +232,7 @@ CASES = [
         "preference/nll",
         "A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
         options={"nll_coef": 0.3},
-        source="Iterative RPO 2404.19733 Eq. 1-2: the chosen completion's mean over tokens, times the coefficient",
+        source="Iterative RPO 2404.19733 Eq. 1-2: the mean over the chosen completion's tokens",
         others=[Other(says="the term is left out", options={"nll_coef": 0.0})],
     ),
     reward_case("preference/reward-model", "A sum for the mean over pairs, or a sign."),

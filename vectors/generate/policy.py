@@ -126,7 +126,7 @@ def policy_step(inputs, options):
 
 
 def own_weights(inputs, options, name):
-    """The weights of the KL or of the entropy: those of the policy's term, or with a mistake not."""
+    """The weights of the KL or of the entropy: the policy's, unless by mistake."""
     changed = options | {"mean": options.get(name, options["mean"])}
     return steps.step_weights(inputs, inputs["logprobs"], changed)
 
@@ -165,12 +165,20 @@ def advantages_of(inputs):
 
 
 def sampler_weights(inputs, options):
-    """Truncated importance sampling: min(pi_old / pi_sampler, cap), a constant."""
+    """Importance sampling: pi_old / pi_sampler, a constant. A larger one than the cap is the cap.
+
+    Masked, it is 0 beyond the cap, and below the floor.
+    """
     if "sampler_cap" not in options:
         return filled(inputs["logprobs"], 1.0)
 
     def weight(old, sampler):
-        return min(math.exp(old - sampler), options["sampler_cap"])
+        ratio = math.exp(old - sampler)
+        if ratio < options.get("sampler_floor", 0.0):
+            return 0.0
+        if ratio > options["sampler_cap"] and options.get("beyond_cap") == "mask":
+            return 0.0
+        return min(ratio, options["sampler_cap"])
 
     numerator = options.get("sampler_numerator", "old_logprobs")
     return each(weight, inputs[numerator], inputs["sampler_logprobs"])
@@ -258,8 +266,8 @@ def kl_gradient(inputs, options, weights):
         return weight * coefficient * kl_value(new, new - log_ratio, ref, estimator)
 
     frozen = each(partial(slope, estimator="k3_frozen_weight"), table, ratios, ref, weights)
-    shared = spread_over_row(each(by_ratio, table, ratios, ref, weights), inputs, options, "sequence")
-    return add(frozen, shared)
+    by_row_ratio = each(by_ratio, table, ratios, ref, weights)
+    return add(frozen, spread_over_row(by_row_ratio, inputs, options, "sequence"))
 
 
 def clip_bounds(inputs, options):
@@ -357,7 +365,10 @@ K3 = {"kl": {"estimator": "k3", "coef": 0.04}}
 
 ROW_MEANS = Other(says="the mean over rows of the mean over tokens", options={"mean": "rows"})
 TOKEN_MEAN = Other(says="one mean over all tokens", options={"mean": "tokens"})
-NO_MINIMUM = Other(says="the clipped ratio without the minimum", options={"objective": "clip_without_minimum"})
+NO_MINIMUM = Other(
+    says="the clipped ratio without the minimum",
+    options={"objective": "clip_without_minimum"},
+)
 
 
 def with_kl(estimator, coef=0.04):
@@ -540,7 +551,9 @@ CASES = [
         f"{GSPO_PAPER} Eq. 13-14",
         "The row's mean advantage in the place of the token's.",
         inputs={"logprobs": GSPO_LOGPROBS, "advantages": OF_TOKENS},
-        others=[Other(says="each token moves the whole row's ratio", options={"ratio": "sequence"})],
+        others=[
+            Other(says="each token moves the whole row's ratio", options={"ratio": "sequence"}),
+        ],
     ),
     step_case(
         "gspo-kl-weighted",
@@ -572,7 +585,7 @@ CASES = [
     step_case(
         "tis",
         GRPO | {"sampler_cap": 2.0},
-        "truncated importance sampling: the token's loss times min(pi_old / pi_sampler, 2), a constant",
+        "truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
         "A weight that is not capped, or that stands on its head.",
         inputs={"sampler_logprobs": SAMPLER},
         rests_on=CONVENTION,

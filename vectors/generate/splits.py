@@ -5,7 +5,7 @@ from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
 
 
 def step_totals(inputs, options):
-    """What each micro-batch counts: [optimizer step][process][micro-batch], and of each row's group.
+    """What each micro-batch counts, as [optimizer step][process][micro-batch].
 
     `steps` is a list of `pieces`, one for each optimizer step of a rollout.
     """
@@ -29,7 +29,7 @@ def step_totals(inputs, options):
 
 
 def counted_with(rows, process, pieces, rollout, options):
-    """The rows that are counted for the micro-batch `rows`; with a mistake not those of the step."""
+    """The rows whose counts the micro-batch `rows` has: those of the step, unless by mistake."""
     totals = options.get("totals", "step")
     if totals == "micro_batch":
         return rows
@@ -52,18 +52,20 @@ def count(rows, mask, inputs):
 CUTS = {
     "2": [[[0, 1, 2, 3], [4, 5, 6, 7]]],
     "4": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
-    "uneven": [[[0, 1, 2, 3, 4], [5, 6], [7]]],
+    "uneven": [[[0, 1, 2], [3, 4, 5], [6, 7]]],
     "processes": [[[0, 1, 2, 3]], [[4, 5, 6, 7]]],
     "2x2": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
 }
 SAYS = {
     "micro_batch": "this is the mean over the micro-batch, averaged",
     "micro_batch_summed": "this is the mean over the micro-batch, added up",
+    "micro_batch_all": "this is the mean over the micro-batch, added up over processes too",
     "process": "this is the mean over the process, averaged",
+    "process_all": "this is the mean over the process, added up",
     "over_micro_batches": "the step's mean, divided once more by the number of micro-batches",
     "over_processes": "the step's mean, divided once more by the number of processes",
 }
-CATCHES = "The denominator of the micro-batch or of the process: the gradient then depends on the cut."
+CATCHES = "The denominator of a micro-batch or of a process: the gradient depends on the cut."
 STEP = "the denominators are those of the whole optimizer step: "
 
 
@@ -102,7 +104,8 @@ KEPT = [[int(row not in LEFT_OUT)] * len(cells) for row, cells in enumerate(poli
 ALL = [[1] * len(row) for row in policy.OLD]
 SCORED = [1, 1, 0, 1, 0, 0, 0, 0]  # no row of the second prompt has a reward
 LOCAL = ("micro_batch", "micro_batch_summed", "over_micro_batches")
-LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "process")
+PROCESSES = ("process", "process_all", "over_processes")
+LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "micro_batch_all", "process")
 DR_GRPO_PAPER = "Dr. GRPO 2503.20783, Listing 1"
 OVERLONG = "DAPO 2503.14476, section 3.4, leaves truncated rows out of the loss"
 
@@ -159,7 +162,7 @@ CASES = [
     split_case("dapo-2", "2", policy.DAPO, policy.DAPO_PAPER, LOCAL),
     split_case("dapo-4", "4", policy.DAPO, policy.DAPO_PAPER, LOCAL),
     split_case("dapo-uneven", "uneven", policy.DAPO, policy.DAPO_PAPER, LOCAL),
-    split_case("dapo-processes", "processes", policy.DAPO, policy.DAPO_PAPER, ("process", "over_processes")),
+    split_case("dapo-processes", "processes", policy.DAPO, policy.DAPO_PAPER, PROCESSES),
     split_case("dapo-2x2", "2x2", policy.DAPO, policy.DAPO_PAPER, LOCAL_2X2),
     split_case(
         "dapo-kl-2x2",
@@ -199,10 +202,10 @@ CASES = [
     ),
     split_case("grpo-4", "4", policy.GRPO, policy.GRPO_PAPER, ("micro_batch_summed",)),
     split_case("grpo-uneven", "uneven", policy.GRPO, policy.GRPO_PAPER, LOCAL),
-    split_case("grpo-processes", "processes", policy.GRPO, policy.GRPO_PAPER, ("over_processes",)),
+    split_case("grpo-processes", "processes", policy.GRPO, policy.GRPO_PAPER, PROCESSES[1:]),
     split_case("dr-grpo-4", "4", policy.DR_GRPO, DR_GRPO_PAPER, ("micro_batch_summed",)),
     split_case("dr-grpo-uneven", "uneven", policy.DR_GRPO, DR_GRPO_PAPER, LOCAL),
-    split_case("dr-grpo-processes", "processes", policy.DR_GRPO, DR_GRPO_PAPER, ("over_processes",)),
+    split_case("dr-grpo-processes", "processes", policy.DR_GRPO, DR_GRPO_PAPER, PROCESSES[1:]),
     split_case(
         "gspo-uneven",
         "uneven",
@@ -222,7 +225,7 @@ CASES = [
         catches="Tokens that are left out of the loss and stay in the denominator.",
         threads=["huggingface/trl/issues/6369", "huggingface/trl/pull/6439"],
         others=[
-            Other(says="masked tokens are in the denominator", options={"masked_tokens_count": True}),
+            Other(says="masked tokens are in the total", options={"masked_tokens_count": True}),
             Other(says="truncated rows are in the loss", inputs={"mask": ALL}),
         ],
     ),
@@ -231,7 +234,7 @@ CASES = [
         "2x2",
         policy.DR_GRPO | {"empty_rows_count": True},
         f"{OVERLONG}; no paper says whether they are still rows, here they are",
-        ("micro_batch_summed", "over_processes"),
+        ("micro_batch_summed", "micro_batch_all", "over_processes"),
         inputs={"mask": KEPT},
         rests_on=CONVENTION,
         catches="The other convention: 8 rows or 6.",
@@ -242,7 +245,7 @@ CASES = [
         "2x2",
         policy.GRPO | {"empty_rows_count": False},
         f"{OVERLONG}; no paper says whether they are still rows, here they are not",
-        ("micro_batch", "micro_batch_summed", "over_processes"),
+        ("micro_batch", "micro_batch_summed", "micro_batch_all"),
         inputs={"mask": KEPT},
         rests_on=CONVENTION,
         catches="The other convention: 6 rows or 8.",
@@ -253,7 +256,7 @@ CASES = [
         "2x2",
         policy.GRPO,
         "a row without a reward (`scored` 0) is in no count",
-        ("micro_batch_summed", "over_processes"),
+        LOCAL_2X2,
         inputs={"scored": SCORED},
         rests_on=CONVENTION,
         catches="A row without a reward that still makes the others smaller.",
@@ -267,7 +270,7 @@ CASES = [
     ),
     pairs.pair_case(
         "splits/pairs-uneven",
-        inputs={"pieces": [[[0, 1], [2]]]},
+        inputs={"pieces": [[[0, 2], [1]]]},
         catches="The mean over the pairs of the micro-batch: the last one of an epoch is smaller.",
         threads=["modelscope/ms-swift/pull/10144"],
         others=mistakes("micro_batch", "micro_batch_summed"),

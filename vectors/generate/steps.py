@@ -5,9 +5,11 @@ of the whole step has one denominator, so no weight depends on the cut. `totals`
 mistakes that people make there:
 
     step                  the denominators count the whole step
-    micro_batch           those of the micro-batch; the losses of the micro-batches are averaged
-    micro_batch_summed    those of the micro-batch; the losses are added up
-    process               those of the process; gradients are averaged over the processes
+    micro_batch           those of the micro-batch, whose losses are averaged
+    micro_batch_summed    those of the micro-batch, whose losses are added up; processes are averaged
+    micro_batch_all       those of the micro-batch, whose losses are added up, over processes too
+    process               those of the process; processes are averaged
+    process_all           those of the process; processes are added up
     over_processes        the step's, divided once more by the number of processes
     over_micro_batches    the step's, divided once more by the number of micro-batches
 """
@@ -38,7 +40,7 @@ def pieces_of(inputs, rows):
 
 
 def step_weights(inputs, table, options):
-    """The weight of each token in the loss of the optimizer step, a table of the shape of `table`."""
+    """The weight of each token of `table` in the loss of the optimizer step."""
     mask = mask_of(inputs, table)
     weights = [[0.0] * len(row) for row in table]
     for rows, share in scopes(pieces_of(inputs, len(table)), options.get("totals", "step")):
@@ -59,11 +61,16 @@ def scopes(pieces, totals):
         return [(everything, 1 / len(pieces[0]))]
     if totals == "process":
         return [(rows, 1 / len(pieces)) for rows in processes]
+    if totals == "process_all":
+        return [(rows, 1.0) for rows in processes]
     result = []
     for process in pieces:
-        for rows in process:
-            times = 1 if totals == "micro_batch_summed" else len(process)
-            result.append((rows, 1 / times / len(pieces)))
+        shares = {
+            "micro_batch": 1 / len(process) / len(pieces),
+            "micro_batch_summed": 1 / len(pieces),
+            "micro_batch_all": 1.0,
+        }
+        result += [(rows, shares[totals]) for rows in process]
     return result
 
 

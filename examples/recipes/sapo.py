@@ -1,0 +1,43 @@
+"""SAPO: Soft Adaptive Policy Optimization (arXiv 2511.20347, Eq. 5 and 6).
+
+A sigmoid of the ratio r stands where GRPO has r and its clip:
+
+    f(r) = 4 / tau sigmoid(tau (r - 1)), with tau = tau_positive where A > 0, else tau_negative
+
+Its slope is 1 where r is 1, and falls on both sides: no token loses its gradient at once. The larger
+tau makes it fall faster where A is negative. Only an update after the first one of a rollout differs
+from GRPO, so there are four. The rest is GRPO's, without its KL.
+"""
+
+
+class Args:
+    num_minibatches: int = option(
+        4, "optimizer steps in a pass; with one update per rollout this is GRPO", "batch", gt=0
+    )
+    del clip_low, clip_high, dual_clip  # a slope takes their place
+    tau_positive: float = option(1.0, "steepness of the gate where A > 0 (SAPO: 1.0)", gt=0)
+    tau_negative: float = option(1.05, "steepness of the gate elsewhere (SAPO: 1.05)", gt=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+
+
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+    """The loss of each token (R, T), -f(r) A, and diagnostics {name: (R, T)}."""
+    log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
+    ratio = log_ratios.exp()
+    tau = torch.full_like(ratio, args.tau_negative).masked_fill(advantages > 0, args.tau_positive)
+    gate = (tau * (ratio - 1)).sigmoid()
+    losses = -4 / tau * gate * advantages
+    stats = {
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "gate_slope": 4 * gate * (1 - gate),  # what is left of a token's gradient
+        "ratio_max": ratio,
+        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
+    }
+    if ref_logprobs is not None:
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
+        losses = losses + args.kl_coef * kl
+        stats["kl_ref"] = kl
+        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
+    if args.entropy_coef:
+        losses = losses - args.entropy_coef * entropy
+    return torch.where(loss_mask, losses, 0), stats
