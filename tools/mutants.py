@@ -54,7 +54,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "groups - mean", "groups - groups.mean()",
      "test_whole_updates.py::test_group_relative[dr_grpo-DrGRPO-]"),
     ("a group that agrees is divided by its rounding", "grpo.py",
-     "advantages.masked_fill(zero, 0)", "advantages",
+     "advantages.masked_fill(no_signal, 0)", "advantages",
      "test_grpo.py::test_a_group_that_agrees_has_advantage_exactly_zero"),
     ("a row without a reward has the advantage NaN", "common/masked.py",
      "nearly_equal(smallest, largest) | ~scored", "nearly_equal(smallest, largest)",

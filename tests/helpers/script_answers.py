@@ -30,6 +30,7 @@ BASELINES = {  # scripts and recipes whose advantages are those of groups
     **dict.fromkeys(("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "reinforce_pp"), "group_mean"),
     "rloo": "leave_one_out",
 }
+TIMEOUT = 20  # seconds that a process waits for the others
 
 
 class NotOffered(Exception):
@@ -230,7 +231,7 @@ def updated(module, inputs, table, args, dtype):
     with contextlib.ExitStack() as stack:
         if is_ppo:
             stack.enter_context(mock.patch.object(module, "assign_advantages", lambda *_: None))
-        results = Processes(len(pieces)).run(one_process)
+        results = Processes(len(pieces), TIMEOUT).run(one_process)
     gradients = {}
     for name in results[0][1]:
         gradients[name] = sum_of([first[name] for _, first in results], batch["loss_mask"]) / len(results)
@@ -282,7 +283,7 @@ def step_totals(module, inputs, options, dtype):
         own = {name: column[places] for name, column in batch.items()}
         return split_rollout(accelerator, own, args)
 
-    processes = Processes(len(steps[0])).run(one_process)
+    processes = Processes(len(steps[0]), TIMEOUT).run(one_process)
     answer = {name: [] for name in ("tokens", "rows", "prompts")}
     group_tokens = {}
     for step in range(len(steps)):

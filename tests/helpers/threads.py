@@ -9,9 +9,9 @@ import torch
 class Processes:
     """W accelerators whose collectives wait for all of them; one that comes alone is a deadlock and fails."""
 
-    def __init__(self, number):
+    def __init__(self, number, timeout=300):
         self.number, self.slots, self.local = number, [None] * number, threading.local()
-        self.barrier, self.calls = threading.Barrier(number, timeout=300), [[] for _ in range(number)]
+        self.barrier, self.calls = threading.Barrier(number, timeout=timeout), [[] for _ in range(number)]
 
     def exchange(self, name, value):
         rank = self.local.rank
