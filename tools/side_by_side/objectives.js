@@ -38,7 +38,7 @@ function dcpo({ old, ratio, advantage }, { clip_low, clip_high, max_ratio }) {
   return clippedObjective(ratio, advantage, low, Math.min(high, max_ratio), max_ratio);
 }
 
-// SAPO: the sigmoid's derivative, 4 gate (1 - gate), is 1 at r = 1 and fades on both sides.
+// SAPO Eq. 5 and 6: the slope, 4 gate (1 - gate), is 1 at r = 1 and falls on both sides.
 function sapo({ ratio, advantage }, { tau_positive, tau_negative }) {
   const tau = advantage > 0 ? tau_positive : tau_negative;
   const gate = 1 / (1 + Math.exp(-tau * (ratio - 1)));
