@@ -200,6 +200,7 @@ CASES = [
         catches="The deviation of the centred rewards for that of the rewards.",
         tolerance=ANY_EPSILON,
         others=[
+            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
                 says="the deviation is that of the centred rewards",
                 options={"deviation": "batch_of_centred"},
@@ -218,6 +219,7 @@ CASES = [
         catches="The deviation of the rewards before the group's mean was subtracted.",
         tolerance=ANY_EPSILON,
         others=[
+            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
                 says="the deviation is that of the raw rewards",
                 options={"deviation": "batch_of_rewards"},
@@ -266,6 +268,7 @@ CASES = [
         catches="A row without a reward that makes its group NaN, or that counts as 0.",
         tolerance=ANY_EPSILON,
         others=[
+            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
                 says="a row without a reward has reward 0",
                 inputs={"rewards": [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]},
@@ -276,7 +279,7 @@ CASES = [
         id="advantages/unequal-groups",
         operation=group_advantages,
         inputs={"rewards": [[1.0, 0.0], [0.0, 1.0, 1.0], [0.5, 0.0, 1.0, 0.25, 0.0]]},
-        options=GRPO,
+        options=GRPO | {"deviation": "none"},
         rests_on=FORMULA,
         source=GRPO_PAPER,
         threads=[
@@ -284,17 +287,15 @@ CASES = [
             "allenai/open-instruct/pull/1794",
         ],
         catches="Groups that are cut by position, with statistics over adjacent rows.",
-        tolerance=ANY_EPSILON,
     ),
     Case(
         id="advantages/group-of-one",
         operation=group_advantages,
         inputs={"rewards": [[0.7], [1.0, 0.0]]},
-        options=GRPO,
+        options=GRPO | {"deviation": "none"},
         rests_on=CONVENTION,
         source="one reward is its own mean, so its advantage is 0",
         catches="A reward that is not centred where a group has one row left.",
-        tolerance=ANY_EPSILON,
     ),
     Case(
         id="advantages/dcpo-visits",

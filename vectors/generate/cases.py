@@ -75,13 +75,7 @@ def entry(subject, case):
     if case.inputs_from:
         inputs = subject.shared_inputs[case.inputs_from] | inputs
     expected, worked = case.operation(inputs, case.options)
-    others = []
-    for other in case.others:
-        answer, _ = case.operation(inputs | other.inputs, case.options | other.options)
-        tolerance = case.tolerance or TOLERANCE
-        for earlier in [expected, *(known["expected"] for known in others)]:
-            assert differs(earlier, answer, tolerance["float32"]), (case.id, other.says)
-        others.append({"says": other.says, "expected": rounded(answer)})
+    others = answers_of_others(case, inputs, expected)
     result = {"id": case.id, "operation": case.operation.__name__}
     if case.inputs_from:
         result["inputs_from"] = case.inputs_from
@@ -100,6 +94,19 @@ def entry(subject, case):
     result["catches"] = case.catches
     if case.threads:
         result["threads"] = [f"https://github.com/{thread}" for thread in case.threads]
+    return result
+
+
+def answers_of_others(case, inputs, expected):
+    """[{"says", "expected"}]; each must differ from the expected numbers and from one another."""
+    tolerance = (case.tolerance or TOLERANCE)["float32"]
+    result, known = [], [expected]
+    for other in case.others:
+        answer, _ = case.operation(inputs | other.inputs, case.options | other.options)
+        for earlier in known:
+            assert differs(earlier, answer, tolerance), (case.id, other.says)
+        known.append(answer)
+        result.append({"says": other.says, "expected": rounded(answer)})
     return result
 
 

@@ -83,20 +83,29 @@ def weights_within(rows, mask, inputs, options):
     counted = scored_rows(inputs, rows)
     if not options.get("empty_rows_count", True):
         counted = [row for row in counted if lengths[row]]
-    prompts = len({groups[row] for row in counted})
     result = {}
     for row in rows:
-        if not lengths[row]:
-            result[row] = [0.0] * len(mask[row])
-            continue
-        group = [other for other in rows if groups[other] == groups[row]]
-        weight = {
-            "tokens": lambda row: 1 / sum(lengths.values()),
-            "rows": lambda row: 1 / lengths[row] / len(counted),
-            "sums": lambda row: 1 / len(counted),
-            "constant": lambda row: 1 / options["constant"] / len(counted),
-            "groups": lambda row, group=group: 1 / sum(lengths[other] for other in group) / prompts,
-            "prompts": lambda row: 1 / lengths[row] / prompts,
-        }[options["mean"]](row)
+        weight = 0.0
+        if lengths[row]:
+            weight = token_weight(row, lengths, groups, counted, options)
         result[row] = [weight * cell for cell in mask[row]]
     return result
+
+
+def token_weight(row, lengths, groups, counted, options):
+    """The weight of each token of a row, from {row: tokens} and the rows that are counted."""
+    mean = options["mean"]
+    if mean == "tokens":
+        return 1 / sum(lengths.values())
+    if mean == "rows":
+        return 1 / lengths[row] / len(counted)
+    if mean == "sums":
+        return 1 / len(counted)
+    if mean == "constant":
+        return 1 / options["constant"] / len(counted)
+    prompts = len({groups[other] for other in counted})
+    if mean == "prompts":
+        return 1 / lengths[row] / prompts
+    assert mean == "groups", mean
+    own_group = [other for other in lengths if groups[other] == groups[row]]
+    return 1 / sum(lengths[other] for other in own_group) / prompts
