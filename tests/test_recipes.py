@@ -232,17 +232,28 @@ CASES = check.load_cases()
 RECIPE_OF = {  # the cases that concern a recipe; test_vectors.py asks rloo and reinforce_pp
     "advantages/batch-deviation": "lite_ppo",
     "policy/tis": "tis",
+    "variants/cispo": "cispo",
     "variants/curriculum": "curriculum",
     "variants/dppo": "dppo",
     "variants/gdpo": "gdpo",
     "variants/gdpo-missing": "gdpo",
     "variants/gmpo": "gmpo",
+    "variants/gmpo-cut": "gmpo",
     "variants/icepop": "tis",
     "variants/masked-sampling": "tis",
     "variants/maxrl": "maxrl",
     "variants/sapo": "sapo",
     "variants/sapo-first-step": "sapo",
+    "variants/vapo": "vapo",
+    "variants/vc-ppo": "vapo",
 }
+
+
+@pytest.fixture(scope="module")
+def case_modules(modules):
+    """{case: module} of the recipe that a case concerns; the cases of tis have GRPO's mean over rows."""
+    with_means = modules | {"tis": recipes.load(recipes.made("tis", "grpo.py"), "tis")}
+    return {case: with_means[name] for case, name in RECIPE_OF.items()}
 
 
 def own_options(module, options, **more):
@@ -290,6 +301,14 @@ def decoupled_advantages(module, inputs, options, dtype):
     return {"advantages": advantages.view(-1, size).tolist()}
 
 
+def gae_with_two_lambdas(module, inputs, options, dtype):
+    lambdas = {"gae_lambda": options["lambda"], "gae_lambda_critic": options["lambda_critic"]}
+    (rewards, mask), (values, _) = (ragged(inputs[name], dtype) for name in ("rewards", "values"))
+    advantages, returns = module.compute_advantages(rewards, values, mask, own_options(module, options, **lambdas))
+    cut = script_answers.cut
+    return {"advantages": cut(advantages, inputs["values"]), "returns": cut(returns, inputs["values"])}
+
+
 def pass_rate_curriculum(module, inputs, options, dtype):
     sampler = module.Curriculum(inputs["prompts"], own_options(module, options))
     for prompt, share in inputs["visits"]:
@@ -298,28 +317,41 @@ def pass_rate_curriculum(module, inputs, options, dtype):
     return {"rates": sampler.rates.tolist(), "chances": sampler.chances().tolist()}
 
 
-OPERATIONS = {"geometric_mean_step": policy_step}
+STEPS = ("geometric_mean_step", "policy_step", "weighted_logprob_step")
+OPERATIONS = dict.fromkeys(STEPS, policy_step)
 OPERATIONS |= {
     function.__name__: function
     for function in (
         decoupled_advantages,
+        gae_with_two_lambdas,
         group_advantages,
         mean_normalized_advantages,
         pass_rate_curriculum,
-        policy_step,
     )
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("case", RECIPE_OF)
-def test_a_recipe_computes_what_its_case_says(case, dtype, modules):
-    name = RECIPE_OF[case]
-    module = recipes.load(recipes.made("tis", "grpo.py"), "tis") if name == "tis" else modules[name]
+def test_a_recipe_computes_what_its_case_says(case, dtype, case_modules):
     of_case = CASES[case]
-    answer = OPERATIONS[of_case["operation"]](module, of_case["inputs"], of_case["options"], dtype)
+    answer = OPERATIONS[of_case["operation"]](case_modules[case], of_case["inputs"], of_case["options"], dtype)
     precision = "float64" if dtype == torch.float64 else "float32"
     assert check.compare(of_case, answer, precision) == (check.SAME, "")
+
+
+CUTS = {
+    "four micro-batches": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
+    "two processes with unequal tokens": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+}
+
+
+@pytest.mark.parametrize("pieces", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("case", [case for case in RECIPE_OF if CASES[case]["operation"] in STEPS])
+def test_a_step_that_is_cut_has_the_gradient_of_the_whole(case, pieces, case_modules):
+    of_case = CASES[case]
+    answer = policy_step(case_modules[case], of_case["inputs"] | {"pieces": pieces}, of_case["options"], torch.float64)
+    assert check.compare(of_case, answer) == (check.SAME, "")
 
 
 def test_every_variant_concerns_a_recipe():

@@ -8,7 +8,7 @@ It moves away where A > 0 and r > 1, or A < 0 and r < 1. An unlikely token may g
 long as it stays unlikely; a likely one is stopped sooner. M has no gradient. pi_old is the sampler,
 whose log-probs come with the tokens, so there is no pass for them; the first ratio is 1 to six digits.
 
-The authors' code also cuts r at a large constant, which `log_ratio` does at e^20. Weights of tokens
+The authors' code also cuts r at a constant; here `log_ratio` does, at e^20. Weights and advantages
 are GRPO's, and there is no KL.
 """
 
@@ -18,7 +18,7 @@ class Args:
         4, "optimizer steps in a pass; with one update per rollout this is GRPO", "batch", gt=0
     )
     del clip_low, clip_high, dual_clip  # the divergence takes their place
-    max_divergence: float = option(0.15, "delta, how far a token's probability may move (DPPO: 0.15)", gt=0, lt=1)
+    max_divergence: float = option(0.15, "delta, how far a token's probability may move (verl: 0.15)", gt=0, lt=1)
     kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
 
 

@@ -5,9 +5,9 @@ The advantage is the reward less the mean of its group, divided by that mean:
     A_i = (R_i - mean(R)) / mean(R), and 0 where no completion of the group is right
 
 The fewer completions are right, the more each of them weighs. With p the chance of a right one, the
-expected gradient is that of -sum over k < G of (1 - p)^k / k, the first terms of log p. That needs
-rewards of 0 and 1, so others are refused. (Without the mean in the numerator, the term k = G would be
-there too.) The log-prob is that of the whole completion, the sum over its tokens.
+expected gradient is that of -sum over k < G of (1 - p)^k / k, the first terms of log p (Theorem 5 of
+version 3). That needs rewards of 0 and 1, so others are refused. The log-prob is that of the whole
+completion, the sum over its tokens.
 """
 
 

@@ -1,4 +1,4 @@
-"""VC-PPO and VAPO, for ppo.py: the critic has a lambda of its own, and that of the policy may grow with the length.
+"""VC-PPO and VAPO: the critic has a lambda of its own, and that of the policy may grow with the length.
 
 The returns that the critic learns are made with --gae_lambda_critic, where VC-PPO (arXiv 2503.01491)
 has 1. With --length_adaptive_alpha the policy's lambda is 1 - 1 / (alpha length), of VAPO (arXiv

@@ -2,9 +2,19 @@
 
 import math
 
+from vectors.generate import steps
 from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
-from vectors.generate.arithmetic import check_gradient, clip, each, mean, sigmoid, variance
+from vectors.generate.arithmetic import (
+    check_gradient,
+    clip,
+    each,
+    mean,
+    sigmoid,
+    variance,
+    weighted_sum,
+)
 from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.critic import gae
 from vectors.generate.policy import (
     CLIP,
     EIGHT_ROWS,
@@ -12,6 +22,7 @@ from vectors.generate.policy import (
     OLD,
     RARE_NEW,
     RARE_OLD,
+    ROW_MEANS,
     SAMPLER,
     SURROGATES,
     TOKEN_MEAN,
@@ -55,6 +66,33 @@ SURROGATES["soft_gate"] = (soft_gate_loss, soft_gate_slope)
 SURROGATES["divergence"] = (divergence_loss, divergence_loss)  # -r A is its own slope by log r
 
 
+# --- the clipped weight ---
+
+
+def weighted_logprob_step(inputs, options):
+    """CISPO: -w A log pi of each token, where w is the clipped ratio, a constant."""
+    advantages, table = inputs["advantages"], inputs["logprobs"]
+    low, high = 1 - options["clip_low"], 1 + options["clip_high"]
+    weights = steps.step_weights(inputs, table, options)
+    ratios = each(lambda new, old: math.exp(new - old), table, inputs["old_logprobs"])
+    if options.get("weight") == "unclipped":
+        low, high = -math.inf, math.inf
+    factors = []
+    for row, advantage in zip(ratios, advantages, strict=True):
+        factors.append([-clip(ratio, low, high) * advantage for ratio in row])
+        if options.get("beyond_clip") == "dropped":
+            kept = [low <= ratio <= high for ratio in row]
+            factors[-1] = [factor * keeps for factor, keeps in zip(factors[-1], kept, strict=True)]
+
+    def loss_at(logprobs):
+        losses = each(lambda factor, logprob: factor * logprob, factors, logprobs)
+        return weighted_sum(weights, losses)
+
+    gradient = each(lambda weight, factor: weight * factor, weights, factors)
+    check_gradient(loss_at, table, gradient)
+    return {"loss": loss_at(table), "gradient": gradient}, {"factors": factors}
+
+
 # --- the geometric mean ---
 
 
@@ -71,28 +109,28 @@ def mean_log_ratio(log_ratios, advantage, options):
 
 def geometric_mean_step(inputs, options):
     """GMPO: the mean over rows of -A times the geometric mean of the clipped ratios."""
-    advantages = inputs["advantages"]
+    advantages, table = inputs["advantages"], inputs["logprobs"]
+    shares = [sum(row) for row in steps.step_weights(inputs, table, options)]
 
-    def ratios_at(table):
+    def ratios_at(logprobs):
         """(ratio, whether its tokens move it) of each row."""
-        log_ratios = each(lambda new, old: new - old, table, inputs["old_logprobs"])
+        log_ratios = each(lambda new, old: new - old, logprobs, inputs["old_logprobs"])
         result = []
         for row, advantage in zip(log_ratios, advantages, strict=True):
             log, moves = mean_log_ratio(row, advantage, options)
             result.append((math.exp(log), moves))
         return result
 
-    def loss_at(table):
-        pairs = zip(ratios_at(table), advantages, strict=True)
-        return mean([-advantage * ratio for (ratio, _), advantage in pairs])
+    def loss_at(logprobs):
+        rows = zip(ratios_at(logprobs), advantages, shares, strict=True)
+        return sum(-share * advantage * ratio for (ratio, _), advantage, share in rows)
 
     gradient = []
-    for (ratio, moves), advantage in zip(ratios_at(inputs["logprobs"]), advantages, strict=True):
-        share = -advantage * ratio / len(moves) / len(advantages)
-        gradient.append([share * move for move in moves])
-    check_gradient(loss_at, inputs["logprobs"], gradient)
-    ratios = [ratio for ratio, _ in ratios_at(inputs["logprobs"])]
-    return {"loss": loss_at(inputs["logprobs"]), "gradient": gradient}, {"ratios": ratios}
+    for (ratio, moves), advantage, share in zip(ratios_at(table), advantages, shares, strict=True):
+        gradient.append([-share * advantage * ratio / len(moves) * move for move in moves])
+    check_gradient(loss_at, table, gradient)
+    ratios = [ratio for ratio, _ in ratios_at(table)]
+    return {"loss": loss_at(table), "gradient": gradient}, {"ratios": ratios}
 
 
 # --- advantages ---
@@ -155,6 +193,22 @@ def standardized(rewards, options):
     return result
 
 
+def gae_with_two_lambdas(inputs, options):
+    """VC-PPO and VAPO: the returns have the critic's lambda, the advantages that of the policy."""
+    result = {"advantages": [], "returns": []}
+    for row in range(len(inputs["values"])):
+        one = {name: [table[row]] for name, table in inputs.items()}
+        own = options["lambda"]
+        if "length_adaptive_alpha" in options:
+            own = 1 - 1 / (options["length_adaptive_alpha"] * sum(inputs["mask"][row]))
+            own = own if options.get("clamped") is False else max(own, 0.0)
+        of_policy, _ = gae(one, options | {"lambda": own})
+        of_critic, _ = gae(one, options | {"lambda": options.get("lambda_critic", own)})
+        result["advantages"] += of_policy["advantages"]
+        result["returns"] += of_critic["returns"]
+    return result, {}
+
+
 # --- the curriculum ---
 
 
@@ -178,8 +232,15 @@ SAPO = {
     "tau_negative": 1.05,
     "mean": "rows",
 }
+CISPO = {"clip_low": 1.0, "clip_high": 4.0, "mean": "tokens"}
+EPISODES = {
+    "rewards": [[0.0, -0.1, 0.05, 0.0, 1.0], [0.1, -0.5]],
+    "values": [[0.3, 0.5, 0.2, 0.6, 0.8], [0.4, 0.1]],
+    "mask": [[1, 1, 1, 1, 1], [1, 1]],
+}
 DPPO = {"objective": "divergence", "ratio": "token", "max_divergence": 0.15, "mean": "rows"}
-GMPO = {"clip_low": 0.4, "clip_high": 0.4}
+GMPO = {"clip_low": 0.4, "clip_high": 0.4, "mean": "rows"}
+GMPO_ADVANTAGES = [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]
 GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
@@ -218,10 +279,25 @@ CASES = [
         ],
     ),
     Case(
+        id="variants/cispo",
+        operation=weighted_logprob_step,
+        inputs_from="eight rows",
+        inputs=RARE,
+        options=CISPO,
+        rests_on=FORMULA,
+        source="CISPO 2506.13585 Eq. 4-5, with weights up to 5 and no lower bound",
+        catches="A token beyond the clip that loses its gradient, which this method keeps.",
+        others=[
+            Other(says="tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
+            Other(says="the weight is not clipped", options={"weight": "unclipped"}),
+            ROW_MEANS,
+        ],
+    ),
+    Case(
         id="variants/gmpo",
         operation=geometric_mean_step,
         inputs_from="eight rows",
-        inputs={"advantages": [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]},
+        inputs={"advantages": GMPO_ADVANTAGES},
         options=GMPO,
         rests_on=FORMULA,
         source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
@@ -232,13 +308,30 @@ CASES = [
         ],
     ),
     Case(
+        id="variants/gmpo-cut",
+        operation=geometric_mean_step,
+        inputs_from="eight rows",
+        inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
+        options=GMPO,
+        rests_on=FORMULA,
+        source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
+        catches="The mean over the rows of a micro-batch, whose losses are added up.",
+        threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
+        others=[
+            Other(
+                says="this is the sum of the micro-batches' means",
+                options={"totals": "micro_batch_summed"},
+            ),
+        ],
+    ),
+    Case(
         id="variants/dppo",
         operation=policy_step,
         inputs_from="eight rows",
         inputs=RARE,
         options=DPPO,
         rests_on=FORMULA,
-        source="DPPO 2602.04879, binary total variation, with delta 0.15; old_logprobs are those of the sampler",
+        source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
         catches="A mask that also stops tokens on their way back, or that measures the ratio.",
         others=[
             HARD_CLIP,
@@ -314,8 +407,35 @@ CASES = [
         source="a part that is missing (null) counts in no statistic, and adds nothing; a row "
         "without any part counts nowhere and has 0. The authors' code takes a missing one for 0",
         catches="One missing part that makes a group NaN, or that counts as 0.",
+        threads=["modelscope/ms-swift/issues/8123"],
         tolerance=ANY_EPSILON,
         others=[Other(says="a missing part is 0", options={"missing": "zero"})],
+    ),
+    Case(
+        id="variants/vc-ppo",
+        operation=gae_with_two_lambdas,
+        inputs=EPISODES,
+        options={"gamma": 1.0, "lambda": 0.9, "lambda_critic": 1.0},
+        rests_on=FORMULA,
+        source="VC-PPO 2503.01491: lambda 1 for the returns, a smaller one for the advantages",
+        catches="Returns that are made of the policy's advantages.",
+        others=[
+            Other(says="both have the policy's lambda", options={"lambda_critic": 0.9}),
+            Other(says="both have the critic's lambda", options={"lambda": 1.0}),
+        ],
+    ),
+    Case(
+        id="variants/vapo",
+        operation=gae_with_two_lambdas,
+        inputs=EPISODES,
+        options={"gamma": 1.0, "lambda": 1.0, "lambda_critic": 1.0, "length_adaptive_alpha": 0.4},
+        rests_on=FORMULA,
+        source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length); below 0 it is 0 here",
+        catches="One lambda for all lengths, or a negative one.",
+        others=[
+            Other(says="lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
+            Other(says="a negative lambda stays", options={"clamped": False}),
+        ],
     ),
     Case(
         id="variants/curriculum",
