@@ -1,7 +1,13 @@
-"""The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read."""
+"""The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read.
 
+The tab "Play with it" computes what vectors/ says, and its sentences agree with its gradients.
+"""
+
+import html
+import importlib
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,9 +19,11 @@ import pytest
 import family
 import same_text
 import side_by_side
+from vectors import check
 
 SOURCES = {script: source for script, source in family.found().items() if script in family.FAMILY}
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CASES = check.load_cases()
 MINE = '''"""Mine.
 
 It maximizes
@@ -106,7 +114,7 @@ def test_an_equation_that_is_not_known_is_shown_as_it_stands():
 
 def test_an_equation_is_mathml_in_pieces():
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
-    for text, pieces in known["mathml"].items():
+    for text, pieces in (known["mathml"] | known["play"]).items():
         root = xml.etree.ElementTree.fromstring(f"<all>{pieces}</all>")
         assert {piece.tag for piece in root} == {"math"}, text
 
@@ -114,7 +122,7 @@ def test_an_equation_is_mathml_in_pieces():
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     page = side_by_side.page("grpo", "mine", SOURCES | {"mine.py": MINE})
     assert page.count("<script") == page.count("</script>") == 2 and "/*" not in page.partition("<style>")[0]
-    for part in ("page.html", "style.css", "page.js"):
+    for part in ("page.html", "style.css", "objectives.js", "play.js", "page.js"):
         source = (side_by_side.PARTS / part).read_text(encoding="utf-8")
         assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
 
@@ -127,8 +135,11 @@ def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, c
     monkeypatch.setattr(side_by_side.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     side_by_side.main(["ppo", "gspo"])
     assert opened == [(tmp_path / "side_by_side.html").as_uri()]
+    side_by_side.main(["--play"])
+    assert '"pair":"grpo-dapo","start":"play"' in (tmp_path / "side_by_side.html").read_text(encoding="utf-8")
     capsys.readouterr()
     for words, sentence in (
+        (["grpo"], "name two scripts"),
         (["grpo", "gppo"], "there is no script gppo.py"),
         (["grpo", "grpo"], "two different scripts"),
     ):
@@ -151,7 +162,8 @@ def test_every_colour_can_be_read_on_what_may_lie_behind_it(theme):
     colours = {name: pair[theme] for name, *pair in pairs}
     behind = ("paper", "gone", "come", "gone-word", "come-word", "why")
     places = {name: behind for name in ("text", "keyword", "string", "number", "function", "comment")}
-    places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel")}
+    places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel"), "paper": ("link",)}
+    places |= {name: ("paper", "panel") for name in ("grpo", "dapo", "dcpo", "sapo", "dual", "gspo")}
     for name, backgrounds in places.items():
         for background in backgrounds:
             one, two = light(colours[name]), light(colours[background])
@@ -172,8 +184,9 @@ for (const width of [390, 1280, 1920]) {
 CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
-const states = scripts.filter((name) => name !== "grpo").map((name) => `grpo-${name}`);
-states.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
+const codeStates = scripts.filter((name) => name !== "grpo").map((name) => `grpo-${name}`);
+codeStates.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
+const states = [...codeStates, "play", ...SCENES.map(([, settings]) => `play/${settings}`)];
 const page = document.documentElement;
 for (const state of states) {
   history.replaceState(null, "", `#${state}`);
@@ -185,21 +198,174 @@ for (const state of states) {
     const pieces = [...line.querySelectorAll("math, .dim")];
     if (pieces.some((piece) => piece.getBoundingClientRect().right > end)) say(`it cuts ${line.textContent}`);
   }
-  if (!document.querySelector(".side .line")) say("no code");
+  const isCode = codeStates.includes(state);
+  if (isCode && !document.querySelector(".side .line")) say("no code");
+  if (!isCode && /NaN|undefined|Infinity/.test(main.innerHTML)) say("a number is missing");
 }
 parent.postMessage({ width: innerWidth, states: states.length, errors }, "*");
 </script>"""
 
 
-@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+def in_browser(folder, name, page):
+    """Open a page in Chromium; what it writes into its title, read as JSON."""
+    (folder / name).write_text(page, encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
+    command = [BROWSER, *flags, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout)[1]))
+
+
+needs_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium")
+
+
+@needs_browser
 def test_the_views_fit_at_every_width(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES)
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
-    (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}/profile", (tmp_path / "frames.html").as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
+    found = in_browser(tmp_path, "frames.html", FRAMES)
     assert sorted(frame["width"] for frame in found) == [390, 1280, 1920]
     for frame in found:
-        assert frame["errors"] == [] and frame["states"] > 15
+        assert frame["errors"] == [] and frame["states"] > 20
+
+
+# The cases of vectors/ whose objective a function of objectives.js computes, token by token.
+OBJECTIVES = {
+    "policy/ppo": "grpo",
+    "policy/grpo": "grpo",
+    "policy/dapo": "grpo",
+    "policy/dual-clip": "dualClip",
+    "policy/gspo": "gspo",
+    "policy/dcpo": "dcpo",
+    "variants/sapo": "sapo",
+}
+ROW_INPUTS = ("logprobs", "old_logprobs", "advantages")
+COMPUTE = """<title></title><script>
+{program}
+const points = {points};
+const found = points.map(([name, token, options]) => globalThis[name](token, options));
+document.title = JSON.stringify(found);
+</script>"""
+
+
+def objectives(folder, points):
+    """[{"objective", "gradient", "low", "high", "cap"}] of [(function, token, options)], by objectives.js."""
+    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
+    return in_browser(folder, "objectives.html", COMPUTE.format(program=program, points=json.dumps(points)))
+
+
+def tokens(inputs):
+    """Each row of a case as a list of tokens, as objectives.js takes them."""
+    rows = []
+    for logprobs, old_logprobs, advantage in zip(*(inputs[name] for name in ROW_INPUTS), strict=True):
+        log_ratios = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
+        row_ratio = math.exp(sum(log_ratios) / len(log_ratios))
+        rows.append([])
+        for column, log_ratio in enumerate(log_ratios):
+            token = {"old": math.exp(old_logprobs[column]), "ratio": math.exp(log_ratio), "rowRatio": row_ratio}
+            token["advantage"] = advantage[column] if isinstance(advantage, list) else advantage
+            rows[-1].append(token)
+    return rows
+
+
+@needs_browser
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
+    """The gradient of each token by its log-prob, and the loss of the whole case."""
+    case = CASES[name]
+    rows = tokens(case["inputs"])
+    points = [(OBJECTIVES[name], token, case["options"]) for row in rows for token in row]
+    answers = iter(objectives(tmp_path, points))
+    answer = {"loss": 0.0, "gradient": []}
+    for weights in case["worked"]["weights"]:
+        gradients = []
+        for weight in weights:
+            found = next(answers)
+            answer["loss"] -= weight * found["objective"]
+            gradients.append(-weight * found["gradient"])
+        answer["gradient"].append(gradients)
+    assert check.compare(case, answer)[0] == check.SAME
+
+
+@needs_browser
+def test_the_bounds_that_move_with_the_old_probability_are_those_of_the_test_vectors(tmp_path):
+    case = CASES["policy/dcpo-bounds"]
+    points = [
+        ("dcpo", {"old": math.exp(logprob), "ratio": 1, "advantage": 1}, case["options"])
+        for logprob in case["inputs"]["old_logprobs"]
+    ]
+    found = objectives(tmp_path, points)
+    answer = {bound: [bounds[bound] for bounds in found] for bound in ("low", "high")}
+    assert check.compare(case, answer)[0] == check.SAME
+
+
+def test_the_sliders_begin_with_the_defaults_of_the_scripts(data):
+    for script, options in (
+        ("grpo", ("clip_low", "clip_high")),
+        ("dapo", ("clip_low", "clip_high")),
+        ("gspo", ("clip_low", "clip_high")),
+        ("dcpo", ("clip_low", "clip_high", "max_ratio")),
+    ):
+        args = importlib.import_module(script).Args()
+        assert data["scripts"][script]["ranges"] == {option: getattr(args, option) for option in options}
+
+
+# Moves each slider of the tab as a hand or a key does, and says what is then wrong.
+MOVE = """<script>
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+// The word of the sentence that says why the gradient is 0.
+function reason(ratio) {
+  if (state.advantage === 0) return "The advantage is 0";
+  if (state.advantage > 0) return "is above";
+  return ratio < 1 ? "is below" : "above the cap";
+}
+function check(place) {
+  if (state.old * token().ratio > 1.001) errors.push(`${place}: a probability above 1`);
+  for (const algorithm of ALGORITHMS) {
+    const card = document.querySelector(`.card.${algorithm.id}`);
+    const sentences = card.textContent;
+    const { gradient } = at(algorithm);
+    const cause = reason(token()[algorithm.axis.moves]);
+    const says = /learns (nothing|anything) in/.test(sentences) && sentences.includes(cause);
+    const hollow = card.querySelectorAll("circle.silent").length;
+    const isRight = says === (gradient === 0) && hollow === (gradient === 0 ? 2 : 0);
+    if (!isRight) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
+  }
+}
+let moves = 0;
+for (const input of document.querySelectorAll("input")) {
+  const name = input.parentElement.textContent;
+  for (const part of [0, 1, 0.6, 0.3]) {
+    const before = main.innerHTML + JSON.stringify(state);
+    input.value = Number(input.min) + part * (input.max - input.min);
+    input.dispatchEvent(new Event("input"));
+    input.dispatchEvent(new Event("change"));
+    if (main.innerHTML + JSON.stringify(state) === before) errors.push(`${name} moves nothing`);
+    const { advantage } = state;
+    for (state.advantage of [-1, 0, 1, advantage]) {
+      redraw();
+      check(`${name}, A = ${state.advantage}`);
+      moves += 1;
+    }
+  }
+}
+const kept = JSON.stringify(state);
+const { hash } = location;
+readAddress("");
+if (JSON.stringify(state) === kept) errors.push("the start is the end");
+readAddress(hash.slice("#play/".length));
+for (const [key, value] of Object.entries(JSON.parse(kept))) {
+  if (Math.abs(state[key] / value - 1) > 1e-4) errors.push(`the address loses ${key}`);
+}
+readAddress("old=7&dapo.clip_high=x&nonsense=1");
+if (state.old !== 0.99 || state["dapo.clip_high"] !== startState()["dapo.clip_high"]) errors.push("a wrong address");
+document.title = JSON.stringify({ moves, errors });
+</script>"""
+
+
+@needs_browser
+def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradients(tmp_path):
+    page = side_by_side.page("grpo", "dapo", SOURCES, play=True)
+    found = in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>"))
+    assert found["errors"] == []
+    assert found["moves"] > 200

@@ -2,9 +2,10 @@
 
 python tools/side_by_side.py grpo dapo                  make the page in a temporary file and open it
 python tools/side_by_side.py grpo dapo --output FILE    write it there and open nothing
+python tools/side_by_side.py --play                     open its tab "Play with it"
 
 The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen on it, and
-every function of them all. tools/side_by_side/ has its frame, its style, its program and the equations.
+every function of them all. tools/side_by_side/ has its frame, its style, its programs and the equations.
 """
 
 import argparse
@@ -30,6 +31,7 @@ LEXER = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
 COLOURS = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
 COLOURS += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "f")]
 WORD = re.compile(r"\w+|[=!<>]=|[^\w\s]")
+RANGES = {"clip_low", "clip_high", "max_ratio"}  # the options with which the sliders begin
 
 
 def without_help(source):
@@ -52,6 +54,16 @@ def places(source):
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
     numbers = {number for node in imports for number in range(node.lineno, node.end_lineno + 1)}
     return {"imports": [(number, line) for number, line in lines if number in numbers]} | found
+
+
+def ranges(source):
+    """{option: default} of the options in RANGES that a script has."""
+    args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
+    found = {}
+    for field in args.body:
+        if isinstance(field, ast.AnnAssign) and field.target.id in RANGES and isinstance(field.value, ast.Call):
+            found[field.target.id] = ast.literal_eval(field.value.args[0])
+    return found
 
 
 def coloured(text):
@@ -139,34 +151,39 @@ def collect(sources):
             text = "\n".join(line for _, line in lines)
             own[name] = {"text": texts.setdefault(text, len(texts)), "numbers": [number for number, _ in lines]}
         shown = equations(docstring, own, known)
-        scripts[script.removesuffix(".py")] = {"docstring": docstring, "places": own, "equations": shown}
+        parts = {"docstring": docstring, "places": own, "equations": shown, "ranges": ranges(source)}
+        scripts[script.removesuffix(".py")] = parts
     lines = [text.split("\n") for text in texts]
     for one, two in itertools.combinations(scripts.values(), 2):
         for name, place in one["places"].items():
             a, b = place["text"], two["places"].get(name, place)["text"]
             if a != b and f"{a} {b}" not in changed:
                 changed[f"{a} {b}"] = changes(lines[a], lines[b])
-    return {"scripts": scripts, "texts": [coloured(text) for text in texts], "changes": changed}
+    tokens = [coloured(text) for text in texts]
+    return {"scripts": scripts, "texts": tokens, "changes": changed, "play": known["play"]}
 
 
-def page(one, two, sources):
-    """The HTML; it begins with these two scripts."""
+def page(one, two, sources, play=False):
+    """The HTML; it begins with these two scripts, or with the tab "Play with it"."""
+    pair = f"{one}-{two}"
+    data = collect(sources) | {"pair": pair, "start": "play" if play else pair}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
-    data = collect(sources) | {"start": f"{one}-{two}"}
-    parts = {"DATA": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")}
-    parts |= {"STYLE": (PARTS / "style.css").read_text(encoding="utf-8")}
-    parts |= {"PROGRAM": (PARTS / "page.js").read_text(encoding="utf-8")}
-    for name, part in parts.items():
-        text = text.replace(f"/*{name}*/", part)
-    return text
+    for name in ("style.css", "objectives.js", "play.js", "page.js"):
+        text = text.replace(f"/*{name}*/", (PARTS / name).read_text(encoding="utf-8"))
+    return text.replace("/*data*/", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scripts", nargs=2, metavar="SCRIPT")
+    parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
+    parser.add_argument("--play", action="store_true", help="begin with the tab of sliders and curves")
     parser.add_argument("--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
     sources = family.found()
+    if options.play and not options.scripts:
+        options.scripts = ["grpo", "dapo"]
+    if len(options.scripts) != 2:
+        parser.error("name two scripts")
     one, two = (name.removesuffix(".py") for name in options.scripts)
     for name in (one, two):
         if f"{name}.py" not in sources:
@@ -174,7 +191,7 @@ def main(words=None):
     if one == two:
         parser.error("name two different scripts")
     file = options.output or pathlib.Path(tempfile.mkdtemp(prefix="side_by_side-")) / "side_by_side.html"
-    file.write_text(page(one, two, sources), encoding="utf-8")
+    file.write_text(page(one, two, sources, options.play), encoding="utf-8")
     print(f"written: {file}")
     if not options.output:
         webbrowser.open(file.as_uri())

@@ -1,4 +1,3 @@
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const scripts = Object.keys(data.scripts);
 const functions = [...new Set(scripts.flatMap((script) => Object.keys(data.scripts[script].places)))];
@@ -146,7 +145,7 @@ function pairView(one, two) {
   });
   const docstrings = [one, two].map((script) => element("pre", {}, data.scripts[script].docstring));
   return [element("h1", {}, `${one}.py and ${two}.py`),
-    element("p", { class: "dim" }, "≠ differs, = is identical, − is only on the left, + is only on the right. A line without underlined words differs as a whole."),
+    element("p", { class: "dim" }, "≠ differs, = is identical, − is only on the left, + is only on the right. Where two lines are almost the same, only the differing words are underlined."),
     element("ul", { class: "chips" }, chips),
     element("section", {}, equations([one, two], ""),
       element("details", {}, element("summary", {}, "What each algorithm is, its equations, and how it deviates from the paper"), columns(docstrings))),
@@ -173,17 +172,32 @@ function allView(name) {
     element("div", { class: "cards" }, cards)];
 }
 
-// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss` or `#all/policy_loss`.
+// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss`, `#all/policy_loss` or `#play`.
 let shown = "";
 function show() {
-  const [view, name] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const [view, name] = decodeURIComponent(location.hash.slice(1) || data.start).split("/");
+  const isPlay = view === "play";
+  document.body.className = isPlay ? "play" : "code";
+  if (isPlay) showPlay(name);
+  else showCode(view, name);
+}
+function showPlay(settings) {
+  if (shown !== "play") main.replaceChildren(...playView().flat(Infinity));
+  if (shown !== "play") scrollTo(0, 0);
+  shown = "play";
+  document.title = "Play with it · side by side";
+  readAddress(settings);
+  redraw();
+}
+function showCode(view, name) {
   const isAll = view === "all" && functions.includes(name);
   let [one, two] = view.split("-");
-  if (!data.scripts[one] || !data.scripts[two] || one === two) [one, two] = data.start.split("-");
+  if (!data.scripts[one] || !data.scripts[two] || one === two) [one, two] = data.pair.split("-");
   const state = isAll ? `all/${name}` : `${one}-${two}`;
   if (state !== shown) main.replaceChildren(...(isAll ? allView(name) : pairView(one, two)).flat(Infinity));
   if (state !== shown) scrollTo(0, 0);
   shown = state;
+  document.getElementById("code").href = `#${state}`;
   document.title = `${isAll ? name : `${one} and ${two}`} · side by side`;
   chosen.one.value = one;
   chosen.two.value = two;
@@ -204,5 +218,6 @@ document.getElementById("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
+document.getElementById("code").href = `#${data.pair}`;
 addEventListener("hashchange", show);
 show();
