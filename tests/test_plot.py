@@ -271,13 +271,15 @@ def ended(folder, script=None):
 
 
 @drawing
-def test_a_run_names_the_command_that_draws_it(tmp_path, monkeypatch, capsys):
+def test_a_run_names_the_commands_that_show_it(tmp_path, monkeypatch, capsys):
     """Any script's, from any folder; the command works as it stands there."""
     for i, script in enumerate((reward_model, None)):
         monkeypatch.chdir(ROOT if script else tmp_path)
         folder = tmp_path / f"a run {i}"
         ended(folder, script)
-        (command,) = re.findall(rf" s, in {folder} \((python .*) draws it\)$", last_line(capsys))
+        commands = capsys.readouterr().out.splitlines()[-2]
+        look, command = re.fullmatch("see the run: (python .*), or its curves: (python .*)", commands).groups()
+        assert look == command.replace("tools/plot.py", "tools/look.py")
         assert (" tools/plot.py " in command) == (script is not None)
     command = command.replace("python", sys.executable, 1)
     result = subprocess.run(command, shell=True, capture_output=True, text=True)

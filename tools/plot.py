@@ -24,10 +24,8 @@ import glob
 import itertools
 import json
 import math
-import os
 import pathlib
 import re
-import shlex
 import sys
 import textwrap
 import time
@@ -104,23 +102,13 @@ class NoRun(Exception):
 
 @functools.cache
 def pyplot():
-    """matplotlib.pyplot, loaded where something is drawn: a run that ends needs nothing but `command`."""
+    """matplotlib.pyplot, loaded where something is drawn: an error in the runs comes first."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot
 
     return matplotlib.pyplot
-
-
-def command(folder):
-    """What draws a run, as the run prints it at its end."""
-    tool = pathlib.Path(__file__).resolve()
-    try:
-        tool = pathlib.Path(os.path.relpath(tool))
-    except ValueError:  # another drive of Windows
-        pass
-    return shlex.join(["python", tool.as_posix(), pathlib.Path(folder).as_posix()])
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ from common.harness.distributed import on_first, strategy
 from common.harness.folder import RunFolder
 from common.harness.loading import save_pretrained
 from common.harness.metrics import sample_rows
-from common.tools import load_tool
+from common.tools import load_tool, tool_command
 
 SKIPPED_STEPS = 10  # a run ends after so many steps in a row without any reward
 DEAD_STEPS = 5  # a run warns after so many steps in a row with a metric of DEAD
@@ -285,12 +285,13 @@ class Run:
             return
         if self.step > 0:
             self.save_model(model, policy, tokenizer, "model")
-        drawn = ""
-        if tool := load_tool(type(self.args), "plot"):
-            drawn = f" ({tool.command(self.folder)} draws it)"
+        look = tool_command(type(self.args), "look", self.folder)
+        plot = tool_command(type(self.args), "plot", self.folder)
+        if look and plot:
+            self.print(f"see the run: {look}, or its curves: {plot}")
         seconds = time.perf_counter() - self.started
         steps = count(self.step, "step")
-        self.print(f"{self.closing_scores()}{steps}, {seconds:.1f} s, in {self.folder}{drawn}")
+        self.print(f"{self.closing_scores()}{steps}, {seconds:.1f} s, in {self.folder}")
 
     def closing_scores(self):
         """The scores of the last evaluation beside those of the first one, as text."""
