@@ -7,15 +7,22 @@ import torch
 
 from sources import Source, version_in
 from tensors import (
-    NotOfferedError,
-    Processes,
-    Step,
+    coefficients_after,
     expected_gradient,
+    flat,
+    grouped,
+    kl_answer,
     ones_like,
     padded,
     pieces_of,
+    policy_answer,
+    preference_answer,
+    refuse_if,
     rows_like,
-    step_answer,
+    score_answer,
+    score_pairs,
+    totals_answer,
+    value_answer,
 )
 
 HELPERS = ["KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"]
@@ -28,38 +35,24 @@ ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
 }
 
 
-def load_helpers(folder):
-    """The KL estimates, the rewards with a KL, and the masked mean."""
-    source = Source(folder / "models" / "utils.py")
-    return SimpleNamespace(**source.definitions({"torch": torch}, *HELPERS))
-
-
-def load_losses(folder, helpers):
-    """The whole of loss.py."""
-    source = Source(folder / "models" / "loss.py")
-    names = {"masked_mean": helpers.masked_mean}
-    return SimpleNamespace(**source.whole(names, without=["openrlhf"]))
-
-
 class Adapter:
     def __init__(self, packages):
         self.name = f"OpenRLHF {version_in(packages, 'openrlhf')}"
         folder = packages / "openrlhf"
-        self.helpers = load_helpers(folder)
-        self.losses = load_losses(folder, self.helpers)
+        self.helpers = Source(folder / "models" / "utils.py").definitions(*HELPERS)
+        losses = Source(folder / "models" / "loss.py")
+        self.losses = losses.whole(["openrlhf"], masked_mean=self.helpers.masked_mean)
         self.loss_utils = Source(folder / "utils" / "loss_utils.py")
 
         ppo = folder / "trainer" / "ppo_utils"
-        controllers = Source(ppo / "kl_controller.py").whole({}, without=["openrlhf"])
-        self.adaptive_controller = controllers["AdaptiveKLController"]
-        penalties = Source(ppo / "length_penalty.py").definitions({}, "apply_overlong_penalty")
-        self.overlong_penalty = penalties["apply_overlong_penalty"]
+        self.controllers = Source(ppo / "kl_controller.py").whole(["openrlhf"])
+        self.lengths = Source(ppo / "length_penalty.py").definitions("apply_overlong_penalty")
 
         maker = Source(ppo / "experience_maker.py")
         method, start = "compute_advantages_and_returns", "if args.algo.advantage.estimator "
         self.baseline = maker.statements(method, start + '== "rloo"')
         self.whitening = maker.statements(method, start + 'in ["gae"')
-        self.gae_method = maker.method("get_advantages_and_returns", {"torch": torch})
+        self.gae_method = maker.method("get_advantages_and_returns")
 
         actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
         method = "training_step"
@@ -68,46 +61,43 @@ class Adapter:
         self.add_entropy = actor.statements(method, "if self.args.actor.entropy_coef is not")
 
         dpo = Source(folder / "trainer" / "dpo_trainer.py")
-        self.sum_logprobs = dpo.method("_get_batch_logps", {"torch": torch})
-        self.pair_forward = dpo.method("concatenated_forward", {"torch": torch})
+        self.sum_logprobs = dpo.method("_get_batch_logps")
+        self.pair_forward = dpo.method("concatenated_forward")
 
     # --- advantages ---
 
     def group_advantages(self, inputs, options):
         groups = inputs["rewards"]
-        kind = options["baseline"], options["deviation"]
-        if kind not in ESTIMATORS:
-            raise NotOfferedError(f"no estimator has baseline {kind[0]} and deviation {kind[1]}")
-        if len(set(map(len, groups))) > 1:
-            raise NotOfferedError("groups have one size, n_samples_per_prompt")
-        if any(reward is None for group in groups for reward in group):
-            raise NotOfferedError("a row must have a reward: NaN would reach its whole group")
+        baseline, deviation = kind = options["baseline"], options["deviation"]
+        is_known = kind in ESTIMATORS
+        refuse_if(not is_known, f"no estimator has baseline {baseline} and deviation {deviation}")
+        is_uneven = len(set(map(len, groups))) > 1
+        refuse_if(is_uneven, "groups have one size, n_samples_per_prompt")
+        is_missing = None in flat(groups)
+        refuse_if(is_missing, "a row must have a reward: NaN would reach its whole group")
         args = advantage_args(ESTIMATORS[kind], samples=len(groups[0]))
-        names = {"args": args, "rewards": torch.tensor(groups)}  # float32
-        exec(self.baseline, names)
-        advantages = names["rewards"]
+        advantages = self.baseline(args=args, rewards=torch.tensor(groups)).rewards  # float32
         if args.algo.advantage.estimator == "reinforce_baseline":
             # One token a row. With more, the deviation is that of the tokens: long rows count more.
             column = advantages.view(-1, 1)
             advantages = self.whitened(column, torch.ones_like(column), args)
-        return {"advantages": advantages.view(len(groups), -1).tolist()}
+        return {"advantages": grouped(advantages.flatten().tolist(), groups)}
 
     def whitened(self, advantages, mask, args):
         experience = SimpleNamespace(advantages=advantages, action_mask=mask)
-        exec(self.whitening, {"args": args, "experiences": [experience], "torch": torch})
+        self.whitening(args=args, experiences=[experience])
         return experience.advantages
 
     def whiten(self, inputs, options):
-        if options["std_ddof"] != 0:
-            raise NotOfferedError("the variance has ddof 0")
+        refuse_if(options["std_ddof"] != 0, "the variance has ddof 0")
         mask = padded(inputs["mask"])
         advantages = self.whitened(padded(inputs["advantages"]), mask, advantage_args("gae"))
         return {"advantages": (advantages * mask).tolist()}
 
     # --- one optimizer step ---
 
-    def totals(self, masks, processes):
-        """What it counts for one step of one process, from the masks of its micro-batches."""
+    def totals(self, parts, processes):
+        """What it counts for each micro-batch of a step of one process."""
         alone = SimpleNamespace(ds_device_mesh=None)
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -116,111 +106,70 @@ class Adapter:
             all_reduce=processes.all_reduce,
             ReduceOp=SimpleNamespace(SUM="sum"),
         )
-        names = {"torch": torch, "dist": distributed}
         functions = self.loss_utils.definitions(
-            names, "_get_dp_group", "_optimizer_step_loss_norm", "iter_grad_accum_global_norm"
+            "_get_dp_group",
+            "_optimizer_step_loss_norm",
+            "iter_grad_accum_global_norm",
+            dist=distributed,
         )
-        count = functions["iter_grad_accum_global_norm"]
+        count = functions.iter_grad_accum_global_norm
+        masks = [part.mask.double() for part in parts]
         return [totals for _, totals in count(masks, alone, len(masks), lambda mask: mask)]
 
     def step_totals(self, inputs, options):
-        if "scored" in inputs:
-            raise NotOfferedError("a row must have a reward")
-        mask = padded(inputs["mask"])
-        answer = {"tokens": [], "rows": []}
-        for pieces in inputs["steps"]:
-            refuse_uneven(pieces)
-            processes = Processes(len(pieces))
-            micro_batches = len(pieces[0])
-
-            def totals_of(rank, pieces=pieces, processes=processes):
-                return self.totals([mask[rows] for rows in pieces[rank]], processes)
-
-            totals = processes.run(totals_of)
-            for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
+        def totals_of(parts, processes):
+            refuse_uneven(processes.pieces)
+            for counts in self.totals(parts, processes):
                 # They were divided by the number of micro-batches, as the loss will be.
-                answer[name].append([])
-                for process in totals:
-                    counts = [float(piece[key]) * micro_batches for piece in process]
-                    answer[name][-1].append(counts)
-        return answer
+                yield {name: count * len(parts) for name, count in counts.items()}
+
+        return totals_answer(inputs, lambda *given: list(totals_of(*given)))
 
     def policy_step(self, inputs, options):
         refuse(inputs, options)
-        step = Step.of(inputs)
-        refuse_uneven(step.processes)
         trainer = SimpleNamespace(args=actor_args(options))
-        exec(self.make_loss, {"self": trainer, "PolicyLoss": self.losses.PolicyLoss})
-        processes = Processes(len(step.processes))
-        entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
-        sampler = padded(inputs["sampler_logprobs"]) if "sampler_logprobs" in inputs else step.old
+        self.make_loss(self=trainer, PolicyLoss=self.losses.PolicyLoss)
 
-        def loss_of(rank):
-            pieces = step.processes[rank]
-            totals = self.totals([step.mask[rows].double() for rows in pieces], processes)
-            total = 0.0
-            for rows, counted in zip(pieces, totals, strict=True):
-                part = step.piece(rows)
-                entropy = None if entropies is None else entropies[rows]
-                loss = self.micro_batch_loss(trainer, part, sampler[rows], counted, entropy)
-                total = total + loss / len(pieces)  # by DeepSpeed
-            return total
+        def losses_of(parts, processes):
+            refuse_uneven(processes.pieces)
+            totals = self.totals(parts, processes)
+            for part, counted in zip(parts, totals, strict=True):
+                yield self.micro_batch_loss(trainer, part, counted) / len(parts)  # by DeepSpeed
 
-        answer = step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+        answer = policy_answer(inputs, losses_of)
         if (options.get("kl") or {}).get("estimator") == "k3_weighted":
             del answer["loss"]  # It has the value of k3; only the gradient is the weighted one's.
         return answer
 
-    def micro_batch_loss(self, trainer, part, sampler, totals, entropy):
+    def micro_batch_loss(self, trainer, part, totals):
         """The statements of `training_step` after the forward pass."""
-        mask = part.mask.double()
-        names = {
-            "self": trainer,
-            "torch": torch,
-            "action_log_probs": part.logprobs,
-            "old_action_log_probs": part.old,
-            "advantages": part.advantages,
-            "base_action_log_probs": part.ref,
-            "experience": SimpleNamespace(action_mask=mask, rollout_log_probs=sampler, info={}),
-            "loss_batch_info": totals,
-            "kl_ctl": trainer.args.algo.kl.init_coef,
-            "aggregate_loss": self.losses.aggregate_loss,
-            "compute_approx_kl": self.helpers.compute_approx_kl,
-            "masked_mean": self.helpers.masked_mean,
-        }
-        if entropy is not None:
-            names["output"] = SimpleNamespace(entropy=entropy)
-        exec(self.sum_losses, names)
-        exec(self.add_entropy, names)
-        return names["loss"]
+        names = self.sum_losses(
+            self=trainer,
+            loss_batch_info=totals,
+            kl_ctl=trainer.args.algo.kl.init_coef,
+            aggregate_loss=self.losses.aggregate_loss,
+            compute_approx_kl=self.helpers.compute_approx_kl,
+            masked_mean=self.helpers.masked_mean,
+            **tensors_of(part),
+        )
+        names.output = SimpleNamespace(entropy=part.entropies)
+        return self.add_entropy(**vars(names)).loss
 
     # --- KL ---
 
+    def kl(self, logprobs, old, ref, estimator):
+        weighted = estimator == "k3_weighted"
+        kind = "k3" if weighted else estimator
+        return self.helpers.compute_approx_kl(logprobs, ref, old, kind, weighted)
+
     def kl_tokens(self, inputs, options):
-        logprobs = padded(inputs["logprobs"]).requires_grad_()
-        old = padded(inputs.get("old_logprobs", inputs["logprobs"]))
-        weighted = options["estimator"] == "k3_weighted"
-        value = self.helpers.compute_approx_kl(
-            logprobs,
-            padded(inputs["ref_logprobs"]),
-            log_probs_old=old,
-            kl_estimator="k3" if weighted else options["estimator"],
-            unbiased_gradient=weighted,
-        )
-        value.sum().backward()
-        answer = {"gradient": rows_like(logprobs.grad, inputs["logprobs"])}
-        if not weighted:  # Its value stays that of k3; only the gradient is the weighted one's.
-            answer["value"] = rows_like(value, inputs["logprobs"])
+        answer = kl_answer(inputs, lambda *given: self.kl(*given, options["estimator"]))
+        if options["estimator"] == "k3_weighted":
+            del answer["value"]  # It stays that of k3; only the gradient is the weighted one's.
         return answer
 
     def kl_expected_gradient(self, inputs, options):
-        weighted = options["estimator"] == "k3_weighted"
-        estimator = "k3" if weighted else options["estimator"]
-
-        def estimate(logprobs, old, ref):
-            return self.helpers.compute_approx_kl(logprobs, ref, old, estimator, weighted)
-
-        return expected_gradient(inputs, estimate)
+        return expected_gradient(inputs, lambda *given: self.kl(*given, options["estimator"]))
 
     # --- PPO ---
 
@@ -245,72 +194,48 @@ class Adapter:
         return {"advantages": (advantages * mask).tolist(), "returns": (returns * mask).tolist()}
 
     def value_loss(self, inputs, options):
-        values = padded(inputs["values"]).requires_grad_()
-        mask = padded(ones_like(inputs["values"]))
-        old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
-        pieces = pieces_of(inputs, len(mask))
-        refuse_uneven(pieces)
         function = self.losses.ValueLoss(options["value_clip"] or None)
-        processes = Processes(len(pieces))
 
-        def loss_of(rank):
-            totals = self.totals([mask[rows] for rows in pieces[rank]], processes)
-            total = 0.0
-            for rows, counted in zip(pieces[rank], totals, strict=True):
-                loss = function(values[rows], old[rows], returns[rows], mask[rows], **counted)
-                total = total + loss / len(totals)  # by DeepSpeed
-            return total
+        def losses_of(parts, processes):
+            refuse_uneven(processes.pieces)
+            totals = self.totals(parts, processes)
+            for part, counted in zip(parts, totals, strict=True):
+                mask = part.mask.double()
+                loss = function(part.values, part.old, part.returns, mask, **counted)
+                yield loss / len(parts)  # by DeepSpeed
 
-        loss = torch.stack(processes.run(loss_of)).mean()
-        loss.backward()
-        return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
+        return value_answer(inputs, losses_of)
 
     def adaptive_kl(self, inputs, options):
-        target, horizon = options["target"], options["horizon"]
-        coefficients = []
-        for kl in inputs["kl"]:
-            controller = self.adaptive_controller(inputs["kl_coef"], target, horizon)
-            controller.update(kl, options["samples"])
-            coefficients.append(float(controller.value))
-        return {"kl_coef": coefficients}
+        return coefficients_after(self.controllers.AdaptiveKLController, inputs, options)
 
     def soft_overlong(self, inputs, options):
         lengths = torch.tensor(inputs["lengths"])
         rewards = torch.zeros(len(lengths), dtype=torch.float64)
         experience = SimpleNamespace(response_length=lengths, rewards=rewards)
-        self.overlong_penalty([experience], options["max_tokens"], options["cache"])
+        self.lengths.apply_overlong_penalty([experience], options["max_tokens"], options["cache"])
         return {"penalties": rewards.tolist()}
 
     # --- pairs ---
 
     def preference_loss(self, inputs, options):
-        if options["loss"] == "robust":
-            raise NotOfferedError("DPOLoss has the sigmoid, label smoothing and IPO")
-        if options["per_token"]:
-            raise NotOfferedError("the log-probs of a completion are summed")
-        if options["reference_free"]:
-            raise NotOfferedError("DPOLoss has a reference")
-        chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
-        pieces = pieces_of(inputs, len(chosen))
-        refuse_uneven_rows(pieces)
-        logprobs = padded(chosen + rejected).requires_grad_()
-        chosen_sum, rejected_sum, nll = self.pair_logprobs(logprobs, chosen + rejected)
+        is_robust = options["loss"] == "robust"
+        refuse_if(is_robust, "DPOLoss has the sigmoid, label smoothing and IPO")
+        refuse_if(options["per_token"], "the log-probs of a completion are summed")
+        refuse_if(options["reference_free"], "DPOLoss has a reference")
+        refuse_smaller(inputs)
+        tables = inputs["chosen_logprobs"] + inputs["rejected_logprobs"]
+        logprobs = padded(tables).requires_grad_()
+        chosen, rejected, nll = self.pair_logprobs(logprobs, tables)
         ref = padded(inputs["ref_chosen_logprobs"] + inputs["ref_rejected_logprobs"])
-        ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, chosen + rejected)
+        ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, tables)
         function = self.losses.DPOLoss(
             beta=options["beta"],
             label_smoothing=options["label_smoothing"],
             ipo=options["loss"] == "ipo",
         )
-        loss, _, _ = function(chosen_sum, rejected_sum, ref_chosen, ref_rejected)
-        loss = loss + nll * options["nll_coef"]
-        loss.backward()
-        better, worse = logprobs.grad.chunk(2)
-        return {
-            "loss": loss.item(),
-            "chosen_gradient": rows_like(better, chosen),
-            "rejected_gradient": rows_like(worse, rejected),
-        }
+        loss, _, _ = function(chosen, rejected, ref_chosen, ref_rejected)
+        return preference_answer(loss + nll * options["nll_coef"], logprobs, inputs)
 
     def pair_logprobs(self, logprobs, rows):
         """Sums of chosen and rejected ones, and the loss of chosen ones, of log-probs (2 B, T)."""
@@ -328,18 +253,23 @@ class Adapter:
         return chosen, rejected, nll
 
     def reward_model_loss(self, inputs, options):
-        if options["center_coef"]:
-            raise NotOfferedError("PairWiseLoss centres no rewards")
-        refuse_uneven_rows(pieces_of(inputs, len(inputs["chosen"])))
-        chosen = torch.tensor(inputs["chosen"], dtype=torch.float64, requires_grad=True)
-        rejected = torch.tensor(inputs["rejected"], dtype=torch.float64, requires_grad=True)
-        loss = self.losses.PairWiseLoss()(chosen, rejected)
-        loss.backward()
-        gradients = {
-            "chosen_gradient": chosen.grad.tolist(),
-            "rejected_gradient": rejected.grad.tolist(),
-        }
-        return {"loss": loss.item()} | gradients
+        refuse_if(options["center_coef"], "PairWiseLoss centres no rewards")
+        refuse_smaller(inputs)
+        scores = score_pairs(inputs)
+        return score_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
+
+
+def tensors_of(part):
+    """The tensors of a micro-batch, as `training_step` names them."""
+    sampler = part.old if part.sampler is None else part.sampler
+    mask = part.mask.double()
+    return {
+        "experience": SimpleNamespace(action_mask=mask, rollout_log_probs=sampler, info={}),
+        "action_log_probs": part.logprobs,
+        "old_action_log_probs": part.old,
+        "advantages": part.advantages,
+        "base_action_log_probs": part.ref,
+    }
 
 
 def advantage_args(estimator, samples=1):
@@ -383,24 +313,21 @@ def actor_args(options):
 
 
 def refuse(inputs, options):
-    if options["objective"] != "clip":
-        raise NotOfferedError(f"no loss has the objective {options['objective']}")
-    if "max_ratio" in options:
-        raise NotOfferedError("no loss is DCPO's")
-    if options["ratio"] == "sequence_token":
-        raise NotOfferedError("--actor.policy_loss_type is ppo or gspo")
-    if options["mean"] not in MEANS:
-        raise NotOfferedError(f"--actor.loss_agg_mode has no mean over {options['mean']}")
-    if "scored" in inputs:
-        raise NotOfferedError("a row must have a reward")
+    objective, mean = options["objective"], options["mean"]
+    refuse_if(objective != "clip", f"no loss has the objective {objective}")
+    refuse_if("max_ratio" in options, "no loss is DCPO's")
+    by_token = options["ratio"] == "sequence_token"
+    refuse_if(by_token, "--actor.policy_loss_type is ppo or gspo")
+    refuse_if(mean not in MEANS, f"--actor.loss_agg_mode has no mean over {mean}")
+    refuse_if("scored" in inputs, "a row must have a reward")
 
 
 def refuse_uneven(pieces):
-    if len(set(map(len, pieces))) > 1:
-        raise NotOfferedError("all processes have equally many micro-batches")
+    counts = set(map(len, pieces))
+    refuse_if(len(counts) > 1, "all processes have equally many micro-batches")
 
 
-def refuse_uneven_rows(pieces):
+def refuse_smaller(inputs):
     """The loader of pairs drops the last batch if it is smaller."""
-    if len({len(rows) for process in pieces for rows in process}) > 1:
-        raise NotOfferedError("a last micro-batch of pairs that is smaller is dropped")
+    sizes = set(map(len, flat(pieces_of(inputs, 1))))
+    refuse_if(len(sizes) > 1, "a last micro-batch of pairs that is smaller is dropped")

@@ -1,5 +1,6 @@
 """What polgrad computes, by its public functions."""
 
+import contextlib
 import importlib.metadata
 import math
 
@@ -7,14 +8,18 @@ import torch
 
 from tensors import (
     NotOfferedError,
-    Step,
     expected_gradient,
+    flat,
+    group_numbers,
+    grouped,
+    kl_answer,
     on_last_token,
     ones_like,
     padded,
-    pieces_of,
+    policy_answer,
+    refuse_if,
     rows_like,
-    step_answer,
+    value_answer,
 )
 
 
@@ -40,28 +45,24 @@ class Adapter:
 
     def group_advantages(self, inputs, options):
         groups = inputs["rewards"]
-        if any(reward is None for group in groups for reward in group):
-            raise NotOfferedError("an error: rewards must be finite")
-        flat = [reward for group in groups for reward in group]
-        rewards = torch.tensor(flat, dtype=torch.float64)
-        ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
-        try:
-            flat = iter(self.advantages(rewards, ids, options).tolist())
-        except ValueError as error:
-            raise NotOfferedError(f"an error: {error}") from None
-        return {"advantages": [[finite(next(flat)) for _ in group] for group in groups]}
+        refuse_if(None in flat(groups), "an error: rewards must be finite")
+        rewards = torch.tensor(flat(groups), dtype=torch.float64)
+        ids = torch.tensor(group_numbers(groups))
+        with errors_as_refusals():
+            advantages = self.advantages(rewards, ids, options).tolist()
+        return {"advantages": grouped(map(finite, advantages), groups)}
 
     def advantages(self, rewards, ids, options):
-        kind = options["baseline"], options["deviation"]
+        baseline, deviation = kind = options["baseline"], options["deviation"]
         if kind == ("leave_one_out", "none"):
             return self.polgrad.rloo_advantages(rewards, ids)
         if kind == ("group_mean", "batch_of_centred"):
             config = self.polgrad.ReinforcePPConfig(batch_norm=True, eps=options["std_eps"])
             return self.polgrad.reinforce_pp_advantages(rewards, ids, config=config)
-        if kind not in (("group_mean", "group"), ("group_mean", "none")):
-            raise NotOfferedError(f"no function has baseline {kind[0]} and deviation {kind[1]}")
+        is_grpo = kind in (("group_mean", "group"), ("group_mean", "none"))
+        refuse_if(not is_grpo, f"no function has baseline {baseline} and deviation {deviation}")
         config = self.polgrad.GroupNormConfig(
-            scale="std" if options["deviation"] == "group" else "none",
+            scale="std" if deviation == "group" else "none",
             eps=options["std_eps"],
             unbiased=options["std_ddof"] == 1,
         )
@@ -71,36 +72,31 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         config = self.loss_config(inputs, options)
-        step = Step.of(inputs)
-        if not step.mask.any(dim=1).all():
-            raise NotOfferedError("an error: each row needs a token")
-        sampler = padded(inputs["sampler_logprobs"]) if "sampler_logprobs" in inputs else None
 
-        def micro_batch_loss(rows):
-            part = step.piece(rows)
-            result = self.polgrad.policy_loss(
-                config,
-                logprobs=part.logprobs,
-                old_logprobs=part.old,
-                advantages=part.advantages,
-                response_mask=part.mask,
-                ref_logprobs=part.ref,
-                rollout_logprobs=None if sampler is None else sampler[rows],
-            )
-            return result.loss
+        def losses_of(parts, processes):
+            for part in parts:
+                refuse_if(not part.mask.any(dim=1).all(), "an error: each row needs a token")
+                result = self.polgrad.policy_loss(
+                    config,
+                    logprobs=part.logprobs,
+                    old_logprobs=part.old,
+                    advantages=part.advantages,
+                    response_mask=part.mask,
+                    ref_logprobs=part.ref,
+                    rollout_logprobs=part.sampler,
+                )
+                # It takes no totals. Pieces are averaged, as its microbatch_token_weights does.
+                yield result.loss / len(parts)
 
-        losses = []
-        for process in step.processes:
-            # It takes no totals. Pieces are averaged, the default of its microbatch_token_weights.
-            losses.append(sum(micro_batch_loss(rows) for rows in process) / len(process))
-        return step_answer(inputs, step.logprobs, losses)
+        return policy_answer(inputs, losses_of)
 
     def loss_config(self, inputs, options):
         refuse(inputs, options, self.means)
-        kl, polgrad = options.get("kl"), self.polgrad
-        correction, kl_config = None, None
+        polgrad = self.polgrad
+        kl = options.get("kl")
         if kl:
-            kl_config = polgrad.KLLossConfig(polgrad.KLEstimator(kl["estimator"]), kl["coef"])
+            kl = polgrad.KLLossConfig(polgrad.KLEstimator(kl["estimator"]), kl["coef"])
+        correction = None
         if "sampler_cap" in options:
             correction = polgrad.ISCorrectionConfig(cap=options["sampler_cap"], level="token")
         return polgrad.PolicyLossConfig(
@@ -114,29 +110,24 @@ class Adapter:
             aggregation=self.means[options["mean"]],
             norm_len=options.get("constant"),
             is_correction=correction,
-            kl=kl_config,
+            kl=kl,
         )
 
     # --- KL ---
 
-    def estimate(self, logprobs, ref, estimator):
-        if estimator == "k3_weighted":
-            raise NotOfferedError("no KL is weighted by the ratio")
-        kind, mask = self.polgrad.KLEstimator(estimator), torch.ones_like(ref).bool()
+    def kl(self, logprobs, ref, estimator):
+        refuse_if(estimator == "k3_weighted", "no KL is weighted by the ratio")
+        mask = torch.ones_like(ref).bool()
+        kind = self.polgrad.KLEstimator(estimator)
         return self.polgrad.kl_estimate(logprobs, ref, kind, response_mask=mask)
 
     def kl_tokens(self, inputs, options):
-        logprobs = padded(inputs["logprobs"]).requires_grad_()
-        value = self.estimate(logprobs, padded(inputs["ref_logprobs"]), options["estimator"])
-        value.sum().backward()
-        table = inputs["logprobs"]
-        return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
+        estimator = options["estimator"]
+        return kl_answer(inputs, lambda new, old, ref: self.kl(new, ref, estimator))
 
     def kl_expected_gradient(self, inputs, options):
-        def estimate(logprobs, old, ref):
-            return self.estimate(logprobs, ref, options["estimator"])
-
-        return expected_gradient(inputs, estimate)
+        estimator = options["estimator"]
+        return expected_gradient(inputs, lambda new, old, ref: self.kl(new, ref, estimator))
 
     # --- PPO ---
 
@@ -154,48 +145,33 @@ class Adapter:
 
     def gae(self, inputs, options):
         config = self.polgrad.GAEConfig(gamma=options["gamma"], lam=options["lambda"])
-        rewards, values, mask = (
-            padded(inputs["rewards"]),
-            padded(inputs["values"]),
-            padded(inputs["mask"]).bool(),
-        )
-        try:
+        rewards, values = padded(inputs["rewards"]), padded(inputs["values"])
+        mask = padded(inputs["mask"]).bool()
+        with errors_as_refusals():
             advantages, returns = self.polgrad.gae(rewards, values, config=config, response_mask=mask)
-        except ValueError as error:
-            raise NotOfferedError(f"an error: {error}") from None
         return {"advantages": advantages.tolist(), "returns": returns.tolist()}
 
     def whiten(self, inputs, options):
-        if options["std_ddof"] != 1:
-            raise NotOfferedError("whiten has ddof 1")
+        refuse_if(options["std_ddof"] != 1, "whiten has ddof 1")
         mask = padded(inputs["mask"]).bool()
         eps = options["eps_of_variance"]
         whitened = self.polgrad.whiten(padded(inputs["advantages"]), mask, eps=eps)
         return {"advantages": whitened.tolist()}
 
     def value_loss(self, inputs, options):
-        values = padded(inputs["values"]).requires_grad_()
-        mask = padded(ones_like(inputs["values"])).bool()
-        old, returns = padded(inputs["old_values"]), padded(inputs["returns"])
-        pieces = pieces_of(inputs, len(mask))
+        def losses_of(parts, processes):
+            for part in parts:
+                result = self.polgrad.value_loss(
+                    part.values,
+                    part.old,
+                    part.returns,
+                    part.mask,
+                    clip_eps=options["value_clip"] or None,
+                    aggregation=self.means[options["mean"]],
+                )
+                yield result.loss / len(parts)
 
-        def micro_batch_loss(rows):
-            result = self.polgrad.value_loss(
-                values[rows],
-                old[rows],
-                returns[rows],
-                mask[rows],
-                clip_eps=options["value_clip"] or None,
-                aggregation=self.means[options["mean"]],
-            )
-            return result.loss
-
-        losses = []
-        for process in pieces:
-            losses.append(sum(micro_batch_loss(rows) for rows in process) / len(process))
-        loss = torch.stack(losses).mean()
-        loss.backward()
-        return {"loss": loss.item(), "gradient": rows_like(values.grad, inputs["values"])}
+        return value_answer(inputs, losses_of)
 
 
 def finite(number):
@@ -203,18 +179,22 @@ def finite(number):
     return number if math.isfinite(number) else None
 
 
+@contextlib.contextmanager
+def errors_as_refusals():
+    try:
+        yield
+    except ValueError as error:
+        raise NotOfferedError(f"an error: {error}") from None
+
+
 def refuse(inputs, options, means):
-    if options["objective"] != "clip":
-        raise NotOfferedError(f"no surrogate has the objective {options['objective']}")
-    if "beyond_cap" in options:
-        raise NotOfferedError("a weight of another sampler is cut to the cap, and never masked")
-    if "max_ratio" in options:
-        raise NotOfferedError("no clip is DCPO's")
-    if options["mean"] not in means:
-        raise NotOfferedError(f"no aggregation is a mean over {options['mean']}")
-    if (options.get("kl") or {}).get("estimator") == "k3_weighted":
-        raise NotOfferedError("no KL is weighted by the ratio")
-    if "entropy_coef" in options:
-        raise NotOfferedError("no loss has an entropy bonus")
-    if "scored" in inputs:
-        raise NotOfferedError("rewards must be finite")
+    objective, mean = options["objective"], options["mean"]
+    estimator = (options.get("kl") or {}).get("estimator")
+    refuse_if(objective != "clip", f"no surrogate has the objective {objective}")
+    is_masked = "beyond_cap" in options
+    refuse_if(is_masked, "a weight of another sampler is cut to the cap, and never masked")
+    refuse_if("max_ratio" in options, "no clip is DCPO's")
+    refuse_if(mean not in means, f"no aggregation is a mean over {mean}")
+    refuse_if(estimator == "k3_weighted", "no KL is weighted by the ratio")
+    refuse_if("entropy_coef" in options, "no loss has an entropy bonus")
+    refuse_if("scored" in inputs, "rewards must be finite")

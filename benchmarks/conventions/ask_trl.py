@@ -15,15 +15,19 @@ import transformers.trainer
 
 from sources import Source
 from tensors import (
-    NotOfferedError,
     Processes,
-    Step,
+    Rows,
     expected_gradient,
+    flat,
+    grouped,
+    kl_answer,
     padded,
     pieces_of,
-    rows_like,
-    rows_of,
-    step_answer,
+    policy_answer,
+    preference_answer,
+    refuse_if,
+    score_answer,
+    score_pairs,
 )
 
 LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
@@ -40,170 +44,152 @@ class Adapter:
 
         self.name = f"TRL {importlib.metadata.version('trl')}"
         self.soft_punishment = get_soft_overlong_punishment
-        self.grpo, self.dpo, self.reward_model = grpo_trainer, dpo_trainer, reward_trainer
-        self.gmpo_loss = GMPOTrainer._compute_loss
-        source = Source(pathlib.Path(grpo_trainer.__file__))
+        self.nanstd = grpo_trainer.nanstd
+        self.GRPO = grpo_trainer.GRPOTrainer
+        self.GMPO = GMPOTrainer
+        self.DPO = dpo_trainer.DPOTrainer
+        self.RewardModel = reward_trainer.RewardTrainer
+
+        grpo = Source(pathlib.Path(grpo_trainer.__file__))
         rollout = "_generate_and_score_completions"
-        last = "advantages = torch.nan_to_num"
-        self.advantages = source.statements(rollout, "unscorable_mask =", last)
-        self.count_tokens = source.statements(rollout, "loss_mask =", "num_items_in_batch =")
-        self.sampler_ratio = source.statements(
+        scores, last = "unscorable_mask =", "advantages = torch.nan_to_num"
+        self.advantages = grpo.statements(rollout, scores, last)
+        self.count_tokens = grpo.statements(rollout, "loss_mask =", "num_items_in_batch =")
+        self.sampler_ratio = grpo.statements(
             rollout,
             "mask = completion_mask if tool_mask is None",
             "if self.vllm_importance_sampling_mode in",
         )
-        self.window = source.statements(
+        self.window = grpo.statements(
             "_compute_loss", 'normalizer = inputs["num_items_in_batch"]', 'if mode == "train"'
         )
-        self.masks = source.statements("_generate_single_turn", "is_eos =", "completion_ids = [")
-        self.truncated = source.statements("_generate", "eos_and_pad =", "is_truncated =")
+        self.masks = grpo.statements("_generate_single_turn", "is_eos =", "completion_ids = [")
+        self.truncated = grpo.statements("_generate", "eos_and_pad =", "is_truncated =")
+        rloo = Source(pathlib.Path(rloo_trainer.__file__))
+        self.leave_one_out = rloo.statements(rollout, scores, last)
         trainer = Source(pathlib.Path(transformers.trainer.__file__))
         self.accumulate = trainer.statements(
             "training_step",
             "if self.loss_is_scaled_for_ga is not None",
             "if not loss_is_scaled_for_ga",
         )
-        leave_one_out = Source(pathlib.Path(rloo_trainer.__file__))
-        self.leave_one_out = leave_one_out.statements(rollout, "unscorable_mask =", last)
 
     # --- advantages ---
 
     def group_advantages(self, inputs, options):
-        """`rewards_per_func` is float32 there, with NaN where a reward function returned None."""
         groups = inputs["rewards"]
-        if len(set(map(len, groups))) > 1:
-            raise NotOfferedError("groups have one size, num_generations")
-        rewards = [[math.nan if reward is None else reward] for group in groups for reward in group]
-        baseline, deviation = options["baseline"], options["deviation"]
-        if baseline == "leave_one_out":
-            statements = self.leave_one_out
-        elif deviation in SCALES:
-            statements = self.advantages
-        else:
-            raise NotOfferedError(f"no scale_rewards is {deviation}")
+        deviation = options["deviation"]
+        refuse_if(len(set(map(len, groups))) > 1, "groups have one size, num_generations")
+        settings = {"multi_objective_aggregation": "sum_then_normalize", "reward_weights": [1.0]}
+        if options["baseline"] == "leave_one_out":
+            return self.advantages_by(self.leave_one_out, [groups], **settings)
+        refuse_if(deviation not in SCALES, f"no scale_rewards is {deviation}")
+        settings["scale_rewards"] = SCALES[deviation]
+        return self.advantages_by(self.advantages, [groups], **settings)
+
+    def decoupled_advantages(self, inputs, options):
+        return self.advantages_by(
+            self.advantages,
+            inputs["parts"],
+            multi_objective_aggregation="normalize_then_sum",
+            reward_weights=options["weights"],
+        )
+
+    def advantages_by(self, statements, parts, reward_weights, **settings):
+        """`rewards_per_func` is float32, with NaN where a reward function returned None."""
+        columns = []
+        for groups in parts:
+            columns.append([math.nan if reward is None else reward for reward in flat(groups)])
         trainer = SimpleNamespace(
-            multi_objective_aggregation="sum_then_normalize",
-            reward_weights=torch.ones(1),
-            scale_rewards=SCALES.get(deviation),
+            reward_funcs=parts,
+            reward_weights=torch.tensor(reward_weights),
             reward_clip_range=None,
             beta=0.0,
             normalize_advantages=False,
+            **settings,
         )
-        names = {
-            "self": trainer,
-            "rewards_per_func": torch.tensor(rewards),
-            "device": "cpu",
-            "num_generations": len(groups[0]),
-            "torch": torch,
-            "nanstd": self.grpo.nanstd,
-        }
-        exec(statements, names)
-        return {"advantages": names["advantages"].view(len(groups), -1).tolist()}
-
-    def decoupled_advantages(self, inputs, options):
-        """One column of `rewards_per_func` for each part."""
-        parts = inputs["parts"]
-        columns = [[reward for group in groups for reward in group] for groups in parts]
-        rewards = [[math.nan if reward is None else reward for reward in row] for row in zip(*columns, strict=True)]
-        trainer = SimpleNamespace(
-            multi_objective_aggregation="normalize_then_sum",
-            reward_weights=torch.tensor(options["weights"]),
-            reward_funcs=parts,
+        names = statements(
+            self=trainer,
+            rewards_per_func=torch.tensor(columns).T,
+            device="cpu",
+            num_generations=len(parts[0][0]),
+            nanstd=self.nanstd,
         )
-        names = {
-            "self": trainer,
-            "rewards_per_func": torch.tensor(rewards),
-            "device": "cpu",
-            "num_generations": len(parts[0][0]),
-            "torch": torch,
-            "nanstd": self.grpo.nanstd,
-        }
-        exec(self.advantages, names)
-        return {"advantages": names["advantages"].view(len(parts[0]), -1).tolist()}
+        return {"advantages": grouped(names.advantages.tolist(), parts[0])}
 
     def completion_mask(self, inputs, options):
         tokenizer = SimpleNamespace(pad_token_id=options["pad_token"])
         trainer = SimpleNamespace(eos_token_ids=options["stop_tokens"], _tokenizer=tokenizer)
-        names = {
-            "self": trainer,
-            "torch": torch,
-            "device": "cpu",
-            "completion_ids": torch.tensor(inputs["tokens"]),
-        }
-        exec(self.masks, names)
-        exec(self.truncated, names)
-        width = len(inputs["tokens"][0])
-        mask = [[1] * len(row) + [0] * (width - len(row)) for row in names["completion_ids"]]
-        return {"mask": mask, "truncated": names["is_truncated"].tolist()}
+        tokens = torch.tensor(inputs["tokens"])
+        names = self.masks(self=trainer, device="cpu", completion_ids=tokens)
+        width = tokens.shape[1]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in names.completion_ids]
+        truncated = self.truncated(**vars(names)).is_truncated
+        return {"mask": mask, "truncated": truncated.tolist()}
 
     # --- one optimizer step ---
 
     def items(self, mask, processes):
         """The tokens of a whole rollout, from the mask (R, T) of one process."""
-        names = {
-            "self": SimpleNamespace(accelerator=SimpleNamespace(gather=processes.gather)),
-            "completion_mask": mask.long(),
-            "tool_mask": None,
-        }
-        exec(self.count_tokens, names)
-        return names["num_items_in_batch"]
+        trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=processes.gather))
+        names = self.count_tokens(self=trainer, completion_mask=mask.long(), tool_mask=None)
+        return names.num_items_in_batch
 
     def step_totals(self, inputs, options):
         """The denominator of dapo, times the number of processes, which average their gradients."""
         mask = padded(inputs["mask"])
         steps = inputs["steps"]
-        count = len(steps[0])
-        processes = Processes(count)
+        # A process generates the rows of its micro-batches of all steps.
+        rollout = [flat(process) for process in zip(*steps, strict=True)]
 
-        def items_of(rank):
-            rows = [row for pieces in steps for piece in pieces[rank] for row in piece]
-            return self.items(mask[rows], processes)
+        def items_of(pieces, processes):
+            return self.items(mask[flat(pieces)], processes)
 
-        items = processes.run(items_of)
+        items = Processes(rollout).run(items_of)
         answer = {"tokens": []}
-        for pieces in steps:
+        for step in steps:
             numbers = []
-            for rank, process in enumerate(pieces):
-                per_generation = sum(len(other[rank]) for other in steps)
-                names = {
-                    "inputs": {"num_items_in_batch": items[rank]},
-                    "self": SimpleNamespace(
-                        accelerator=SimpleNamespace(num_processes=count),
-                        current_gradient_accumulation_steps=len(process),
-                        args=SimpleNamespace(steps_per_generation=per_generation),
-                    ),
-                    "mode": "train",
-                }
-                exec(self.window, names)
-                numbers.append([float(names["normalizer"]) * count] * len(process))
+            for process, counted, generated in zip(step, items, rollout, strict=True):
+                trainer = SimpleNamespace(
+                    accelerator=SimpleNamespace(num_processes=len(step)),
+                    current_gradient_accumulation_steps=len(process),
+                    args=SimpleNamespace(steps_per_generation=len(generated)),
+                )
+                given = {"num_items_in_batch": counted}
+                names = self.window(inputs=given, self=trainer, mode="train")
+                numbers.append([float(names.normalizer) * len(step)] * len(process))
             answer["tokens"].append(numbers)
         return answer
 
     def policy_step(self, inputs, options):
         refuse(options)
-        step = Step.of(without_advantage(inputs))
-        refuse_uneven(step.processes)
-        processes = Processes(len(step.processes))
-        entropies = padded(inputs["entropies"]).requires_grad_() if "entropies" in inputs else None
+        inputs = without_advantage(inputs)
+        refuse_uneven(inputs)
 
-        def loss_of(rank):
-            pieces = step.processes[rank]
-            items = self.items(step.mask[rows_of(pieces)], processes)
-            trainer = loss_trainer(options, processes.count, len(pieces))
-            total = 0.0
-            for rows in pieces:
-                part = step.piece(rows)
+        def losses_of(parts, processes):
+            items = self.items(torch.cat([part.mask for part in parts]), processes)
+            trainer = loss_trainer(options, processes.count, len(parts))
+            for part in parts:
                 given = {"num_items_in_batch": items}
                 if "sampler_cap" in options:
-                    sampler = padded(inputs["sampler_logprobs"])[rows]
-                    weights = self.sampler_weights(part, sampler, options)
-                    given["importance_sampling_ratio"] = weights
-                entropy = torch.zeros_like(part.logprobs) if entropies is None else entropies[rows]
-                loss = self.micro_batch_loss(trainer, part, entropy, given)
-                total = total + self.accumulated(loss, self.grpo.GRPOTrainer, len(pieces))
-            return total
+                    given["importance_sampling_ratio"] = self.sampler_weights(part, options)
+                loss = micro_batch_loss(self.GRPO, trainer, part, given)
+                yield self.accumulated(loss, self.GRPO, len(parts))
 
-        return step_answer(inputs, step.logprobs, processes.run(loss_of), entropies)
+        return policy_answer(inputs, losses_of)
+
+    def geometric_mean_step(self, inputs, options):
+        refuse_uneven(inputs)
+        settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
+
+        def losses_of(parts, processes):
+            trainer = loss_trainer(settings, processes.count, len(parts))
+            for part in parts:
+                part.advantages = part.advantages[:, 0]
+                loss = micro_batch_loss(self.GMPO, trainer, part, {})
+                yield self.accumulated(loss, self.GRPO, len(parts))
+
+        return policy_answer(inputs, losses_of)
 
     def accumulated(self, loss, trainer_class, micro_batches):
         """What a micro-batch adds to the loss of the step, by the Trainer of transformers."""
@@ -211,111 +197,50 @@ class Adapter:
             loss_is_scaled_for_ga=trainer_class.loss_is_scaled_for_ga,
             current_gradient_accumulation_steps=micro_batches,
         )
-        names = {"self": trainer, "loss": loss}
-        exec(self.accumulate, names)
-        return names["loss"]
+        return self.accumulate(self=trainer, loss=loss).loss
 
-    def sampler_weights(self, part, sampler, options):
+    def sampler_weights(self, part, options):
         masked = options.get("beyond_cap") == "mask"
         trainer = SimpleNamespace(
             vllm_importance_sampling_mode="token_mask" if masked else "token_truncate",
             vllm_importance_sampling_clip_min=options.get("sampler_floor"),
             vllm_importance_sampling_clip_max=options["sampler_cap"],
         )
-        names = {
-            "self": trainer,
-            "torch": torch,
-            "math": math,
-            "completion_mask": part.mask.long(),
-            "tool_mask": None,
-            "old_per_token_logps": part.old,
-            "sampling_per_token_logps": sampler,
-        }
-        exec(self.sampler_ratio, names)
-        return names["vllm_importance_sampling_ratio"]
-
-    def geometric_mean_step(self, inputs, options):
-        step = Step.of(inputs)
-        refuse_uneven(step.processes)
-
-        def loss_of(pieces):
-            settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
-            trainer = loss_trainer(settings, len(step.processes), len(pieces))
-            total = 0.0
-            for rows in pieces:
-                part = step.piece(rows)
-                part.advantages = part.advantages[:, 0]
-                entropy = torch.zeros_like(part.logprobs)
-                loss = self.micro_batch_loss(trainer, part, entropy, {}, self.gmpo_loss)
-                total = total + self.accumulated(loss, self.grpo.GRPOTrainer, len(pieces))
-            return total
-
-        losses = [loss_of(pieces) for pieces in step.processes]
-        return step_answer(inputs, step.logprobs, losses)
-
-    def micro_batch_loss(self, trainer, part, entropy, given, method=None):
-        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (
-            part.logprobs,
-            entropy,
-            None,
+        names = self.sampler_ratio(
+            self=trainer,
+            math=math,
+            completion_mask=part.mask.long(),
+            tool_mask=None,
+            old_per_token_logps=part.old,
+            sampling_per_token_logps=part.sampler,
         )
-        prompt = torch.ones(len(part.logprobs), 1)
-        batch = given | {
-            "prompt_ids": prompt,
-            "prompt_mask": prompt,
-            "completion_ids": torch.zeros_like(part.logprobs),
-            "completion_mask": part.mask.long(),
-            "advantages": part.advantages,
-            "old_per_token_logps": part.old,
-        }
-        if part.ref is not None:
-            batch["ref_per_token_logps"] = part.ref
-        method = method or self.grpo.GRPOTrainer._compute_loss
-        return method(trainer, None, batch)
+        return names.vllm_importance_sampling_ratio
 
     # --- KL ---
 
-    def kl_of_row(self, logprobs, old, ref, estimator):
-        """The KL of each token of a row (1, T): the loss of that token alone, with advantage 0."""
-        options = {
-            "objective": "clip",
-            "clip_low": 0.2,
-            "clip_high": 0.2,
-            "ratio": "token",
-            "mean": "constant",
-            "constant": 1,
-            "kl": {"coef": 1.0, "estimator": estimator},
-        }
+    def kl(self, logprobs, old, ref, estimator):
+        """The KL of each token (R, T): the loss of that token alone, with advantage 0."""
+        refuse_if(estimator not in ("k3", "k3_weighted"), K3_ALONE)
+        kl = {"coef": 1.0, "estimator": estimator}
+        options = {"objective": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+        options |= {"mean": "constant", "constant": 1, "kl": kl}
         trainer = loss_trainer(options, 1, 1)
+        advantages = torch.zeros_like(logprobs)
+        table = Rows(logprobs=logprobs, old=old, ref=ref, advantages=advantages, entropies=None)
         values = []
-        for place in range(logprobs.shape[1]):
-            mask = torch.zeros_like(logprobs)
-            mask[0, place] = 1
-            part = Step(logprobs, old, ref, torch.zeros_like(logprobs), mask.bool(), [])
-            values.append(self.micro_batch_loss(trainer, part, torch.zeros_like(logprobs), {}))
-        return torch.stack(values)[None]
+        for row in range(len(logprobs)):
+            for place in range(logprobs.shape[1]):
+                part = table.piece([row])
+                part.mask = torch.zeros_like(part.old).bool()
+                part.mask[0, place] = True
+                values.append(micro_batch_loss(self.GRPO, trainer, part, {}))
+        return torch.stack(values).view(logprobs.shape)
 
     def kl_tokens(self, inputs, options):
-        if options["estimator"] not in ("k3", "k3_weighted"):
-            raise NotOfferedError(K3_ALONE)
-        answer = {"value": [], "gradient": []}
-        old_rows = inputs.get("old_logprobs", inputs["logprobs"])
-        for row, old, ref in zip(inputs["logprobs"], old_rows, inputs["ref_logprobs"], strict=True):
-            logprobs = padded([row]).requires_grad_()
-            value = self.kl_of_row(logprobs, padded([old]), padded([ref]), options["estimator"])
-            value.sum().backward()
-            answer["value"].append(value[0].tolist())
-            answer["gradient"].append(logprobs.grad[0].tolist())
-        return answer
+        return kl_answer(inputs, lambda *given: self.kl(*given, options["estimator"]))
 
     def kl_expected_gradient(self, inputs, options):
-        if options["estimator"] not in ("k3", "k3_weighted"):
-            raise NotOfferedError(K3_ALONE)
-
-        def estimate(logprobs, old, ref):
-            return self.kl_of_row(logprobs, old, ref, options["estimator"])
-
-        return expected_gradient(inputs, estimate)
+        return expected_gradient(inputs, lambda *given: self.kl(*given, options["estimator"]))
 
     def soft_overlong(self, inputs, options):
         reward = self.soft_punishment(options["max_tokens"], options["cache"])
@@ -324,35 +249,33 @@ class Adapter:
     # --- pairs ---
 
     def preference_loss(self, inputs, options):
-        if options["label_smoothing"] and options["loss"] == "sigmoid":
-            raise NotOfferedError("label_smoothing acts in robust and exo_pair; sigmoid ignores it")
-        if options["reference_free"]:
-            raise NotOfferedError("there is a reference")
-        chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
-        logprobs = padded(chosen + rejected).requires_grad_()
-        pieces = pieces_of(inputs, len(chosen))[0]
+        ignored = options["label_smoothing"] and options["loss"] == "sigmoid"
+        refuse_if(ignored, "label_smoothing acts in robust and exo_pair; sigmoid ignores it")
+        refuse_if(options["reference_free"], "there is a reference")
+        tables = inputs["chosen_logprobs"] + inputs["rejected_logprobs"]
+        logprobs = padded(tables).requires_grad_()
+        # A prompt of one token stands before each completion.
+        mask = padded([[0, *[1] * len(row)] for row in tables]).long()
+
+        def loss_of(pairs, rows):
+            return self.pair_loss(logprobs[rows], mask[rows], pairs, inputs, options)
+
+        loss = self.accumulated_pairs(inputs, len(tables) // 2, self.DPO, loss_of)
+        return preference_answer(loss, logprobs, inputs)
+
+    def accumulated_pairs(self, inputs, count, trainer_class, loss_of):
+        """The loss of a step; `loss_of(pairs, rows)` of a micro-batch, `rows` with the chosen first."""
+        pieces = pieces_of(inputs, count)[0]
         total = 0.0
         for pairs in pieces:
-            loss = self.pair_loss(logprobs, pairs, inputs, options)
-            total = total + self.accumulated(loss, self.dpo.DPOTrainer, len(pieces))
-        total.backward()
-        better, worse = logprobs.grad.chunk(2)
-        return {
-            "loss": total.item(),
-            "chosen_gradient": rows_like(better, chosen),
-            "rejected_gradient": rows_like(worse, rejected),
-        }
+            loss = loss_of(pairs, pairs + [pair + count for pair in pairs])
+            total = total + self.accumulated(loss, trainer_class, len(pieces))
+        return total
 
-    def pair_loss(self, logprobs, pairs, inputs, options):
-        """The loss of one micro-batch. In `logprobs` (2 B, T) the chosen come first."""
-        tables = inputs["chosen_logprobs"] + inputs["rejected_logprobs"]
-        rows = pairs + [pair + len(tables) // 2 for pair in pairs]
-        # A prompt of one token stands before each completion.
-        mask = padded([[0, *[1] * len(row)] for row in tables]).long()[rows]
-        part = logprobs[rows]
-        zeros = torch.zeros_like(part)
+    def pair_loss(self, logprobs, mask, pairs, inputs, options):
+        zeros = torch.zeros_like(logprobs)
         outputs = SimpleNamespace(
-            log_probs=part,
+            log_probs=logprobs,
             entropy=zeros,
             mean_logits=zeros,
             is_top1=zeros.bool(),
@@ -379,28 +302,20 @@ class Adapter:
             use_weighting=False,
             **trainer_basics(1),
         )
-        return self.dpo.DPOTrainer._compute_loss(trainer, lambda **given: outputs, batch, False)
+        return self.DPO._compute_loss(trainer, lambda **given: outputs, batch, False)
 
     def reward_model_loss(self, inputs, options):
-        chosen = torch.tensor(inputs["chosen"], dtype=torch.float64, requires_grad=True)
-        rejected = torch.tensor(inputs["rejected"], dtype=torch.float64, requires_grad=True)
-        pieces = pieces_of(inputs, len(chosen))[0]
+        scores = score_pairs(inputs)
         trainer = SimpleNamespace(**trainer_basics(1))
-        trainer.args = SimpleNamespace(center_rewards_coefficient=options["center_coef"] or None)
-        total = 0.0
-        for pairs in pieces:
-            outputs = SimpleNamespace(logits=torch.cat([chosen[pairs], rejected[pairs]])[:, None])
-            batch = {"attention_mask": torch.ones(2 * len(pairs), 1)}
-            loss = self.reward_model.RewardTrainer.compute_loss(
-                trainer, lambda outputs=outputs, **given: outputs, batch
-            )
-            total = total + self.accumulated(loss, self.reward_model.RewardTrainer, len(pieces))
-        total.backward()
-        gradients = {
-            "chosen_gradient": chosen.grad.tolist(),
-            "rejected_gradient": rejected.grad.tolist(),
-        }
-        return {"loss": total.item()} | gradients
+        trainer.args.center_rewards_coefficient = options["center_coef"] or None
+
+        def loss_of(pairs, rows):
+            outputs = SimpleNamespace(logits=scores[rows][:, None])
+            batch = {"attention_mask": torch.ones(len(rows), 1)}
+            return self.RewardModel.compute_loss(trainer, lambda **given: outputs, batch)
+
+        loss = self.accumulated_pairs(inputs, len(scores) // 2, self.RewardModel, loss_of)
+        return score_answer(loss, scores)
 
 
 def without_advantage(inputs):
@@ -409,6 +324,28 @@ def without_advantage(inputs):
         return inputs
     pairs = zip(inputs["advantages"], inputs["scored"], strict=True)
     return inputs | {"advantages": [advantage * scored for advantage, scored in pairs]}
+
+
+def micro_batch_loss(trainer_class, trainer, part, given):
+    entropies = torch.zeros_like(part.logprobs) if part.entropies is None else part.entropies
+    outputs = part.logprobs, entropies, None
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: outputs
+    return trainer_class._compute_loss(trainer, None, batch_of(part) | given)
+
+
+def batch_of(part):
+    prompt = torch.ones(len(part.logprobs), 1)
+    batch = {
+        "prompt_ids": prompt,
+        "prompt_mask": prompt,
+        "completion_ids": torch.zeros_like(part.logprobs),
+        "completion_mask": part.mask.long(),
+        "advantages": part.advantages,
+        "old_per_token_logps": part.old,
+    }
+    if part.ref is not None:
+        batch["ref_per_token_logps"] = part.ref
+    return batch
 
 
 def trainer_basics(processes):
@@ -430,11 +367,6 @@ def trainer_basics(processes):
         "_total_train_tokens": 0,
         "_tp_size": 1,
     }
-
-
-def refuse_uneven(processes):
-    if len({len(rows) for process in processes for rows in process}) > 1:
-        raise NotOfferedError("micro-batches have one size, per_device_train_batch_size")
 
 
 def loss_trainer(options, processes, micro_batches):
@@ -467,16 +399,19 @@ def loss_trainer(options, processes, micro_batches):
     return trainer
 
 
+def refuse_uneven(inputs):
+    sizes = set(map(len, flat(pieces_of(inputs, 1))))
+    refuse_if(len(sizes) > 1, "micro-batches have one size, per_device_train_batch_size")
+
+
 def refuse(options):
-    if options["objective"] not in ("clip", "soft_gate"):
-        raise NotOfferedError(f"no loss_type has the objective {options['objective']}")
-    if options["objective"] == "soft_gate" and options["mean"] != "rows":
-        raise NotOfferedError("sapo has a mean over rows")
-    if "max_ratio" in options:
-        raise NotOfferedError("no loss_type is DCPO's")
-    if options["ratio"] == "sequence_token":
-        raise NotOfferedError("importance_sampling_level is token or sequence")
-    if options["mean"] not in LOSS_TYPES:
-        raise NotOfferedError(f"no loss_type is a mean over {options['mean']}")
-    if (options.get("kl") or {}).get("estimator") in ("k1", "k2"):
-        raise NotOfferedError(K3_ALONE)
+    objective = options["objective"]
+    estimator = (options.get("kl") or {}).get("estimator")
+    refuse_if(objective not in ("clip", "soft_gate"), f"no loss_type has the objective {objective}")
+    by_row = options["mean"] == "rows"
+    refuse_if(objective == "soft_gate" and not by_row, "sapo has a mean over rows")
+    refuse_if("max_ratio" in options, "no loss_type is DCPO's")
+    by_token = options["ratio"] == "sequence_token"
+    refuse_if(by_token, "importance_sampling_level is token or sequence")
+    refuse_if(options["mean"] not in LOSS_TYPES, f"no loss_type is a mean over {options['mean']}")
+    refuse_if(estimator in ("k1", "k2"), K3_ALONE)

@@ -14,25 +14,28 @@ import pathlib
 from collections import defaultdict
 from types import SimpleNamespace
 
-import torch
-
+import ask_openrlhf
+import ask_trl
 import ask_verl
 from report import NONE, OTHER, check, verdict_of, write
 from sources import Source, version_in
-from tensors import NotOfferedError, Step, step_answer
+from tensors import NotOfferedError, policy_answer, refuse_if
+
+ONE_SIZE = "micro-batches have one size"
 
 
 class TRL:
     def __init__(self, packages):
         self.name = f"TRL {version_in(packages / 'trl', 'trl')}"
         source = Source(packages / "trl" / "trl" / "trainer" / "grpo_trainer.py")
-        self.compute_loss = source.method("compute_loss", {"torch": torch})
+        self.compute_loss = source.method("compute_loss")
 
-    def share(self, part, options, process):
-        """What one micro-batch of `process` adds to the loss of the step."""
-        if options["mean"] != "tokens" or options["ratio"] != "token" or "dual_clip" in options:
-            raise NotOfferedError("its only loss is a token mean")
-        refuse_uneven(process)
+    def share(self, part, sizes, options):
+        """What a micro-batch adds to the loss of a process, whose micro-batches have `sizes`."""
+        by_token = options["mean"] == "tokens" and options["ratio"] == "token"
+        is_its_loss = by_token and "dual_clip" not in options
+        refuse_if(not is_its_loss, "its only loss is a token mean")
+        refuse_if(len(set(sizes)) > 1, ONE_SIZE)
         trainer = SimpleNamespace(
             beta=options.get("kl", {}).get("coef", 0.0),
             epsilon_low=options["clip_low"],
@@ -43,17 +46,8 @@ class TRL:
             _get_per_token_logps=lambda *given: part.logprobs,
             _metrics={"train": defaultdict(list)},
         )
-        prompt = torch.ones(len(part.logprobs), 1)
-        batch = {
-            "prompt_ids": prompt,
-            "prompt_mask": prompt,
-            "completion_ids": torch.zeros_like(part.logprobs),
-            "completion_mask": part.mask.long(),
-            "advantages": part.advantages[:, 0],
-            "old_per_token_logps": part.old,
-            "ref_per_token_logps": part.ref,
-        }
-        return self.compute_loss(trainer, None, batch) / len(process)
+        batch = ask_trl.batch_of(part) | {"advantages": part.advantages[:, 0]}
+        return self.compute_loss(trainer, None, batch) / len(sizes)
 
 
 class Verl:
@@ -61,37 +55,36 @@ class Verl:
         self.name = f"verl {version_in(packages / 'verl', 'verl')}"
         folder = packages / "verl" / "verl"
         helpers = Source(folder / "utils" / "torch_functional.py")
-        means = helpers.definitions({"torch": torch}, "masked_sum", "masked_mean")
-        self.core = ask_verl.load_core(folder, SimpleNamespace(**means))
+        self.core = ask_verl.load_core(folder, helpers.definitions("masked_sum", "masked_mean"))
         actor = Source(folder / "workers" / "actor" / "dp_actor.py")
         method, last = "update_policy", "if self.config.use_dynamic_bsz"
         self.scale = actor.statements(method, "entropy_coeff =", last)
         self.loss = actor.statements(method, "calculate_entropy = False", last)
 
-    def share(self, part, options, process):
-        if options["mean"] not in ("tokens", "rows") or "max_ratio" in options:
-            raise NotOfferedError("not asked")
+    def share(self, part, sizes, options):
+        is_asked = options["mean"] in ("tokens", "rows") and "max_ratio" not in options
+        refuse_if(not is_asked, "not asked")
         config = ask_verl.actor_config(options)
-        config.use_dynamic_bsz = len(set(map(len, process))) > 1
-        config.ppo_mini_batch_size = sum(map(len, process))
+        config.use_dynamic_bsz = len(set(sizes)) > 1
+        config.ppo_mini_batch_size = sum(sizes)
         actor = SimpleNamespace(
             config=config,
-            gradient_accumulation=len(process),
+            gradient_accumulation=len(sizes),
             _forward_micro_batch=lambda *given, **options: (None, part.logprobs),
         )
-        names = {name: getattr(self.core, name) for name in ("agg_loss", "get_policy_loss_fn", "kl_penalty")}
-        names |= {
-            "self": actor,
-            "temperature": 1.0,
-            "on_policy": False,
-            "model_inputs": {"old_log_probs": part.old, "ref_log_prob": part.ref},
-            "response_mask": part.mask,
-            "advantages": part.advantages,
-            "micro_batch_metrics": {},
-        }
-        exec(self.scale, names)
-        exec(self.loss, names)
-        return names["loss"]
+        names = self.scale(
+            self=actor,
+            temperature=1.0,
+            on_policy=False,
+            model_inputs={"old_log_probs": part.old, "ref_log_prob": part.ref},
+            response_mask=part.mask,
+            advantages=part.advantages,
+            micro_batch_metrics={},
+            agg_loss=self.core.agg_loss,
+            get_policy_loss_fn=self.core.get_policy_loss_fn,
+            kl_penalty=self.core.kl_penalty,
+        )
+        return self.loss(**vars(names)).loss
 
 
 class OpenRLHF:
@@ -99,19 +92,19 @@ class OpenRLHF:
         self.name = f"OpenRLHF {version_in(packages / 'openrlhf', 'openrlhf')}"
         folder = packages / "openrlhf" / "openrlhf"
         helpers = Source(folder / "models" / "utils.py")
-        self.helpers = helpers.definitions({"torch": torch}, "compute_approx_kl", "masked_mean")
+        self.helpers = helpers.definitions("compute_approx_kl", "masked_mean")
         losses = Source(folder / "models" / "loss.py")
-        self.losses = losses.whole({"masked_mean": self.helpers["masked_mean"]}, ["openrlhf"])
+        self.losses = losses.whole(["openrlhf"], masked_mean=self.helpers.masked_mean)
         actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
         self.loss_statement = actor.statements("__init__", "self.actor_loss_fn =")
         self.training_step = actor.statements("training_step", "actor_loss, ", "loss = actor_loss")
 
-    def share(self, part, options, process):
+    def share(self, part, sizes, options):
         by_token = options["mean"] == "tokens" and options["ratio"] == "token"
         by_row = options["mean"] == "rows" and options["ratio"] == "sequence"
-        if not (by_token or by_row):
-            raise NotOfferedError("PPO has a token mean, and GSPO a mean over rows")
-        refuse_uneven(process)
+        is_offered = by_token or by_row
+        refuse_if(not is_offered, "PPO has a token mean, and GSPO a mean over rows")
+        refuse_if(len(set(sizes)) > 1, ONE_SIZE)
         kl = options.get("kl") or {}
         args = SimpleNamespace(
             eps_clip_low_high=(options["clip_low"], options["clip_high"]),
@@ -124,41 +117,29 @@ class OpenRLHF:
             kl_estimator=kl.get("estimator"),
         )
         trainer = SimpleNamespace(args=args)
-        exec(self.loss_statement, {"self": trainer, "PolicyLoss": self.losses["PolicyLoss"]})
-        mask = part.mask.double()
-        names = {
-            "self": trainer,
-            "torch": torch,
-            "action_log_probs": part.logprobs,
-            "old_action_log_probs": part.old,
-            "advantages": part.advantages,
-            "base_action_log_probs": part.ref,
-            "experience": SimpleNamespace(action_mask=mask, rollout_log_probs=None, info={}),
-            "kl_ctl": args.init_kl_coef,
-            **self.helpers,
-        }
-        exec(self.training_step, names)
-        return names["loss"] / len(process)
-
-
-def refuse_uneven(process):
-    if len(set(map(len, process))) > 1:
-        raise NotOfferedError("micro-batches have one size")
+        self.loss_statement(self=trainer, PolicyLoss=self.losses.PolicyLoss)
+        names = self.training_step(
+            self=trainer,
+            kl_ctl=args.init_kl_coef,
+            **vars(self.helpers),
+            **ask_openrlhf.tensors_of(part),
+        )
+        return names.loss / len(sizes)
 
 
 def answer(version, case):
     inputs, options = case["inputs"], case["options"]
     if "entropies" in inputs or "scored" in inputs or case["operation"] != "policy_step":
         return {"not_offered": "not asked"}
-    step = Step.of(inputs)
-    losses = []
+
+    def losses_of(parts, processes):
+        sizes = [len(part.mask) for part in parts]
+        return [version.share(part, sizes, options) for part in parts]
+
     try:
-        for process in step.processes:
-            shares = [version.share(step.piece(rows), options, process) for rows in process]
-            losses.append(sum(shares))
+        return policy_answer(inputs, losses_of)
     except NotOfferedError as reason:
         return {"not_offered": str(reason)}
-    return step_answer(inputs, step.logprobs, losses)
 
 
 def table(versions, cases):

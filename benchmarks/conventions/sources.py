@@ -8,14 +8,25 @@ with stand-ins for the names around.
 import __future__
 
 import ast
+import functools
 import importlib.metadata
 import textwrap
+from types import SimpleNamespace
+
+import torch
 
 
 def version_in(folder, package):
     """The version of a package that was installed into `folder`."""
     (found,) = importlib.metadata.distributions(name=package, path=[str(folder)])
     return found.version
+
+
+def run(code, **names):
+    """The names that code leaves, which begins with `names` and torch."""
+    names = {"torch": torch, **names}
+    exec(code, names)
+    return SimpleNamespace(**names)
 
 
 class Source:
@@ -31,22 +42,19 @@ class Source:
         flags = __future__.annotations.compiler_flag
         return compile(text, f"{self.path.name}: {part}", "exec", flags)
 
-    def whole(self, names, without):
-        """The file's namespace, which begins with `names`. Imports from `without` are left out."""
+    def whole(self, without, **names):
+        """What the file defines, where `names` are given. Imports from `without` are left out."""
         kept = [node for node in self.tree.body if not imports_any(node, without)]
-        namespace = dict(names)
-        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), namespace)
-        return namespace
+        return run(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), **names)
 
-    def definitions(self, names, *wanted):
-        """A namespace of `names` and the top-level functions, classes and constants `wanted`."""
+    def definitions(self, *wanted, **names):
+        """The top-level functions, classes and constants `wanted`, where `names` are given."""
         kept = [node for node in self.tree.body if defines_any(node, wanted)]
-        namespace = dict(names)
-        exec(self.compiled(ast.unparse(ast.Module(kept, [])), "definitions"), namespace)
-        missing = set(wanted) - set(namespace)
+        found = run(self.compiled(ast.unparse(ast.Module(kept, [])), "definitions"), **names)
+        missing = [name for name in wanted if not hasattr(found, name)]
         if missing:
-            raise LookupError(f"{self.path} does not define {sorted(missing)}")
-        return namespace
+            raise LookupError(f"{self.path} does not define {missing}")
+        return found
 
     def function(self, name):
         """The definition of a function or method, without its decorators."""
@@ -55,25 +63,27 @@ class Source:
                 return node
         raise LookupError(f"{self.path} has no function {name}")
 
-    def method(self, name, names):
-        """A method as a function, in a namespace of `names`."""
-        namespace = dict(names)
+    def method(self, name):
+        """A method as a function."""
         node = self.function(name)
         text = textwrap.dedent(self.lines(node.lineno, node.end_lineno))
-        exec(self.compiled(text, name), namespace)
-        return namespace[name]
+        return getattr(run(self.compiled(text, name)), name)
 
     def lines(self, first, last):
         return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
 
     def statements(self, function, first, last=None):
-        """The code of a function from the statement that begins with `first` to that with `last`."""
+        """The code of a function from the statement that begins with `first` to that with `last`.
+
+        It is returned as a function of the names that it reads, which returns those that it leaves.
+        """
         nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
         nodes.sort(key=lambda node: node.lineno)
         begin = self.statement(nodes, first)
         later = [node for node in nodes if node.lineno >= begin.lineno]
         end = self.statement(later, last) if last else begin
-        return self.compiled(textwrap.dedent(self.lines(begin.lineno, end.end_lineno)), function)
+        text = textwrap.dedent(self.lines(begin.lineno, end.end_lineno))
+        return functools.partial(run, self.compiled(text, function))
 
     def statement(self, nodes, start):
         for node in nodes:

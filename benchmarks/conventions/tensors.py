@@ -1,6 +1,6 @@
-"""Tables of unequal rows as tensors, and several processes in one."""
+"""What the adapters share: tables of unequal rows as tensors, and steps over several processes."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import torch
 
@@ -9,15 +9,27 @@ class NotOfferedError(Exception):
     """The library has no way to compute this. The message says why."""
 
 
-def padded(rows, fill=0.0, dtype=torch.float64):
+def refuse_if(condition, reason):
+    if condition:
+        raise NotOfferedError(reason)
+
+
+# --- tables ---
+
+
+def padded(rows, dtype=torch.float64):
     """A table of unequal rows as a tensor (R, T)."""
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=dtype)
 
 
 def rows_like(tensor, table):
     """The rows of a tensor (R, T) as lists, each as long as that of the table."""
     return [row[: len(other)] for row, other in zip(tensor.tolist(), table, strict=True)]
+
+
+def ones_like(table):
+    return [[1] * len(row) for row in table]
 
 
 def on_last_token(scores, table):
@@ -28,49 +40,6 @@ def on_last_token(scores, table):
     return padded(rows)
 
 
-def ones_like(table):
-    return [[1] * len(row) for row in table]
-
-
-@dataclasses.dataclass
-class Step:
-    """The tensors (R, T) of an optimizer step, and the rows of each micro-batch of each process."""
-
-    logprobs: torch.Tensor  # a leaf
-    old: torch.Tensor
-    ref: torch.Tensor | None
-    advantages: torch.Tensor
-    mask: torch.Tensor
-    processes: list
-
-    @classmethod
-    def of(cls, inputs):
-        logprobs = inputs["logprobs"]
-        mask = inputs.get("mask") or ones_like(logprobs)
-        ref = padded(inputs["ref_logprobs"]) if "ref_logprobs" in inputs else None
-        advantages = per_token(inputs["advantages"], logprobs)
-        return cls(
-            padded(logprobs).requires_grad_(),
-            padded(inputs["old_logprobs"]),
-            ref,
-            padded(advantages),
-            padded(mask).bool(),
-            pieces_of(inputs, len(logprobs)),
-        )
-
-    def piece(self, rows):
-        """The same for the rows of one micro-batch."""
-        ref = None if self.ref is None else self.ref[rows]
-        return Step(
-            self.logprobs[rows],
-            self.old[rows],
-            ref,
-            self.advantages[rows],
-            self.mask[rows],
-            [[rows]],
-        )
-
-
 def per_token(advantages, table):
     """Each row's advantage is one number, or one for each of its tokens."""
     rows = []
@@ -79,31 +48,98 @@ def per_token(advantages, table):
     return rows
 
 
+def flat(lists):
+    return [item for items in lists for item in items]
+
+
+def group_numbers(groups):
+    """[[a, b], [c]] -> [0, 0, 1]"""
+    return flat([number] * len(group) for number, group in enumerate(groups))
+
+
+def grouped(values, groups):
+    """The values of all rows, as lists of the groups' lengths."""
+    rest = iter(values)
+    return [[next(rest) for _ in group] for group in groups]
+
+
+# --- one optimizer step ---
+
+
+class Rows(SimpleNamespace):
+    """Tensors with a row for each completion. One that the case does not have is None."""
+
+    def piece(self, rows):
+        """The same for the rows of one micro-batch."""
+        part = {}
+        for name, tensor in vars(self).items():
+            part[name] = None if tensor is None else tensor[rows]
+        return Rows(**part)
+
+
+def policy_rows(inputs):
+    """The tensors (R, T) of a policy's step. `logprobs` and `entropies` are leaves."""
+    logprobs = inputs["logprobs"]
+
+    def optional(name):
+        return padded(inputs[name]) if name in inputs else None
+
+    entropies = optional("entropies")
+    return Rows(
+        logprobs=padded(logprobs).requires_grad_(),
+        old=padded(inputs["old_logprobs"]),
+        ref=optional("ref_logprobs"),
+        sampler=optional("sampler_logprobs"),
+        entropies=None if entropies is None else entropies.requires_grad_(),
+        advantages=padded(per_token(inputs["advantages"], logprobs)),
+        mask=padded(inputs.get("mask") or ones_like(logprobs)).bool(),
+    )
+
+
+def value_rows(inputs):
+    """The tensors (R, T) of a critic's step. `values` is a leaf."""
+    return Rows(
+        values=padded(inputs["values"]).requires_grad_(),
+        old=padded(inputs["old_values"]),
+        returns=padded(inputs["returns"]),
+        mask=padded(ones_like(inputs["values"])).bool(),
+    )
+
+
+def pieces_of(inputs, rows):
+    """The rows of each micro-batch of each process. By default there is one of each."""
+    return inputs.get("pieces") or [[list(range(rows))]]
+
+
 class Processes:
-    """Several processes, run one after the other.
+    """Several processes, run one after the other. `pieces` has their micro-batches.
 
     Where a library adds up over processes, it is given `all_reduce` or `gather` of this class. They
     must know what the other processes give. So everything runs twice: the first time each process
     writes down what it gives, call by call.
     """
 
-    def __init__(self, count):
-        self.count = count
-        self.given = [[] for _ in range(count)]
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.count = len(pieces)
+        self.rows = len(flat(flat(pieces)))
+        self.given = [[] for _ in pieces]
         self.rank = 0
         self.place = 0
         self.all_known = False
 
     def run(self, function):
-        """[function(0), function(1), ...], where `function(rank)` is what one process computes."""
-        for rank in range(self.count):
-            self.rank = rank
-            function(rank)
+        """A list of `function(pieces of one process, self)`, which computes what it does."""
+        self.run_once(function)
         self.all_known = True
+        return self.run_once(function)
+
+    def run_once(self, function):
         results = []
-        for rank in range(self.count):
-            self.rank, self.place = rank, 0
-            results.append(function(rank))
+        for rank, process in enumerate(self.pieces):
+            self.rank = rank
+            self.place = 0
+            results.append(function(process, self))
         return results
 
     def gather(self, tensor):
@@ -120,14 +156,67 @@ class Processes:
         tensor.copy_(self.gather(tensor).sum(dim=0))
 
 
-def step_answer(inputs, logprobs, losses, entropies=None):
-    """Loss and gradient as data parallelism leaves them: the mean over the processes."""
-    loss = torch.stack(losses).mean()
+def step_loss(inputs, table, losses_of):
+    """The loss of a step as data parallelism leaves it, the mean over processes; with gradients.
+
+    `losses_of(parts, processes)` gives what each micro-batch of one process adds to its loss.
+    """
+
+    def loss_of(process, processes):
+        return sum(losses_of([table.piece(rows) for rows in process], processes))
+
+    pieces = pieces_of(inputs, len(table.mask))
+    loss = torch.stack(Processes(pieces).run(loss_of)).mean()
     loss.backward()
-    answer = {"loss": loss.item(), "gradient": rows_like(logprobs.grad, inputs["logprobs"])}
-    if entropies is not None:
-        answer["entropy_gradient"] = rows_like(entropies.grad, inputs["logprobs"])
+    return loss.item()
+
+
+def policy_answer(inputs, losses_of):
+    table = policy_rows(inputs)
+    answer = {"loss": step_loss(inputs, table, losses_of)}
+    answer["gradient"] = rows_like(table.logprobs.grad, inputs["logprobs"])
+    if table.entropies is not None:
+        answer["entropy_gradient"] = rows_like(table.entropies.grad, inputs["logprobs"])
     return answer
+
+
+def value_answer(inputs, losses_of):
+    table = value_rows(inputs)
+    loss = step_loss(inputs, table, losses_of)
+    return {"loss": loss, "gradient": rows_like(table.values.grad, inputs["values"])}
+
+
+def totals_answer(inputs, totals_of):
+    """The tokens and rows that each micro-batch is divided by, in each step of a rollout.
+
+    `totals_of(parts, processes)` gives for each micro-batch of one process what it is told.
+    """
+    refuse_if("scored" in inputs, "a row must have a reward")
+    table = Rows(mask=padded(inputs["mask"]))
+    answer = {"tokens": [], "rows": []}
+
+    def told(process, processes):
+        return totals_of([table.piece(rows) for rows in process], processes)
+
+    for pieces in inputs["steps"]:
+        totals = Processes(pieces).run(told)
+        for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
+            numbers = [[float(counted[key]) for counted in process] for process in totals]
+            answer[name].append(numbers)
+    return answer
+
+
+# --- the other operations ---
+
+
+def kl_answer(inputs, estimate):
+    """Value and gradient of `estimate(logprobs, old, ref)` (R, T)."""
+    table = inputs["logprobs"]
+    logprobs = padded(table).requires_grad_()
+    old = padded(inputs.get("old_logprobs", table))
+    value = estimate(logprobs, old, padded(inputs["ref_logprobs"]))
+    value.sum().backward()
+    return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
 
 
 def expected_gradient(inputs, estimate):
@@ -140,11 +229,38 @@ def expected_gradient(inputs, estimate):
     return {"gradient": logits.grad.tolist()}
 
 
-def rows_of(pieces):
-    """The rows of one process, whose micro-batches are `pieces`."""
-    return [row for rows in pieces for row in rows]
+def coefficients_after(controller_class, inputs, options):
+    """What an adaptive controller makes of the same coefficient after each of several KLs."""
+    coefficients = []
+    for kl in inputs["kl"]:
+        controller = controller_class(inputs["kl_coef"], options["target"], options["horizon"])
+        controller.update(kl, options["samples"])
+        coefficients.append(float(controller.value))
+    return {"kl_coef": coefficients}
 
 
-def pieces_of(inputs, rows):
-    """The rows of each micro-batch of each process. By default there is one of each."""
-    return inputs.get("pieces") or [[list(range(rows))]]
+def score_pairs(inputs):
+    """The scores (2 B,) of pairs, the chosen ones first; a leaf."""
+    scores = inputs["chosen"] + inputs["rejected"]
+    return torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+
+
+def score_answer(loss, scores):
+    loss.backward()
+    chosen, rejected = scores.grad.chunk(2)
+    return {
+        "loss": loss.item(),
+        "chosen_gradient": chosen.tolist(),
+        "rejected_gradient": rejected.tolist(),
+    }
+
+
+def preference_answer(loss, logprobs, inputs):
+    """The chosen rows of `logprobs` (2 B, T), a leaf, come first."""
+    loss.backward()
+    chosen, rejected = logprobs.grad.chunk(2)
+    return {
+        "loss": loss.item(),
+        "chosen_gradient": rows_like(chosen, inputs["chosen_logprobs"]),
+        "rejected_gradient": rows_like(rejected, inputs["rejected_logprobs"]),
+    }
