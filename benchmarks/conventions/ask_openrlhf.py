@@ -8,7 +8,7 @@ import torch
 from sources import Source, version_in
 from tensors import (
     coefficients_after,
-    expected_gradient,
+    expected_kl_answer,
     flat,
     grouped,
     kl_answer,
@@ -163,13 +163,13 @@ class Adapter:
         return self.helpers.compute_approx_kl(logprobs, ref, old, kind, weighted)
 
     def kl_tokens(self, inputs, options):
-        answer = kl_answer(inputs, lambda *given: self.kl(*given, options["estimator"]))
+        answer = kl_answer(inputs, options, self.kl)
         if options["estimator"] == "k3_weighted":
             del answer["value"]  # It stays that of k3; only the gradient is the weighted one's.
         return answer
 
     def kl_expected_gradient(self, inputs, options):
-        return expected_gradient(inputs, lambda *given: self.kl(*given, options["estimator"]))
+        return expected_kl_answer(inputs, options, self.kl)
 
     # --- PPO ---
 

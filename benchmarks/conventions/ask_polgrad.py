@@ -8,7 +8,7 @@ import torch
 
 from tensors import (
     NotOfferedError,
-    expected_gradient,
+    expected_kl_answer,
     flat,
     group_numbers,
     grouped,
@@ -34,11 +34,6 @@ class Adapter:
             "rows": polgrad.Aggregation.SEQ_MEAN_TOKEN_MEAN,
             "sums": polgrad.Aggregation.SEQ_MEAN_TOKEN_SUM,
             "constant": polgrad.Aggregation.TOKEN_SUM_NORM,
-        }
-        self.ratios = {
-            "token": polgrad.RatioKind.TOKEN,
-            "sequence": polgrad.RatioKind.SEQUENCE,
-            "sequence_token": polgrad.RatioKind.SEQUENCE_TOKEN,
         }
 
     # --- advantages ---
@@ -100,7 +95,7 @@ class Adapter:
         if "sampler_cap" in options:
             correction = polgrad.ISCorrectionConfig(cap=options["sampler_cap"], level="token")
         return polgrad.PolicyLossConfig(
-            ratio=self.ratios[options["ratio"]],
+            ratio=polgrad.RatioKind[options["ratio"].upper()],
             surrogate=polgrad.SurrogateKind.PG_CLIP,
             clip=polgrad.ClipConfig(
                 eps_low=options["clip_low"],
@@ -115,19 +110,17 @@ class Adapter:
 
     # --- KL ---
 
-    def kl(self, logprobs, ref, estimator):
+    def kl(self, logprobs, old, ref, estimator):
         refuse_if(estimator == "k3_weighted", "no KL is weighted by the ratio")
         mask = torch.ones_like(ref).bool()
         kind = self.polgrad.KLEstimator(estimator)
         return self.polgrad.kl_estimate(logprobs, ref, kind, response_mask=mask)
 
     def kl_tokens(self, inputs, options):
-        estimator = options["estimator"]
-        return kl_answer(inputs, lambda new, old, ref: self.kl(new, ref, estimator))
+        return kl_answer(inputs, options, self.kl)
 
     def kl_expected_gradient(self, inputs, options):
-        estimator = options["estimator"]
-        return expected_gradient(inputs, lambda new, old, ref: self.kl(new, ref, estimator))
+        return expected_kl_answer(inputs, options, self.kl)
 
     # --- PPO ---
 

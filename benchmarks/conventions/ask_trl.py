@@ -17,7 +17,7 @@ from sources import Source
 from tensors import (
     Processes,
     Rows,
-    expected_gradient,
+    expected_kl_answer,
     flat,
     grouped,
     kl_answer,
@@ -237,10 +237,10 @@ class Adapter:
         return torch.stack(values).view(logprobs.shape)
 
     def kl_tokens(self, inputs, options):
-        return kl_answer(inputs, lambda *given: self.kl(*given, options["estimator"]))
+        return kl_answer(inputs, options, self.kl)
 
     def kl_expected_gradient(self, inputs, options):
-        return expected_gradient(inputs, lambda *given: self.kl(*given, options["estimator"]))
+        return expected_kl_answer(inputs, options, self.kl)
 
     def soft_overlong(self, inputs, options):
         reward = self.soft_punishment(options["max_tokens"], options["cache"])

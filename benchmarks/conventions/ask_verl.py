@@ -9,7 +9,7 @@ import torch
 from sources import Source, version_in
 from tensors import (
     coefficients_after,
-    expected_gradient,
+    expected_kl_answer,
     flat,
     group_numbers,
     grouped,
@@ -253,15 +253,18 @@ class Adapter:
 
     # --- KL ---
 
+    def kl(self, logprobs, old, ref, estimator):
+        # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
+        kind = "k3+" if estimator == "k3_weighted" else estimator
+        return self.core.kl_penalty(logprobs, ref, kind)
+
     def kl_tokens(self, inputs, options):
-        estimator = options["estimator"]
-        refuse_if(estimator == "k3_weighted", "no KL is weighted by the ratio")
-        return kl_answer(inputs, lambda new, old, ref: self.core.kl_penalty(new, ref, estimator))
+        is_weighted = options["estimator"] == "k3_weighted"
+        refuse_if(is_weighted, "no KL is weighted by the ratio")
+        return kl_answer(inputs, options, self.kl)
 
     def kl_expected_gradient(self, inputs, options):
-        # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
-        kind = {"k3_weighted": "k3+"}.get(options["estimator"], options["estimator"])
-        return expected_gradient(inputs, lambda new, old, ref: self.core.kl_penalty(new, ref, kind))
+        return expected_kl_answer(inputs, options, self.kl)
 
     # --- PPO ---
 

@@ -209,23 +209,23 @@ def totals_answer(inputs, totals_of):
 # --- the other operations ---
 
 
-def kl_answer(inputs, estimate):
-    """Value and gradient of `estimate(logprobs, old, ref)` (R, T)."""
+def kl_answer(inputs, options, kl):
+    """Value and gradient of `kl(logprobs, old, ref, estimator)` (R, T)."""
     table = inputs["logprobs"]
     logprobs = padded(table).requires_grad_()
     old = padded(inputs.get("old_logprobs", table))
-    value = estimate(logprobs, old, padded(inputs["ref_logprobs"]))
+    value = kl(logprobs, old, padded(inputs["ref_logprobs"]), options["estimator"])
     value.sum().backward()
     return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
 
 
-def expected_gradient(inputs, estimate):
-    """The gradient by the logits of `estimate(logprobs, old, ref)` (1, V), over draws from old."""
+def expected_kl_answer(inputs, options, kl):
+    """The gradient by the logits of `kl(logprobs, old, ref, estimator)` (1, V), over draws from old."""
     logits = torch.tensor(inputs["logits"], dtype=torch.float64, requires_grad=True)
     logprobs = logits.log_softmax(dim=0)[None]
     old = torch.tensor(inputs["old_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
     ref = torch.tensor(inputs["ref_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
-    (estimate(logprobs, old, ref) * old.exp()).sum().backward()
+    (kl(logprobs, old, ref, options["estimator"]) * old.exp()).sum().backward()
     return {"gradient": logits.grad.tolist()}
 
 
