@@ -49,9 +49,10 @@ class Adapter:
         self.lengths = Source(ppo / "length_penalty.py").definitions("apply_overlong_penalty")
 
         maker = Source(ppo / "experience_maker.py")
-        method, start = "compute_advantages_and_returns", "if args.algo.advantage.estimator "
-        self.baseline = maker.statements(method, start + '== "rloo"')
-        self.whitening = maker.statements(method, start + 'in ["gae"')
+        method = "compute_advantages_and_returns"
+        estimator = "if args.algo.advantage.estimator"
+        self.baseline = maker.statements(method, f'{estimator} == "rloo"')
+        self.whitening = maker.statements(method, f'{estimator} in ["gae"')
         self.gae_method = maker.method("get_advantages_and_returns")
 
         actor = Source(folder / "trainer" / "ray" / "ppo_actor.py")
@@ -177,7 +178,8 @@ class Adapter:
         table = inputs["old_logprobs"]
         old = padded(table)
         kl = self.helpers.compute_approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator="k1")
-        scores, mask = torch.tensor(inputs["scores"]), padded(ones_like(table))
+        scores = torch.tensor(inputs["scores"])
+        mask = padded(ones_like(table))
         rewards = self.helpers.compute_reward(scores, options["kl_coef"], kl, mask)
         return {"rewards": rows_like(rewards, table)}
 

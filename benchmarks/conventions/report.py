@@ -5,16 +5,15 @@
     python benchmarks/conventions/report.py runs/packages --write docs/conventions.md
 
 verl and OpenRLHF are not imported, so that none of their other requirements is needed.
-`--answers FOLDER` keeps the answers of each library, for vectors/check.py. The exit code is 1 where
-a difference has no reason in reasons.toml, or where a reason has no difference.
+The exit code is 1 where a difference has no reason in reasons.toml, or a reason no difference.
 """
 
 import argparse
 import importlib
-import json
 import pathlib
 import sys
 import tomllib
+from collections import defaultdict
 
 import torch
 
@@ -26,8 +25,13 @@ from tensors import NotOfferedError  # noqa: E402
 from vectors import check  # noqa: E402
 
 LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
+BEGIN = "<!-- from report.py -->"
 END = "<!-- to here -->"
-SAME, SAME32, PART, OTHER, NONE = "same", "same32", "part", "other", "-"
+SAME = "same"
+SAME32 = "same32"  # the same in float32
+PART = "part"
+OTHER = "other"
+NONE = "-"
 NO_FUNCTION = "no such function"
 
 
@@ -46,11 +50,6 @@ def answer(adapter, case):
         return {"not_offered": str(reason)}
 
 
-def answers_of(adapter, cases):
-    torch.set_num_threads(1)
-    return {name: answer(adapter, case) for name, case in cases.items()}
-
-
 def verdict_of(case, answer):
     """(verdict, text) in float64, or else in the tolerance of float32."""
     if "not_offered" in answer:
@@ -65,8 +64,8 @@ def verdict_of(case, answer):
 
 
 def verdicts_of(adapter, cases):
-    answers = answers_of(adapter, cases)
-    return {name: verdict_of(case, answers[name]) for name, case in cases.items()}
+    torch.set_num_threads(1)
+    return {name: verdict_of(case, answer(adapter, case)) for name, case in cases.items()}
 
 
 # --- reasons ---
@@ -80,7 +79,9 @@ def entries_of(library):
 def unexplained(library, verdicts):
     """Cases that differ without a reason, and cases that have a reason and do not differ."""
     differing = {case for case, (verdict, _) in verdicts.items() if verdict == OTHER}
-    explained = {case for entry in entries_of(library) for case in entry["cases"]}
+    explained = set()
+    for entry in entries_of(library):
+        explained.update(entry["cases"])
     return sorted(differing ^ (explained & set(verdicts)))
 
 
@@ -129,10 +130,10 @@ def not_offered(names, verdicts):
     """The reasons that adapters give, each with its cases."""
     lines = ["| library | why | cases |", "|---" * 3 + "|"]
     for library, name in names.items():
-        by_reason = {}
+        by_reason = defaultdict(list)
         for case, (verdict, text) in verdicts[library].items():
             if verdict == NONE and text != NO_FUNCTION:
-                by_reason.setdefault(text, []).append(f"`{case}`")
+                by_reason[text].append(f"`{case}`")
         for reason, cases in by_reason.items():
             lines.append(f"| {name.split()[0]} | {reason} | {', '.join(cases)} |")
     return lines
@@ -150,35 +151,32 @@ def markdown(names, verdicts, cases):
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def write(page, program, text):
-    """Put the text between the marks of a program on a page, or print it where there is no page."""
-    if page is None:
-        print(text)
-        return
-    begin = f"<!-- from {program} -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+def write(page, text):
+    """Put the text between the marks on a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{begin}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("packages", type=pathlib.Path, help="the folder with verl and OpenRLHF")
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the tables there")
-    parser.add_argument("--answers", type=pathlib.Path, metavar="FOLDER", help="keep answers there")
     options = parser.parse_args()
     cases = check.load_cases()
-    names, verdicts, problems = {}, {}, []
+    names = {}
+    verdicts = {}
+    problems = []
     for library in LIBRARIES:
         adapter = adapter_of(library, options.packages)
         names[library] = adapter.name
-        given = answers_of(adapter, cases)
-        verdicts[library] = {name: verdict_of(cases[name], given[name]) for name in cases}
+        verdicts[library] = verdicts_of(adapter, cases)
         problems += [f"{library} {case}" for case in unexplained(library, verdicts[library])]
-        if options.answers:
-            options.answers.mkdir(parents=True, exist_ok=True)
-            (options.answers / f"{library}.json").write_text(json.dumps(given), encoding="utf-8")
-    write(options.write, "report.py", markdown(names, verdicts, cases))
+    text = markdown(names, verdicts, cases)
+    if options.write:
+        write(options.write, text)
+    else:
+        print(text)
     for problem in problems:
         print(f"without a reason, or no longer a difference: {problem}", file=sys.stderr)
     raise SystemExit(int(bool(problems)))
