@@ -1,13 +1,13 @@
 """tools/plot.py: which panels a run has, where its picture lies, what is no run; and what a run says of it."""
 
 import json
+import math
 import re
 import subprocess
 import sys
 
 import pytest
 
-import grpo
 import plot
 import reward_model
 from small_run import start
@@ -95,11 +95,6 @@ def test_what_does_not_move_is_named_and_not_drawn(run, capsys):
 def test_parts_of_the_reward_and_what_is_logged_are_drawn(run, capsys):
     """They are what somebody with a reward function of their own wants to see."""
     names = ["reward_part/right", "logged/lines", "eval/logged/lines", "sampling/rounds", "overlong/penalty"]
-    folder = run("x", *({"step": step} | dict.fromkeys(names, step + 0.5 * step) for step in (1, 2)))
-    first, *others = names
-    assert said(capsys, folder)[1].startswith(
-        f"{folder / 'metrics.png'}: {first}. Drawn already: {others[0]} = {first}"
-    )
     rows = [{"step": step} | {name: step * i for i, name in enumerate(names, 1)} for step in (1, 2)]
     folder = run("y", *rows)
     assert said(capsys, folder)[1] == f"{folder / 'metrics.png'}: {', '.join(names)}."
@@ -164,7 +159,7 @@ def columns_of(figure):
 def test_large_panels_stand_above_small_ones(large, small, grid):
     names = list(plot.PANELS)[: large + small]
     rows = [{"step": s} | dict.fromkeys(names, 0.5) for s in (0, 1)]
-    runs = [plot.Run(f"run {i}", {}, None, rows) for i in range(20)]  # more than there are colours
+    runs = [plot.Run(f"run {i}", {}, rows) for i in range(20)]  # more than there are colours
     figure = plot.picture(runs, names[:large], names[large:], "What is flat.")
     figure.draw_without_rendering()
     assert (len({round(axis.get_position().y1, 2) for axis in figure.axes}), columns_of(figure)) == grid
@@ -174,28 +169,25 @@ def test_large_panels_stand_above_small_ones(large, small, grid):
 @drawing
 @pytest.mark.parametrize("last", [1, 2, 3, 7, 50, 1234])
 def test_ticks_are_whole_steps(last):
-    run = plot.Run("x", {}, None, [{"step": step, "m": step} for step in range(1, last + 1)])
+    run = plot.Run("x", {}, [{"step": step, "m": step} for step in range(1, last + 1)])
     figure = plot.picture([run], ["m"], [])
     ticks = figure.axes[0].get_xticks()
     assert all(tick == int(tick) for tick in ticks) and len(ticks) <= 9
     plot.pyplot().close(figure)
 
 
-@drawing
-def test_a_title_says_what_is_known_of_the_runs(run, tmp_path):
-    """The script of an older run is in the card of its model alone."""
+def test_a_title_says_what_is_known_of_the_runs(run):
+    """The args.json of an older run does not name its script."""
     known = {"model_name_or_path": "/home/me/models/Qwen/Qwen2.5-0.5B", "dataset": ["a.jsonl"], "max_steps": 9}
     one = run("one", GROUPS, script="grpo", **known)
-    two = run("two", GROUPS, **known)
-    (two / "model").mkdir()
-    (two / "model" / "README.md").write_text("    accelerate launch mine.py --max_steps 9\n", encoding="utf-8")
+    two = run("two", GROUPS, script="mine", **known)
     old = run("old", GROUPS, **known)
-    runs = {name.name: plot.read(name / "metrics.jsonl", name.name) for name in (one, two, old)}
+    one, two, old = (plot.read(folder / "metrics.jsonl", folder.name) for folder in (one, two, old))
     rest = "model Qwen/Qwen2.5-0.5B  ·  data a.jsonl"
-    assert plot.title_of([runs["one"]]) == f"grpo.py  ·  {rest}"
-    assert plot.title_of([runs["one"], runs["two"]]) == f"grpo.py, mine.py  ·  {rest}"
-    assert plot.title_of([runs["old"]]) == rest
-    assert plot.steps_of(runs["old"]) == "step 1 of 9"
+    assert plot.title_of([one]) == f"grpo.py  ·  {rest}"
+    assert plot.title_of([one, two]) == f"grpo.py, mine.py  ·  {rest}"
+    assert plot.title_of([old]) == rest
+    assert plot.steps_of(old) == "step 1 of 9"
 
 
 @drawing
@@ -296,19 +288,10 @@ def test_the_line_of_an_evaluation_has_pass_at_k_where_it_is_rewarded(reward, co
 
 
 @drawing
-def test_a_pattern_is_expanded_where_the_shell_leaves_it_alone(tmp_path):
-    """In PowerShell the documented command found no file `runs/*/metrics.jsonl`."""
-    for name in ("b", "a-seed0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
-    assert plot.names_of(plot.files_of([f"{tmp_path}/*/metrics.jsonl"])) == ["a", "b"]
-
-
-@drawing
 def test_a_run_that_ends_before_another_begins_is_drawn_too():
     axis = plot.pyplot().subplots()[1]
     seeds = [[{"step": step, "m": 1.0} for step in (5, 10)], [{"step": 2, "m": 1.0}]]
-    plot.draw(axis, [plot.Run("a", {}, None, rows) for rows in seeds], "m", True)
+    plot.draw(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", True)
     assert len(axis.lines) == 2  # two seeds, and no mean of them
     plot.pyplot().close()
 
@@ -317,40 +300,52 @@ def test_a_run_that_ends_before_another_begins_is_drawn_too():
 def test_the_thick_line_is_the_mean_of_the_seeds():
     axis = plot.pyplot().subplots()[1]
     seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]
-    plot.draw(axis, [plot.Run("a", {}, None, rows) for rows in seeds], "m", False)
+    plot.draw(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", False)
     assert axis.lines[-1].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
     assert plot.running_mean([1.0] * 99 + [2.0])[-2:] == [4 / 3, 1.5] and plot.running_mean([1, 2]) == [1, 2]
     plot.pyplot().close()
 
 
-@drawing
-def test_the_figure_of_a_step_shows_a_step_of_the_script(tmp_path):
-    """Another seed, order or update would be drawn as well."""
-    import step_figure
+@pytest.fixture
+def figures():
+    """tools/figures.py, which needs matplotlib to be loaded."""
+    import figures
 
-    sizes = "--prompts_per_step 8 --group_size 4 --max_new_tokens 32".split()
-    evaluation = "--eval_prompts 1 --eval_samples 4 --max_steps 1".split()
-    grpo.main([*sizes, *evaluation, "--output_dir", str(tmp_path)])
-    row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    args = grpo.Args(prompts_per_step=8, group_size=4, max_new_tokens=32)
-    prompt, answers, metrics = step_figure.first_step(args, 1)
-    names = ["reward/mean", "optim/grad_norm", "optim/loss", "policy/entropy"]
-    assert [metrics[name] for name in names] == pytest.approx([row[name] for name in names])
-    assert sum(answer.advantage for answer in answers) == pytest.approx(0, abs=1e-6) and len(answers) == 4
-    for answer in answers:
-        text = "".join(answer.tokens).removesuffix("<eos>")
-        assert answer.reward == text.endswith(f"#### {prompt.answer}")
-        assert answer.before != answer.after and all(x <= 0 for x in answer.before)
+    return figures
+
+
+def texts_of(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
 
 
 @drawing
-def test_the_figure_of_answers_needs_their_steps(tmp_path):
-    import answers_figure
+def test_the_figure_of_a_step_has_the_numbers_of_its_rows(run, figures):
+    """Of the token that moves most, also if it is not the first; and of step 1, though others are recorded."""
+    folder = run("x", GROUPS, prompts_per_step=32, group_size=8, seed=4)
+    row = {"step": 1, "prompt": "1+1?", "tokens": ["#", "\n", "<eos>"], "logprob": [-0.5, math.log(0.25), -1.0]}
+    right = row | {"reward": 1.0, "advantage": 1.62, "change": [0.0, math.log(2), 0.5]}
+    wrong = row | {"reward": 0.0, "advantage": -0.54, "change": [0.1, 0.0, -0.5]}
+    rows = [right, wrong, wrong | {"step": 2, "advantage": -7}]
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    figure = figures.step_figure(folder)
+    texts = texts_of(figure)
+    assert {"1+1?", "mean 0.5", "+1.62", "-0.54", "0.25 → 0.50", "0.37 → 0.22", "↵", "■"} <= set(texts)
+    assert "-7.00" not in texts and texts[-1].endswith(
+        "--seed 4, one of its 32 prompts. All 256 answers make one update."
+    )
+    plot.pyplot().close(figure)
 
-    row = {"evaluation": True, "prompt": "1+1?", "completion": "#### 2", "reward": 1.0}
-    lines = [json.dumps(row | {"step": step}) + "\n" for step in (0, 2, 2)]
-    (tmp_path / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
-    prompt, answers = answers_figure.answers_of(tmp_path, (0, 2), 0)
-    assert prompt == "1+1?" and [len(rows) for rows in answers.values()] == [1, 2]
-    with pytest.raises(SystemExit, match="has no evaluation at step 1, 4: --eval_every 1"):
-        answers_figure.answers_of(tmp_path, (0, 1, 2, 4), 0)
+
+@drawing
+def test_the_figure_of_answers_has_each_step_or_says_which_is_missing(run, figures):
+    steps = {step: {"step": step, "eval/pass@1": step / 100} for step in figures.STEPS}
+    folder = run("x", *steps.values())
+    row = {"evaluation": True, "prompt": "1+1?", "reward": 0.0, "completion": "no"}
+    rows = [row | {"step": 0, "prompt": "0?"}]
+    rows += [row | {"step": step, "completion": f"#### {step}"} for step in figures.STEPS]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    figure = figures.answers_figure(folder)
+    assert {"What the model answers to 1+1?", "step 8", "held-out pass@1 0.08", "#### 50"} <= set(texts_of(figure))
+    plot.pyplot().close(figure)
+    with pytest.raises(SystemExit, match="has no evaluation at step 3, 5: --eval_every 1"):
+        figures.answers_of(rows, (0, 3, 4, 5), 1)

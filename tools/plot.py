@@ -117,8 +117,12 @@ class Run:
 
     name: str  # in the picture; seeds of one setting share it
     options: dict  # of args.json; {} where there is none, as beside a file of lab/unpack.py
-    script: str | None
     rows: list
+
+    @property
+    def script(self):
+        """The name of the script, without .py; None where args.json does not say it."""
+        return self.options.get("script")
 
     def curve(self, metric):
         """{step: value} of a metric, where it is a finite number."""
@@ -156,22 +160,11 @@ def names_of(files):
     return ["/".join(name) for name in names]
 
 
-def script_of(folder, options):
-    """The script as args.json names it; of an older run, as its saved model does; else None."""
-    script = options.get("script")
-    card = folder / "model" / "README.md"
-    if not script and card.is_file():
-        named = re.search(r"accelerate launch (\S+)\.py", card.read_text(encoding="utf-8"))
-        script = named and named[1]
-    return script and f"{script.removesuffix('.py')}.py"
-
-
 def read(file, name):
     """A Run. A ValueError, TypeError or AttributeError is a file that is not the metrics of one."""
-    options, script = {}, None
+    options = {}
     if file.name == "metrics.jsonl" and file.with_name("args.json").is_file():
         options = json.loads(file.with_name("args.json").read_text(encoding="utf-8"))
-        script = script_of(file.parent, options)
     text = file.read_text(encoding="utf-8")
     text = text[: text.rfind("\n") + 1]  # The run may be writing its next row.
     text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', text)  # of older results
@@ -181,7 +174,7 @@ def read(file, name):
         for row in rows:
             for metric in BY_RULE:
                 row.pop(metric, None)
-    return Run(name, options, script, rows)
+    return Run(name, options, rows)
 
 
 def read_runs(files):
@@ -260,7 +253,7 @@ def at_most_three(values):
 
 def title_of(runs):
     """Script, model and data of the runs, as far as they are known."""
-    script = at_most_three(run.script for run in runs)
+    script = at_most_three(run.script and f"{run.script}.py" for run in runs)
     model = at_most_three(run.options.get("model_name_or_path") for run in runs)
     data = at_most_three(run.options.get("dataset") for run in runs)
     texts = [script, model and f"model {model}", data and f"data {data}"]
@@ -281,7 +274,7 @@ def colours(runs):
     names = dict.fromkeys(run.name for run in runs)
     own = {}
     for run in runs:
-        colour = COLOURS.get((run.script or run.name).removesuffix(".py"))
+        colour = COLOURS.get(run.script or run.name)
         if colour and run.name not in own and colour not in own.values():
             own[run.name] = colour
     free = itertools.cycle(x for x in [*COLOURS.values(), *OTHERS] if x not in own.values())
@@ -337,10 +330,9 @@ def style(axis, large):
     """Whole steps, a zero where the curves come near it, and few lines beside the curves."""
     low, high = axis.dataLim.intervaly
     is_share = large and 0 <= low <= high <= 1
-    if 0.5 < high <= 1 and (is_share or 0 <= low < high / 2):
-        axis.set_ylim(0, 1.03)
-    elif high > 0 and (is_share or 0 <= low < high / 2):
-        axis.set_ylim(0, 1.05 * high)
+    is_near_zero = 0 <= low < high / 2
+    if high > 0 and (is_share or is_near_zero):
+        axis.set_ylim(0, 1.03 if 0.5 < high <= 1 else 1.05 * high)
     axis.xaxis.set_major_locator(pyplot().MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(axis="y", color="#e8e8e8")
