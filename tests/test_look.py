@@ -1,16 +1,13 @@
 """The page of tools/look.py: it has what the files of a run have, whatever stands in them, and it can be read."""
 
-import html
 import json
 import re
-import shutil
-import subprocess
 
 import pytest
 
 import look
+from pages import check_contrast, in_frames, needs_browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # What a completion may hold: the end of a script, a comment, text that turns around, half a character.
 TRAPS = [
     "</script>",
@@ -152,36 +149,14 @@ def test_the_command_writes_a_page_and_opens_it_or_says_what_is_missing(run, tmp
     assert look.main([str(run)]) == 2 and "has no row yet" in capsys.readouterr().err
 
 
-def light(colour):
-    """The relative luminance of a colour [red, green, blue], each from 0 to 1."""
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
-    return sum(part * weight for part, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
-
-
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_can_be_read_on_the_deepest_colours(theme):
-    style = (look.PARTS / "style.css").read_text(encoding="utf-8")
-    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
-    colours = {name: light([int(pair[theme][i : i + 2], 16) / 255 for i in (1, 3, 5)]) for name, *pair in pairs}
     places = {"text": ("paper", "panel", "up", "down", "heat"), "dim": ("paper", "panel")}
     places |= {name: ("paper", "panel") for name in ("up-text", "down-text", "good")}
-    for name, backgrounds in places.items():
-        for background in backgrounds:
-            one, two = colours[name], colours[background]
-            assert (max(one, two) + 0.05) / (min(one, two) + 0.05) >= 4.5, f"{name} on {background}"
+    check_contrast(look.PARTS / "style.css", theme, places)
 
 
-# Opens the page in frames of two widths, goes through it, and says what is wrong with it.
-FRAMES = """<body><script>
-const found = [];
-addEventListener("message", ({ data }) => {
-  found.push(data);
-  document.title = JSON.stringify(found);
-});
-for (const width of [390, 1280]) {
-  document.write(`<iframe src="page.html" style="width:${width}px;height:900px;border:0"></iframe>`);
-}
-</script></body>"""
+# Goes through the page, and says what is wrong with it.
 CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
@@ -225,16 +200,10 @@ parent.postMessage(report, "*");
 </script>"""
 
 
-@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+@needs_browser
 def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
     page = look.page(look.collect(run))
-    (tmp_path / "page.html").write_text(page.replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
-    (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}/profile", (tmp_path / "frames.html").as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout, re.DOTALL)[1]))
-    assert sorted(frame["width"] for frame in found) == [390, 1280]
+    found = in_frames(tmp_path, page, CHECK, [390, 1280])
     for frame in found:
         assert frame["errors"] == []
         shown = ["</script>", "<!--", "<b>bold</b>", r"\u202egnp", r"\u200b", "שלום", "·", "é", r"\ud83d", "⇥\t", "↵\n"]

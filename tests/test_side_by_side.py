@@ -3,14 +3,11 @@
 The tab "Play with it" computes what vectors/ says, and its sentences agree with its gradients.
 """
 
-import html
 import importlib
 import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
 import tomllib
 import xml.etree.ElementTree
 
@@ -19,10 +16,10 @@ import pytest
 import family
 import same_text
 import side_by_side
+from pages import check_contrast, in_browser, in_frames, needs_browser
 from vectors import check
 
 SOURCES = {script: source for script, source in family.found().items() if script in family.FAMILY}
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CASES = check.load_cases()
 MINE = '''"""Mine.
 
@@ -148,39 +145,16 @@ def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, c
         assert sentence in capsys.readouterr().err
 
 
-def light(colour):
-    """The relative luminance of #rrggbb."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(part * weight for part, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
-
-
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_every_colour_can_be_read_on_what_may_lie_behind_it(theme):
-    style = (side_by_side.PARTS / "style.css").read_text(encoding="utf-8")
-    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
-    colours = {name: pair[theme] for name, *pair in pairs}
     behind = ("paper", "gone", "come", "gone-word", "come-word", "why")
     places = {name: behind for name in ("text", "keyword", "string", "number", "function", "comment")}
     places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel"), "paper": ("link",)}
     places |= {name: ("paper", "panel") for name in ("grpo", "dapo", "dcpo", "sapo", "dual", "gspo")}
-    for name, backgrounds in places.items():
-        for background in backgrounds:
-            one, two = light(colours[name]), light(colours[background])
-            assert (max(one, two) + 0.05) / (min(one, two) + 0.05) >= 4.5, f"{name} on {background}"
+    check_contrast(side_by_side.PARTS / "style.css", theme, places)
 
 
-# Opens views in frames of three widths, and says what is wrong with them.
-FRAMES = """<body><script>
-const found = [];
-addEventListener("message", ({ data }) => {
-  found.push(data);
-  document.title = JSON.stringify(found);
-});
-for (const width of [390, 1280, 1920]) {
-  document.write(`<iframe src="page.html" style="width:${width}px;height:900px;border:0"></iframe>`);
-}
-</script></body>"""
+# Opens each view, and says what is wrong with it.
 CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
@@ -206,24 +180,10 @@ parent.postMessage({ width: innerWidth, states: states.length, errors }, "*");
 </script>"""
 
 
-def in_browser(folder, name, page):
-    """Open a page in Chromium; what it writes into its title, read as JSON."""
-    (folder / name).write_text(page, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-    command = [BROWSER, *flags, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout)[1]))
-
-
-needs_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium")
-
-
 @needs_browser
 def test_the_views_fit_at_every_width(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES)
-    (tmp_path / "page.html").write_text(page.replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
-    found = in_browser(tmp_path, "frames.html", FRAMES)
-    assert sorted(frame["width"] for frame in found) == [390, 1280, 1920]
+    found = in_frames(tmp_path, page, CHECK, [390, 1280, 1920])
     for frame in found:
         assert frame["errors"] == [] and frame["states"] > 20
 

@@ -59,16 +59,18 @@ def plain_logprobs(policy, batch, row):
     return logprobs.gather(-1, completion[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-@pytest.fixture(params=SCRIPTS)
-def recorded(request, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=SCRIPTS)
+def recorded(request, tmp_path_factory):
     """A step of a script with narrow bounds, and tokens.jsonl of it in passes of three rows."""
     module = script(request.param)
-    spy = Spy(module)
-    monkeypatch.setattr(module, "update", spy)
+    folder = tmp_path_factory.mktemp(request.param)
     clip = 0.2 if request.param == "gspo" else 0.02  # gspo.py clips whole rows, but not all
     options = "--max_steps 1 --temperature 0.9 --learning_rate 1e-3 --micro_batch_size 3".split()
-    train(request.param, tmp_path, *options, "--clip_low", clip, "--clip_high", clip)
-    rows = rows_of(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        spy = Spy(module)
+        patch.setattr(module, "update", spy)
+        train(request.param, folder, *options, "--clip_low", clip, "--clip_high", clip)
+    rows = rows_of(folder)
     chosen = tokens.choose_rows(spy.batch["rewards"].tolist(), spy.args.group_size)
     assert len(chosen) == len(rows) == 4 and all(row["step"] == 1 for row in rows)
     return SimpleNamespace(module=module, spy=spy, rows=rows, chosen=chosen)
@@ -243,10 +245,10 @@ def test_the_time_is_none_of_the_update(rows):
 
 def test_a_stop_token_is_special_also_where_the_tokenizer_does_not_say_so(rows, monkeypatch):
     monkeypatch.setattr(PreTrainedTokenizerFast, "all_special_ids", [])
-    written = rows(lambda batch: batch["truncated"].copy_(torch.arange(32) == 1))
-    assert written[1]["special"] == [] and [row["special"] for row in written[2:]] == [
-        [len(row["tokens"]) - 1] for row in written[2:]
-    ]
+    _, cut, *ended = rows(lambda batch: batch["truncated"].copy_(torch.arange(32) == 1))
+    assert cut["special"] == []
+    for row in ended:
+        assert row["special"] == [len(row["tokens"]) - 1]
 
 
 def test_nothing_is_written_of_an_update_that_failed(rows):
