@@ -65,13 +65,7 @@ def as_text(prompt):
     return "\n".join(lines)
 
 
-def thinned(items, most):
-    """Every k-th of the items, about `most` of them, and the last one."""
-    every = max(1, math.ceil(len(items) / most))
-    return [item for number, item in enumerate(items) if number % every == 0 or number == len(items) - 1]
-
-
-def fitting(items, size, limit):
+def fitting(items, limit, size=lambda item: 1):
     """The items whose sizes sum to at most `limit`: of too many every second is left out, and never the ends."""
     while len(items) > 2 and sum(map(size, items)) > limit:
         items = [*items[:-1:2], items[-1]]
@@ -87,7 +81,7 @@ def curves(metrics):
         for metric, name in names.items():
             points = [[row["step"], row[metric]] for row in metrics if math.isfinite(row.get(metric, math.nan))]
             if points:
-                lines.append({"name": name, "points": thinned(points, MOST_POINTS)})
+                lines.append({"name": name, "points": fitting(points, MOST_POINTS)})
         known = [panel["lines"] for panel in panels]  # where the reward is the accuracy, their panels are the same
         if lines and lines not in known and (of_pairs or title not in OF_PAIRS):
             panels.append({"title": title, "lines": lines})
@@ -106,7 +100,7 @@ def evaluations(samples):
     found = []
     for prompt, by_step in prompts.items():
         steps = [evaluation(step, rows) for step, rows in sorted(by_step.items())]
-        kept = fitting(steps, characters, MOST_CHARACTERS / len(prompts))
+        kept = fitting(steps, MOST_CHARACTERS / len(prompts), characters)
         first_row = next(iter(by_step.values()))[0]
         found.append({"prompt": prompt, "answer": first_row.get("answer"), "evaluations": kept})
     return found
@@ -136,7 +130,7 @@ def token_steps(rows):
     for row in rows:
         by_step[row["step"]].append(row | {"prompt": as_text(row["prompt"])})
     steps = [{"step": step, "rows": rows} for step, rows in sorted(by_step.items())]
-    kept = fitting(steps, lambda step: sum(len(row["tokens"]) for row in step["rows"]), MOST_TOKENS)
+    kept = fitting(steps, MOST_TOKENS, lambda step: sum(len(row["tokens"]) for row in step["rows"]))
     return kept, len(steps) - len(kept)
 
 
@@ -152,7 +146,7 @@ def collect(folder):
         raise NoRun(f"{folder / 'metrics.jsonl'} has no row yet")
     steps, left_out = token_steps(read_rows(folder / "tokens.jsonl"))
     facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
-    return facts | {
+    shown = {
         "run": folder.resolve().name,
         "model": args.get("model_name_or_path"),
         "step": metrics[-1]["step"],
@@ -161,6 +155,7 @@ def collect(folder):
         "left_out": left_out,
         "evaluations": evaluations(read_rows(folder / "samples.jsonl")),
     }
+    return facts | shown
 
 
 def without_nan(value):

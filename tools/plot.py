@@ -220,7 +220,9 @@ def choose(runs):
     again = []
     for metric in metrics:
         curves = curves_of(runs, metric)
-        values = [value for points in curves for value in points.values()]
+        values = []
+        for points in curves:
+            values += points.values()
         twins = [name for name in drawn if drawn[name] == curves]
         if metric in large or not values:
             continue
@@ -390,7 +392,9 @@ def picture(runs, large, small, notes="", title=None):
     room = 0.005, bottom / height, 0.99, 1 - (top + bottom) / height
     figure.get_layout_engine().set(rect=room, hspace=0.07, wspace=0.04)
     grid = figure.add_gridspec(len(rows), 12, height_ratios=heights)
-    steps = [row["step"] for run in runs for row in run.rows]
+    steps = []
+    for run in runs:
+        steps += [row["step"] for row in run.rows]
     margin = max(0.5, (max(steps) - min(steps)) / 25)
     for i, (metrics, columns) in enumerate(rows):
         width = 12 // columns
