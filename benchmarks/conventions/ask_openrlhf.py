@@ -99,6 +99,8 @@ class Adapter:
 
     def totals(self, parts, processes):
         """What it counts for each micro-batch of a step of one process."""
+        counts = set(map(len, processes.pieces))
+        refuse_if(len(counts) > 1, "all processes have equally many micro-batches")
         alone = SimpleNamespace(ds_device_mesh=None)
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -119,12 +121,11 @@ class Adapter:
 
     def step_totals(self, inputs, options):
         def totals_of(parts, processes):
-            refuse_uneven(processes.pieces)
             for counts in self.totals(parts, processes):
                 # They were divided by the number of micro-batches, as the loss will be.
                 yield {name: count * len(parts) for name, count in counts.items()}
 
-        return totals_answer(inputs, lambda *given: list(totals_of(*given)))
+        return totals_answer(inputs, totals_of)
 
     def policy_step(self, inputs, options):
         refuse(inputs, options)
@@ -132,7 +133,6 @@ class Adapter:
         self.make_loss(self=trainer, PolicyLoss=self.losses.PolicyLoss)
 
         def losses_of(parts, processes):
-            refuse_uneven(processes.pieces)
             totals = self.totals(parts, processes)
             for part, counted in zip(parts, totals, strict=True):
                 yield self.micro_batch_loss(trainer, part, counted) / len(parts)  # by DeepSpeed
@@ -144,14 +144,20 @@ class Adapter:
 
     def micro_batch_loss(self, trainer, part, totals):
         """The statements of `training_step` after the forward pass."""
+        sampler = part.old if part.sampler is None else part.sampler
+        mask = part.mask.double()
         names = self.sum_losses(
             self=trainer,
+            experience=SimpleNamespace(action_mask=mask, rollout_log_probs=sampler, info={}),
+            action_log_probs=part.logprobs,
+            old_action_log_probs=part.old,
+            advantages=part.advantages,
+            base_action_log_probs=part.ref,
             loss_batch_info=totals,
             kl_ctl=trainer.args.algo.kl.init_coef,
             aggregate_loss=self.losses.aggregate_loss,
             compute_approx_kl=self.helpers.compute_approx_kl,
             masked_mean=self.helpers.masked_mean,
-            **tensors_of(part),
         )
         names.output = SimpleNamespace(entropy=part.entropies)
         return self.add_entropy(**vars(names)).loss
@@ -199,7 +205,6 @@ class Adapter:
         function = self.losses.ValueLoss(options["value_clip"] or None)
 
         def losses_of(parts, processes):
-            refuse_uneven(processes.pieces)
             totals = self.totals(parts, processes)
             for part, counted in zip(parts, totals, strict=True):
                 mask = part.mask.double()
@@ -261,19 +266,6 @@ class Adapter:
         return score_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
 
 
-def tensors_of(part):
-    """The tensors of a micro-batch, as `training_step` names them."""
-    sampler = part.old if part.sampler is None else part.sampler
-    mask = part.mask.double()
-    return {
-        "experience": SimpleNamespace(action_mask=mask, rollout_log_probs=sampler, info={}),
-        "action_log_probs": part.logprobs,
-        "old_action_log_probs": part.old,
-        "advantages": part.advantages,
-        "base_action_log_probs": part.ref,
-    }
-
-
 def advantage_args(estimator, samples=1):
     advantage = SimpleNamespace(estimator=estimator, no_std_norm=False)
     return SimpleNamespace(
@@ -322,11 +314,6 @@ def refuse(inputs, options):
     refuse_if(by_token, "--actor.policy_loss_type is ppo or gspo")
     refuse_if(mean not in MEANS, f"--actor.loss_agg_mode has no mean over {mean}")
     refuse_if("scored" in inputs, "a row must have a reward")
-
-
-def refuse_uneven(pieces):
-    counts = set(map(len, pieces))
-    refuse_if(len(counts) > 1, "all processes have equally many micro-batches")
 
 
 def refuse_smaller(inputs):

@@ -163,31 +163,27 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         refuse(options)
-        inputs = without_advantage(inputs)
-        refuse_uneven(inputs)
+        return self.step_by(self.GRPO, without_advantage(inputs), options)
+
+    def geometric_mean_step(self, inputs, options):
+        settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
+        return self.step_by(self.GMPO, inputs, settings)
+
+    def step_by(self, trainer_class, inputs, options):
+        sizes = set(map(len, flat(pieces_of(inputs, 1))))
+        refuse_if(len(sizes) > 1, "micro-batches have one size, per_device_train_batch_size")
 
         def losses_of(parts, processes):
             items = self.items(torch.cat([part.mask for part in parts]), processes)
             trainer = loss_trainer(options, processes.count, len(parts))
             for part in parts:
                 given = {"num_items_in_batch": items}
+                if trainer_class is self.GMPO:
+                    given["advantages"] = part.advantages[:, 0]
                 if "sampler_cap" in options:
                     given["importance_sampling_ratio"] = self.sampler_weights(part, options)
-                loss = micro_batch_loss(self.GRPO, trainer, part, given)
-                yield self.accumulated(loss, self.GRPO, len(parts))
-
-        return policy_answer(inputs, losses_of)
-
-    def geometric_mean_step(self, inputs, options):
-        refuse_uneven(inputs)
-        settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
-
-        def losses_of(parts, processes):
-            trainer = loss_trainer(settings, processes.count, len(parts))
-            for part in parts:
-                part.advantages = part.advantages[:, 0]
-                loss = micro_batch_loss(self.GMPO, trainer, part, {})
-                yield self.accumulated(loss, self.GRPO, len(parts))
+                loss = micro_batch_loss(trainer_class, trainer, part, given)
+                yield self.accumulated(loss, trainer_class, len(parts))
 
         return policy_answer(inputs, losses_of)
 
@@ -397,11 +393,6 @@ def loss_trainer(options, processes, micro_batches):
         steps_per_generation=micro_batches,
     )
     return trainer
-
-
-def refuse_uneven(inputs):
-    sizes = set(map(len, flat(pieces_of(inputs, 1))))
-    refuse_if(len(sizes) > 1, "micro-batches have one size, per_device_train_batch_size")
 
 
 def refuse(options):

@@ -196,7 +196,7 @@ def totals_answer(inputs, totals_of):
     answer = {"tokens": [], "rows": []}
 
     def told(process, processes):
-        return totals_of([table.piece(rows) for rows in process], processes)
+        return list(totals_of([table.piece(rows) for rows in process], processes))
 
     for pieces in inputs["steps"]:
         totals = Processes(pieces).run(told)
