@@ -69,7 +69,9 @@ class Adapter:
 
     def group_advantages(self, inputs, options):
         groups = inputs["rewards"]
-        baseline, deviation = kind = options["baseline"], options["deviation"]
+        baseline = options["baseline"]
+        deviation = options["deviation"]
+        kind = (baseline, deviation)
         is_known = kind in ESTIMATORS
         refuse_if(not is_known, f"no estimator has baseline {baseline} and deviation {deviation}")
         is_uneven = len(set(map(len, groups))) > 1
@@ -307,7 +309,8 @@ def actor_args(options):
 
 
 def refuse(inputs, options):
-    objective, mean = options["objective"], options["mean"]
+    objective = options["objective"]
+    mean = options["mean"]
     refuse_if(objective != "clip", f"no loss has the objective {objective}")
     refuse_if("max_ratio" in options, "no loss is DCPO's")
     by_token = options["ratio"] == "sequence_token"

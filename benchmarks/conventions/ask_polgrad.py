@@ -48,7 +48,9 @@ class Adapter:
         return {"advantages": grouped(map(finite, advantages), groups)}
 
     def advantages(self, rewards, ids, options):
-        baseline, deviation = kind = options["baseline"], options["deviation"]
+        baseline = options["baseline"]
+        deviation = options["deviation"]
+        kind = (baseline, deviation)
         if kind == ("leave_one_out", "none"):
             return self.polgrad.rloo_advantages(rewards, ids)
         if kind == ("group_mean", "batch_of_centred"):
@@ -126,19 +128,21 @@ class Adapter:
 
     def shaped_rewards(self, inputs, options):
         table = inputs["old_logprobs"]
+        mask = padded(ones_like(table)).bool()
         rewards = self.polgrad.kl_in_reward(
             on_last_token(inputs["scores"], table),
             padded(table),
             padded(inputs["ref_logprobs"]),
             self.polgrad.KLEstimator.K1,
             options["kl_coef"],
-            response_mask=padded(ones_like(table)).bool(),
+            response_mask=mask,
         )
         return {"rewards": rows_like(rewards, table)}
 
     def gae(self, inputs, options):
         config = self.polgrad.GAEConfig(gamma=options["gamma"], lam=options["lambda"])
-        rewards, values = padded(inputs["rewards"]), padded(inputs["values"])
+        rewards = padded(inputs["rewards"])
+        values = padded(inputs["values"])
         mask = padded(inputs["mask"]).bool()
         with errors_as_refusals():
             advantages, returns = self.polgrad.gae(rewards, values, config=config, response_mask=mask)
@@ -181,7 +185,8 @@ def errors_as_refusals():
 
 
 def refuse(inputs, options, means):
-    objective, mean = options["objective"], options["mean"]
+    objective = options["objective"]
+    mean = options["mean"]
     estimator = (options.get("kl") or {}).get("estimator")
     refuse_if(objective != "clip", f"no surrogate has the objective {objective}")
     is_masked = "beyond_cap" in options

@@ -52,7 +52,8 @@ class Adapter:
 
         grpo = Source(pathlib.Path(grpo_trainer.__file__))
         rollout = "_generate_and_score_completions"
-        scores, last = "unscorable_mask =", "advantages = torch.nan_to_num"
+        scores = "unscorable_mask ="
+        last = "advantages = torch.nan_to_num"
         self.advantages = grpo.statements(rollout, scores, last)
         self.count_tokens = grpo.statements(rollout, "loss_mask =", "num_items_in_batch =")
         self.sampler_ratio = grpo.statements(

@@ -117,7 +117,8 @@ class Adapter:
             "forward_backward_batch", "batch_num_tokens =", "tu.assign_non_tensor(data, dp_size"
         )
         trainer = Source(folder / "trainer" / "ppo" / "ray_trainer.py")
-        first, last = "ppo_mini_batch_size =", "tu.assign_non_tensor("
+        first = "ppo_mini_batch_size ="
+        last = "tu.assign_non_tensor("
         self.count_actor_rows = trainer.statements("_update_actor", first, last)
         self.count_critic_rows = trainer.statements("_update_critic", first, last)
         self.kl_in_reward = trainer.statements("apply_kl_penalty", "kld =", "token_level_rewards =")
@@ -139,7 +140,9 @@ class Adapter:
         return {"advantages": grouped(advantages[:, 0].tolist(), groups)}
 
     def estimator(self, options):
-        baseline, deviation = kind = options["baseline"], options["deviation"]
+        baseline = options["baseline"]
+        deviation = options["deviation"]
+        kind = (baseline, deviation)
         if kind == ("leave_one_out", "none"):
             return self.core.compute_rloo_outcome_advantage
         if kind == ("group_mean", "batch_of_centred"):
@@ -155,13 +158,17 @@ class Adapter:
             columns[f"part {number}"] = flat(part)
         refuse_if(None in flat(columns.values()), "a row must have each part of the reward")
         rows = len(flat(groups))
+        config = Configuration(
+            gdpo_reward_keys=list(columns),
+            gdpo_reward_weights=options["weights"],
+        )
         # A prompt of one token, and a completion of one.
         batch = {"prompts": torch.ones(rows, 1), "attention_mask": torch.ones(rows, 2).long()}
         advantages, _ = self.core.compute_gdpo_outcome_advantage(
             torch.zeros(rows, 1),
             torch.ones(rows, 1),
             np.array(group_numbers(groups)),
-            config=Configuration(gdpo_reward_keys=list(columns), gdpo_reward_weights=options["weights"]),
+            config=config,
             non_tensor_batch=columns,
             batch=batch,
         )
@@ -285,7 +292,8 @@ class Adapter:
         return {"rewards": rows_like(names.token_level_rewards, table)}
 
     def gae(self, inputs, options):
-        values, mask = padded(inputs["values"]), padded(inputs["mask"])
+        values = padded(inputs["values"])
+        mask = padded(inputs["mask"])
         _, returns = self.core.compute_gae_advantage_return(
             padded(inputs["rewards"]), values, mask, options["gamma"], options["lambda"]
         )
@@ -358,7 +366,8 @@ def actor_config(options):
 
 
 def refuse(inputs, options):
-    objective, mean = options["objective"], options["mean"]
+    objective = options["objective"]
+    mean = options["mean"]
     estimator = (options.get("kl") or {}).get("estimator")
     is_known = objective in ("clip", *MODES)
     refuse_if(not is_known, f"no loss_mode has the objective {objective}")
