@@ -1,4 +1,4 @@
-"""tools/plot.py: which panels a run has, where its picture lies, what is no run; and what a run says of it."""
+"""tools/plot.py and tools/figures.py: which panels a run has, where its picture lies, and what is no run."""
 
 import json
 import math
