@@ -185,7 +185,10 @@ def draw(prompt, answers):
         draw_numbers(axis, answer, y)
     axis.plot([ADVANTAGE, ADVANTAGE], [TOP - 0.2, bottom - 0.24], color=LINE, linewidth=1)
     lesson = "Answers above the mean of their group become more likely, answers below it less likely."
-    source = "Real numbers: the first step of grpo.py, one of its 32 prompts. All 256 answers make one update."
+    source = (
+        "Real numbers: the first step of grpo.py, one of its 32 prompts. All 256 answers make one update, "
+        "so some tokens of wrong answers rise too."
+    )
     write(axis, 0.2, height - 0.55, lesson, 13)
     write(axis, 0.2, height - 0.22, source, 10, color=GREY)
     return figure
