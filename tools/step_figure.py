@@ -30,7 +30,7 @@ from common.harness.metrics import Metrics
 from common.rewards import load_rewards
 
 PROMPT = 8  # A short one, with right and wrong answers.
-UP = "#1a9850"
+UP = "#1f6fc4"  # blue and red as on the page of tools/look.py
 DOWN = "#d73027"
 GREY = "#666666"
 LINE = "#c8c8c8"
@@ -110,7 +110,7 @@ def first_step(args, index):
 
 
 def colour(change, most):
-    """White for no change of a log-prob, green for one upwards, red for one downwards."""
+    """White for no change of a log-prob, blue for one upwards, red for one downwards."""
     strength = min(1.0, abs(change) / most) ** 0.5  # A small change is seen too.
     goal = matplotlib.colors.to_rgb(UP if change > 0 else DOWN)
     return [1 - 0.75 * strength * (1 - part) for part in goal]
