@@ -77,27 +77,26 @@ def scaled(numbers, factor):
 
 
 def common_factor(answer, expected, tolerance):
-    """The factor that all numbers of a name are off by, or None. The answer has the right shape."""
+    """The factor that all numbers are off by, or None; two lists of one shape."""
     given, wanted = flat(answer), flat(expected)
     square = sum(number * number for number in wanted)
-    if square == 0:
+    if square == 0 or len(wanted) == 1:
         return None
-    product = sum(x * y for x, y in zip(given, wanted, strict=True))
-    factor = product / square
-    return None if differences(answer, scaled(expected, factor), tolerance, "") else factor
+    factor = sum(x * y for x, y in zip(given, wanted, strict=True)) / square
+    return None if differences(given, scaled(wanted, factor), tolerance, "") else factor
 
 
 def followed(case, answer, wrong, tolerance):
-    """What an answer follows: (those `others` that fit all its names, those that fit some)."""
-    whole, partly = [], []
+    """What an answer follows: (the `others` that fit it, {name: those that fit this name alone})."""
+    whole, of_names = [], {}
     for other in case.get("others", []):
         found = differences_by_name(answer, other["expected"], tolerance)
-        fitting = [name for name in wrong if not found[name]]
         if not any(found.values()):
             whole.append(other["says"])
-        elif fitting:
-            partly.append(f"in {' and '.join(fitting)} alone, {other['says']}")
-    return whole, partly
+        for name in wrong:
+            if not found[name]:
+                of_names.setdefault(name, []).append(other["says"])
+    return whole, of_names
 
 
 def described(name, answer, expected, found, tolerance):
@@ -112,6 +111,27 @@ def described(name, answer, expected, found, tolerance):
     if factor is not None:
         return f"every number of {name} x {factor:.6g}"
     return f"{name} differs at {len(found)} of {count}, by up to {size:.3g} at {place}: {text}"
+
+
+def explained(case, answer, found, tolerance):
+    """What an answer follows, or else what is right and what differs. `found` is by name."""
+    wrong = [name for name in found if found[name]]
+    whole, of_names = followed(case, answer, wrong, tolerance)
+    if whole:
+        return FOLLOWS + "; or ".join(whole)
+    texts = [f"in {name} alone, {'; or '.join(says)}" for name, says in of_names.items()]
+    texts += [f"{name} is right" for name in found if name not in wrong]
+    left = [name for name in wrong if name not in of_names]
+    if len(left) > 1 and all(math.isfinite(size) for name in left for size, _, _ in found[name]):
+        expected = [case["expected"][name] for name in left]
+        factor = common_factor([answer[name] for name in left], expected, tolerance)
+        if factor is not None:
+            texts.append(f"every number of {' and '.join(left)} x {factor:.6g}")
+            left = []
+    for name in left:
+        expected = case["expected"][name]
+        texts.append(described(name, answer[name], expected, found[name], tolerance))
+    return (FOLLOWS if of_names else "") + "; ".join(texts)
 
 
 def compare(case, answer, precision="float64"):
@@ -131,18 +151,11 @@ def compare(case, answer, precision="float64"):
         return MISSING, f"without {', '.join(left_out)}"
     tolerance = case["tolerance"][precision]
     found = differences_by_name(answer, expected, tolerance)
-    wrong = [name for name in found if found[name]]
-    if not wrong:
-        return (PART, f"without {', '.join(left_out)}") if left_out else (SAME, "")
-    whole, partly = followed(case, answer, wrong, tolerance)
-    if whole:
-        return OTHER, FOLLOWS + "; or ".join(whole)
-    texts = [f"{name} is right" for name in found if name not in wrong]
-    for name in wrong:
-        texts.append(described(name, answer[name], expected[name], found[name], tolerance))
-    if partly:
-        texts.insert(0, FOLLOWS + "; or ".join(partly))
-    return OTHER, "; ".join(texts)
+    if any(found.values()):
+        return OTHER, explained(case, answer, found, tolerance)
+    if left_out:
+        return PART, f"without {', '.join(left_out)}"
+    return SAME, ""
 
 
 def report(cases, answers, precision):
@@ -160,7 +173,7 @@ def report(cases, answers, precision):
     if differing:
         named = [name for name, text in differing.items() if text.startswith(FOLLOWS)]
         first = (named or list(differing))[0]
-        print(f"{len(differing)} of the cases differ; begin with {first}: {differing[first]}")
+        print(f"Cases that differ: {len(differing)}. Begin with {first}: {differing[first]}")
     return int(OTHER in counts or MISSING in counts)
 
 

@@ -410,8 +410,10 @@ PARTLY = [  # a mask with holes, as of a tool's tokens, and with cuts
     [1],
 ]
 ALL = [[1] * len(row) for row in OLD]
+EMPTY = [[int(row not in (1, 4, 5, 6, 7))] * len(cells) for row, cells in enumerate(OLD)]
 INTERLEAVED = [7, 3, 7, 3, 3, 7, 3, 7]  # prompts whose rows are not adjacent
 WITHOUT_REWARD = [1, 0, 1, 1, 0, 1, 1, 1]  # `scored`
+ZERO_WITHOUT_REWARD = [0.9, 0.0, -0.7, 0.9, 0.0, 1.3, -0.8, 0.6]  # advantages of rows
 ROW_ADVANTAGES = [mean(row) for row in OF_TOKENS]
 GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its band is a thousandth of the others'
 RARE_OLD = [list(row) for row in OLD]
@@ -448,6 +450,7 @@ CAP_KEEPS_SLOPE = Other(
     options={"objective": "cap_keeps_slope"},
 )
 NO_CAP = Other(says="there is no cap", options={"dual_clip": 1e9})
+KL_OF_TOKENS = Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"})
 KL_UNMASKED = Other(says="the KL is not masked", options={"kl_mask": "none"})
 MASKED_COUNT = Other(
     says="masked tokens are in the denominator",
@@ -567,7 +570,7 @@ CASES = [
             Other(says="k3 times the token's ratio", options=with_kl("k3_weighted")),
             Other(says="the KL is left out", options=with_kl("k3", 0.0)),
             Other(says="k2 for k3", options=with_kl("k2")),
-            Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"}),
+            KL_OF_TOKENS,
             Other(says="the KL has no gradient", options={"kl_gradient": "none"}),
         ],
         threads=[
@@ -583,6 +586,7 @@ CASES = [
         inputs={"ref_logprobs": REF},
         others=[
             Other(says="log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
+            KL_OF_TOKENS,
             Other(says="k3 for k1", options=with_kl("k3")),
         ],
     ),
@@ -594,6 +598,7 @@ CASES = [
         inputs={"ref_logprobs": REF},
         others=[
             Other(says="k2 without the half", options=with_kl("k2_without_half")),
+            KL_OF_TOKENS,
             Other(says="k3 for k2", options=with_kl("k3")),
         ],
     ),
@@ -603,7 +608,7 @@ CASES = [
         f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
         "A KL without the mask, or a mean over a row's length for one over its mask.",
         inputs={"ref_logprobs": REF, "mask": PARTLY},
-        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
+        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS],
     ),
     step_case(
         "grpo-kl-missing-rewards",
@@ -614,6 +619,10 @@ CASES = [
         rests_on=CONVENTION,
         others=[
             Other(says="rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
+            Other(
+                says="rows without a reward have advantage 0, keep their KL, and are in the count",
+                inputs={"scored": [1] * 8, "advantages": ZERO_WITHOUT_REWARD},
+            ),
             *OF_UNSCORED_ROWS,
         ],
     ),
@@ -627,7 +636,7 @@ CASES = [
             Other(says="k3 without the weight", options=with_kl("k3")),
             Other(says="k2, which has this gradient only at ratio 1", options=with_kl("k2")),
             Other(says="the weight has no gradient", options=with_kl("k3_frozen_weight")),
-            Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"}),
+            KL_OF_TOKENS,
         ],
         threads=[
             "huggingface/trl/pull/4638",
@@ -648,6 +657,31 @@ CASES = [
         threads=[
             "huggingface/trl/pull/6140",
             "huggingface/trl/pull/6648",
+        ],
+    ),
+    step_case(
+        "grpo-entropy-masked",
+        GRPO | {"entropy_coef": 0.01},
+        "an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
+        "An entropy bonus without the mask.",
+        inputs={"entropies": ENTROPIES, "mask": PARTLY},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="the entropy is not masked", options={"entropy_mask": "none"}),
+            Other(says="the bonus is one mean over all tokens", options={"entropy_mean": "tokens"}),
+            MASKED_COUNT,
+            NOTHING_MASKED,
+        ],
+    ),
+    step_case(
+        "grpo-empty-rows",
+        GRPO,
+        "a row whose tokens are all masked is still a row; no paper says so",
+        "0 / 0 in a row without a token, or another number of rows.",
+        inputs={"mask": EMPTY},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="rows without a token are no rows", options={"empty_rows_count": False}),
         ],
     ),
     step_case(
@@ -712,10 +746,25 @@ CASES = [
         DAPO | {"mean": "groups"},
         f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
         "Groups that are cut by position: the rows of a prompt are not adjacent here.",
-        inputs={"groups": INTERLEAVED},
+        inputs={"groups": INTERLEAVED, "mask": PARTLY},
         others=[
+            MASKED_COUNT,
             Other(says="groups are four adjacent rows", inputs={"groups": EIGHT_ROWS["groups"]}),
             TOKEN_MEAN,
+        ],
+    ),
+    step_case(
+        "dapo-group-empty-rows",
+        DAPO | {"mean": "groups"},
+        "a prompt whose tokens are all masked is still a prompt; no paper says so",
+        "0 / 0 in a prompt without a token, or another number of prompts.",
+        inputs={"mask": EMPTY},
+        rests_on=CONVENTION,
+        others=[
+            Other(
+                says="prompts without a token are no prompts",
+                options={"empty_rows_count": False},
+            ),
         ],
     ),
     step_case(

@@ -32,10 +32,11 @@ def seen_with(row, inputs, options):
     for pieces in inputs["steps"]:
         micro_batches = [rows for process in pieces for rows in process]
         step = [other for rows in micro_batches for other in rows]
-        if row in step and options.get("group_tokens") == "micro_batch":
-            return next(rows for rows in micro_batches if row in rows)
-        if row in step:
-            return step
+        scopes = micro_batches if options.get("group_tokens") == "micro_batch" else [step]
+        for rows in scopes:
+            if row in rows:
+                return rows
+    raise AssertionError(f"row {row} is in no step")
 
 
 def counted_with(rows, process, pieces, rollout, options):
@@ -203,6 +204,7 @@ CASES = [
         catches="Masked tokens in the denominator, or rows without a reward among the rows.",
         others=[
             Other(says="the counts of the micro-batch", options={"totals": "micro_batch"}),
+            Other(says="the counts of the process", options={"totals": "process"}),
             Other(says="rows without a reward count", inputs={"scored": [1] * 8}),
             Other(says="masked tokens count", inputs={"mask": policy.ALL}),
             Other(says="prompts without a reward count", options={"prompts": "all"}),
