@@ -210,5 +210,6 @@ def test_the_checker_as_a_program(tmp_path):
     shown = json.loads("".join(lines))
     assert code == 0 and shown["inputs"]["old_logprobs"] and shown["worked"] and shown["expected"]
     rounded = answers | {case["id"]: {"loss": case["expected"]["loss"] + 1e-7}}
-    assert run(rounded)[0] == 1
+    code, lines = run(rounded)
+    assert code == 1 and lines[-1].endswith(f"{case['id']}: right in the tolerance of --float32 alone")
     assert run(rounded, "--float32")[0] == 0

@@ -152,6 +152,9 @@ def compare(case, answer, precision="float64"):
     tolerance = case["tolerance"][precision]
     found = differences_by_name(answer, expected, tolerance)
     if any(found.values()):
+        rounded = differences_by_name(answer, expected, case["tolerance"]["float32"])
+        if not any(rounded.values()):
+            return OTHER, "right in the tolerance of --float32 alone"
         return OTHER, explained(case, answer, found, tolerance)
     if left_out:
         return PART, f"without {', '.join(left_out)}"

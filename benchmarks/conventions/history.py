@@ -151,8 +151,6 @@ def answer(version, case):
     if "entropies" in inputs or "scored" in inputs or case["operation"] != "policy_step":
         return {"not_offered": "not asked"}
     step = Step.of(inputs)
-    if len({sum(map(len, process)) for process in step.processes}) > 1:
-        return {"not_offered": "processes have equally many rows"}
     losses = []
     try:
         for process in step.processes:
