@@ -450,6 +450,10 @@ CAP_KEEPS_SLOPE = Other(
     options={"objective": "cap_keeps_slope"},
 )
 NO_CAP = Other(says="there is no cap", options={"dual_clip": 1e9})
+GROUPS_ADDED = Other(
+    says="the prompts' means are added up",
+    options={"mean": "groups_added"},
+)
 KL_OF_TOKENS = Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"})
 KL_UNMASKED = Other(says="the KL is not masked", options={"kl_mask": "none"})
 MASKED_COUNT = Other(
@@ -736,7 +740,7 @@ CASES = [
         DAPO | {"mean": "groups"},
         f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
         "The other reading of Eq. 8.",
-        others=[TOKEN_MEAN],
+        others=[TOKEN_MEAN, GROUPS_ADDED],
         threads=[
             "verl-project/verl/issues/2776",
         ],
@@ -758,9 +762,10 @@ CASES = [
         DAPO | {"mean": "groups"},
         "a prompt whose tokens are all masked is still a prompt; no paper says so",
         "0 / 0 in a prompt without a token, or another number of prompts.",
-        inputs={"mask": EMPTY},
+        inputs={"mask": EMPTY, "groups": [0, 0, 1, 1, 2, 2, 3, 3]},
         rests_on=CONVENTION,
         others=[
+            GROUPS_ADDED,
             Other(
                 says="prompts without a token are no prompts",
                 options={"empty_rows_count": False},

@@ -106,9 +106,12 @@ def token_weight(row, lengths, groups, counted, options):
     prompts = len({groups[other] for other in counted})
     if mean == "prompts":
         return 1 / lengths[row] / prompts
-    assert mean == "groups", mean
     own_group = [other for other in lengths if groups[other] == groups[row]]
-    return 1 / sum(lengths[other] for other in own_group) / prompts
+    share = 1 / sum(lengths[other] for other in own_group)
+    if mean == "groups_added":  # a mistake
+        return share
+    assert mean == "groups", mean
+    return share / prompts
 
 
 # --- mistakes ---
