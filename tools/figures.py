@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
 # All sizes and places are in inches, from the upper left corner.
-UP = "#1a9850"
+UP = "#1f6fc4"  # blue and red as on the page of tools/look.py
 DOWN = "#d73027"
 GREY = "#666666"
 LINE = "#c8c8c8"
@@ -44,6 +44,7 @@ MARGIN = 0.2
 COLUMN_WIDTH = 1.75
 COLUMN_TOP = 1.3
 ANSWER_HEIGHT = 0.86
+RIGHT = "#1a9850"
 RIGHT_FILL = "#e3f4e8"
 WRONG_FILL = "#fbe6e4"
 
@@ -69,7 +70,7 @@ def write(axis, x, y, text, size, align="left", **look):
 
 
 def colour(change, most):
-    """White for no change of a log-prob, green for one upwards, red for one downwards."""
+    """White for no change of a log-prob, blue for one upwards, red for one downwards."""
     strength = min(1.0, abs(change) / most) ** 0.5  # A small change is seen too.
     goal = matplotlib.colors.to_rgb(UP if change > 0 else DOWN)
     return [1 - 0.75 * strength * (1 - part) for part in goal]
@@ -142,9 +143,12 @@ def step_figure(run):
     prompts = args["prompts_per_step"]
     answers = prompts * args["group_size"]
     lesson = "Answers above the mean of their group become more likely, answers below it less likely."
-    source = f"Real numbers: the first step of grpo.py --seed {args['seed']}, one of its {prompts} prompts."
+    source = (
+        f"Real numbers: the first step of grpo.py --seed {args['seed']}, one of its {prompts} prompts. "
+        f"All {answers} answers make one update, so some tokens of wrong answers rise too."
+    )
     write(axis, 0.2, height - 0.55, lesson, 13)
-    write(axis, 0.2, height - 0.22, f"{source} All {answers} answers make one update.", 10, color=GREY)
+    write(axis, 0.2, height - 0.22, source, 10, color=GREY)
     return figure
 
 
@@ -175,7 +179,7 @@ def draw_answer(axis, x, y, row):
     middle = y + height / 2
     write(axis, x + 0.12, middle, row["completion"], 10.5, family="monospace")
     mark = "✓" if is_right else "✗"
-    write(axis, x + width - 0.17, middle, mark, 15, "center", color=UP if is_right else DOWN)
+    write(axis, x + width - 0.17, middle, mark, 15, "center", color=RIGHT if is_right else DOWN)
 
 
 def answers_figure(run):
