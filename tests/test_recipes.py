@@ -768,6 +768,24 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
     assert sums.count(None) == 2 and not counted.any(dim=1).all()
 
 
+@pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo"])
+def test_the_batch_has_the_advantages_that_are_trained_on(name, modules, monkeypatch):
+    """tokens.jsonl reads them there after the update."""
+    module = modules[name]
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    args = module.Args(group_size=4)
+    given = module.compute_advantages(rewards, args).float()
+    batch = {"rewards": rewards, "loss_mask": torch.ones(4, 3, dtype=torch.bool), "advantages": given}
+    trained = []
+
+    def train_on(accelerator, model, reference, optimizer, batch, *rest):
+        trained.append(batch["advantages"])
+
+    monkeypatch.setattr(module, "train_on", train_on)
+    module.update(Accelerator(cpu=True), None, None, None, batch, 1, args, None)
+    assert batch["advantages"] is trained[0] and not torch.allclose(trained[0], given)
+
+
 @pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo", "gdpo"])
 def test_statistics_of_two_processes_are_those_of_one(name, modules):
     """Four prompts, of which each process has two; some rows have no reward."""

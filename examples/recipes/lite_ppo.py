@@ -37,7 +37,7 @@ train_on = update
 def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
     """Divide the advantages by the deviation of the rollout, then train on it."""
     if args.normalize_std:
-        batch = batch | {"advantages": divide_by_std(accelerator, batch, args)}
+        batch["advantages"] = divide_by_std(accelerator, batch, args)
     train_on(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
