@@ -86,7 +86,7 @@ function merged(rows) {
       continue;
     }
     const sets = { clipped: new Set(row.clipped), masked: new Set(row.masked), special: new Set(row.special) };
-    found.set(key, { ...row, ...sets, count: 1, total: sum(row.change) });
+    found.set(key, { ...row, ...sets, knowsClipped: row.clipped !== null, count: 1, total: sum(row.change) });
   }
   const reward = (row) => (row.reward === null ? -Infinity : row.reward);
   return [...found.values()].sort((a, b) => reward(b) - reward(a) || meanAdvantage(b) - meanAdvantage(a) || b.total - a.total);
@@ -232,7 +232,7 @@ function saying(step) {
     said.push("All advantages here are 0: other prompts of the batch, and the KL if there is one, moved these tokens. ");
   }
   const clipped = sum(rows.map((row) => row.clipped.size));
-  said.push(clipped ? `A further update would clip ${clipped} of them.` : "A further update would clip none.");
+  if (rows.every((row) => row.knowsClipped)) said.push(`A further update would clip ${clipped || "none"} of them.`);
   return element("p", { class: "said" }, said);
 }
 
