@@ -225,6 +225,49 @@ parent.postMessage(report, "*");
 </script>"""
 
 
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("args.json", "[1]"),
+        ("args.json", "{"),
+        ("metrics.jsonl", "5\n"),
+        ("metrics.jsonl", "{\n{}\n"),
+        ("metrics.jsonl", "\udcd4\n"),  # a byte that is not UTF-8
+        ("samples.jsonl", '{"step": 1, "evaluation": true}\n'),
+        ("samples.jsonl", '{"step": 1, "evaluation": true, "prompt": null, "completion": ""}\n'),
+        ("tokens.jsonl", '{"step": 1}\n'),
+    ],
+)
+def test_a_file_that_is_none_of_a_run_is_named_in_one_line(run, capsys, file, text):
+    (run / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert look.main([str(run)]) == 2 and not (run / "look.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(run / file) in line
+
+
+def test_what_is_no_finite_number_is_left_out_of_the_curves(run):
+    rows = [{"step": step, "reward/mean": x} for step, x in enumerate([0.5, float("nan"), None, "high", 0.75])]
+    write(run, "metrics.jsonl", rows)
+    (panel,) = data_of(look.page(look.collect(run)))["curves"]
+    assert panel["lines"] == [{"name": "training", "points": [[0, 0.5], [4, 0.75]]}]
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+def test_the_page_of_a_model_that_broke_down_names_no_probability(run, tmp_path):
+    """Its log-probs after the update are not finite, which tokens.jsonl has as null."""
+    numbers = {"logprob": [-0.5, -1.5], "change": [None, None], "entropy": [0.5, None], "clipped": None}
+    write(run, "tokens.jsonl", [token_row(1, ["2", "<eos>"], **numbers)])
+    show = "<script>document.querySelectorAll('.token')[1].click();</script></body>"
+    (tmp_path / "page.html").write_text(look.page(look.collect(run)).replace("</body>", show), encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}/profile", (tmp_path / "page.html").as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    shown = re.sub("<[^>]*>", "", result.stdout.partition("</header>")[2].partition("<script")[0])
+    assert "not finite" in shown and "would clip" not in shown.replace("would clip this token", "")
+    assert "22.3 → none %" in shown and "whole answer none" in shown
+    assert "probability," not in shown and "→ 100" not in shown
+
+
 @pytest.mark.skipif(not BROWSER, reason="no Chromium")
 def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
     page = look.page(look.collect(run))

@@ -208,6 +208,14 @@ def test_a_run_that_goes_on_is_drawn_without_its_half_row(run, capsys):
 
 
 @drawing
+@pytest.mark.parametrize("value", [None, "high", float("nan")])
+def test_what_is_no_finite_number_is_not_drawn(value, run, capsys):
+    folder = run("x", GROUPS, GROUPS | {"step": 2, "reward/mean": value}, GROUPS | {"step": 3})
+    assert said(capsys, folder)[0] == 0
+    assert list(plot.read(folder / "metrics.jsonl", "x").curve("reward/mean")) == [1, 3]
+
+
+@drawing
 def test_watch_draws_again_with_each_new_row(run, monkeypatch, capsys):
     """And waits for a run that has no row yet, until Ctrl-C."""
     folder = run("x")
@@ -344,7 +352,7 @@ def test_the_figure_of_a_step_shows_a_step_of_the_script(tmp_path):
 
 
 @drawing
-def test_the_figure_of_answers_needs_their_steps(tmp_path):
+def test_the_figure_of_answers_needs_their_steps(tmp_path, monkeypatch):
     import answers_figure
 
     row = {"evaluation": True, "prompt": "1+1?", "completion": "#### 2", "reward": 1.0}
@@ -354,3 +362,7 @@ def test_the_figure_of_answers_needs_their_steps(tmp_path):
     assert prompt == "1+1?" and [len(rows) for rows in answers.values()] == [1, 2]
     with pytest.raises(SystemExit, match="has no evaluation at step 1, 4: --eval_every 1"):
         answers_figure.answers_of(tmp_path, (0, 1, 2, 4), 0)
+    for folder in (tmp_path, tmp_path / "nothing"):  # there is no metrics.jsonl
+        monkeypatch.setattr(sys, "argv", ["answers_figure.py", str(folder), "-o", str(tmp_path / "x.png")])
+        with pytest.raises(SystemExit, match="is not the folder of such a run"):
+            answers_figure.main()

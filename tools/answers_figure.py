@@ -85,9 +85,14 @@ def main():
     parser.add_argument("run", type=pathlib.Path, metavar="RUN")
     parser.add_argument("-o", "--output", default=ROOT / "docs" / "figures" / "answers.png", metavar="FILE")
     args = parser.parse_args()
-    prompt, answers = answers_of(args.run, STEPS, PROMPT)
-    scores = {row["step"]: row["eval/pass@1"] for row in rows_of(args.run / "metrics.jsonl") if "eval/pass@1" in row}
-    draw(prompt, answers, scores, ANSWERS).savefig(args.output, dpi=150, metadata={"Software": None})
+    try:
+        prompt, answers = answers_of(args.run, STEPS, PROMPT)
+        metrics = rows_of(args.run / "metrics.jsonl")
+        scores = {row["step"]: row["eval/pass@1"] for row in metrics if "eval/pass@1" in row}
+        figure = draw(prompt, answers, scores, ANSWERS)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        sys.exit(f"answers_figure.py: {args.run} is not the folder of such a run: {error}")
+    figure.savefig(args.output, dpi=150, metadata={"Software": None})
     print(f"{args.output}: {prompt}")
 
 
