@@ -215,7 +215,8 @@ def numbers_of(flags):
 def token_texts(tokenizer, ids):
     """The text that each token adds to a completion; together they are the completion's text.
 
-    A token may be a part of a character: the last part has the character, the others have "".
+    A token may be a part of a character: the last part has the character, the others have "". Bytes
+    that are no text may be other signs together than alone: some decoders give up a whole run of them.
     """
 
     def decode(part):
