@@ -208,7 +208,12 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
     recipes.main(["cispo"])
     assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == text
-    for words, says in ((["cispo"], "is there already"), (["nothing"], "no file nothing"), ([], "python examples")):
+    for words, says in (
+        (["cispo"], "is there already"),
+        (["nothing"], "no file nothing: "),
+        (["cispo", "gspo"], "no script gspo: "),
+        ([], "python examples"),
+    ):
         with pytest.raises(SystemExit, match=says):
             recipes.main(words)
 
