@@ -36,6 +36,8 @@ def record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
     index = to_device(torch.tensor(chosen), batch["rewards"].device)
     passes = split_rows(run.accelerator, batch, chosen, run.args)
     before, entropy = forward_rows(model, passes, with_entropy=True)
+    if before.is_cuda:  # A GPU computes on after the call, and this is no time of the update.
+        torch.cuda.synchronize(before.device)
     metrics.paused += time.perf_counter() - start
     yield
     start = time.perf_counter()
