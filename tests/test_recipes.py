@@ -773,22 +773,18 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
     assert sums.count(None) == 2 and not counted.any(dim=1).all()
 
 
-@pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo"])
-def test_the_batch_has_the_advantages_that_are_trained_on(name, modules, monkeypatch):
-    """tokens.jsonl reads them there after the update."""
-    module = modules[name]
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    args = module.Args(group_size=4)
-    given = module.compute_advantages(rewards, args).float()
-    batch = {"rewards": rewards, "loss_mask": torch.ones(4, 3, dtype=torch.bool), "advantages": given}
-    trained = []
-
-    def train_on(accelerator, model, reference, optimizer, batch, *rest):
-        trained.append(batch["advantages"])
-
-    monkeypatch.setattr(module, "train_on", train_on)
-    module.update(Accelerator(cpu=True), None, None, None, batch, 1, args, None)
-    assert batch["advantages"] is trained[0] and not torch.allclose(trained[0], given)
+def test_lite_ppo_divides_by_the_deviation_of_the_rewards_of_the_rollout(modules, tmp_path, monkeypatch):
+    module = modules["lite_ppo"]
+    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
+    batches = []
+    monkeypatch.setattr(module, "update", lambda *arguments: batches.append(arguments[4]))
+    words = [*SMALL, "--reward", f"{tmp_path}/mine.py:mine", "--max_steps", "1"]
+    module.main([*words, "--output_dir", str(tmp_path / "run")])
+    (batch,) = batches
+    groups = batch["rewards"].float().view(4, 4)
+    centred = (groups - groups.nanmean(dim=1, keepdim=True)).nan_to_num()
+    expected = centred / groups[~groups.isnan()].std()
+    assert torch.allclose(batch["advantages"].view(4, 4), expected, atol=1e-4) and expected.abs().max() > 0.5
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo", "gdpo"])
