@@ -185,7 +185,8 @@ for (const width of [390, 1280]) {
 CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
-const report = { width: innerWidth, errors, texts: [], folded: 0, tips: [], clipped: 0, colours: [], answers: 0 };
+const report = { width: innerWidth, errors, numbers: "", said: "" };
+Object.assign(report, { texts: [], folded: 0, tips: [], clipped: 0, colours: [], answers: 0 });
 const fits = (what) => {
   if (document.documentElement.scrollWidth > innerWidth) errors.push(`${what}: wider than the window`);
 };
@@ -198,6 +199,8 @@ for (const colour of Object.keys(COLOURS)) {
 }
 state.colour = "change";
 go(0);
+report.numbers = panels[0].numbers.textContent;
+report.said = view.querySelector(".said").textContent;
 const tokens = [...view.querySelectorAll('.token[data-row="0"]')];
 report.texts = tokens.map((token) => token.textContent);
 report.clipped = view.querySelectorAll(".token.clipped").length;
@@ -283,6 +286,8 @@ def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
         shown = ["</script>", "<!--", "<b>bold</b>", r"\u202egnp", r"\u200b", "שלום", "·", "é", r"\ud83d", "⇥\t", "↵\n"]
         assert frame["texts"] == [*shown, "/*DATA*/", "&lt;"]
         assert frame["clipped"] == 2 and frame["bold"] == 0
+        assert frame["numbers"] == "0.25 · 0.25 held-out (step 0)"  # at step 1, before the next evaluation
+        assert "of these 15 tokens" in frame["said"] and frame["said"].endswith("would clip 2 tokens.")
         assert frame["colours"] == ["var(--up)", "var(--down)"]
         first, part, _ = frame["tips"]
         assert "60.7 → 77.9 %" in first and "+0.25, ratio 1.284" in first and "would clip it" in first

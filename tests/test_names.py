@@ -45,6 +45,9 @@ def error_of(name, words):
         ("grpo", "--adv_estimator rloo", "recipes.py rloo"),  # an option with this value
         ("grpo", "--loss_type sapo", "recipes.py sapo"),
         ("grpo", "--sapo_temperature_neg 1.05", "recipes.py sapo"),
+        ("grpo", "--multi_objective_aggregation normalize_then_sum", "recipes.py gdpo"),
+        ("grpo", "--actor.dual_clip 3", "use --dual_clip"),  # OpenRLHF's since 0.11
+        ("ppo", "--algo.advantage.estimator group_norm", "run grpo.py"),
         ("grpo", "algorithm.adv_estimator=gae", "run ppo.py"),
         ("grpo", "--vllm_mode colocate", "one engine"),  # vllm_*
         ("grpo", "--lerning_rate 1e-5", "did you mean --learning_rate?"),

@@ -172,6 +172,24 @@ def test_large_panels_stand_above_small_ones(large, small, grid):
 
 
 @drawing
+def test_the_lowest_panel_of_each_column_names_its_axis():
+    """With a gap in the last row, three of four columns had an axis without a name."""
+    names = list(plot.PANELS)[:5]
+    run = plot.Run("x", {}, None, [{"step": step} | dict.fromkeys(names, 0.5) for step in (0, 1)])
+    figure = plot.picture([run], [], names)
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "step", "step", "step"]
+    plot.pyplot().close(figure)
+
+
+def test_the_reward_of_a_run_that_drops_groups_says_so():
+    """It fell beside a pass@1 of 1: the groups that are kept have wrong answers."""
+    every = plot.Run("grpo", {}, None, [{"step": 1, "reward/mean": 0.5}])
+    kept = plot.Run("dapo", {}, None, [{"step": 1, "reward/mean": 0.5, "sampling/keep_rate": 0.25}])
+    assert plot.words_of("reward/mean", [kept]) == "reward of the groups kept"
+    assert plot.words_of("reward/mean", [kept, every]) == "reward"
+
+
+@drawing
 @pytest.mark.parametrize("last", [1, 2, 3, 7, 50, 1234])
 def test_ticks_are_whole_steps(last):
     run = plot.Run("x", {}, None, [{"step": step, "m": step} for step in range(1, last + 1)])

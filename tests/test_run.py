@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import sys
 import time
 import types
 
@@ -260,6 +261,9 @@ def test_a_tracker_that_is_named_gets_the_metrics_in_the_folder_of_the_run(name,
     # TensorBoard was refused by every run: Accelerate wants to know its folder before the run has one.
     monkeypatch.setenv("TRACKIO_DIR", "")
     monkeypatch.delenv("TRACKIO_DIR")
+    for module in list(sys.modules):  # Trackio reads its folder when it is imported, and TRL may have done that.
+        if module.split(".")[0] == "trackio":
+            monkeypatch.delitem(sys.modules, module)
     folder = tmp_path / "a-name"
     train(folder, "--report_to", name)
     logged, rows = tracked(name, folder), metric_rows(folder)

@@ -200,6 +200,7 @@ for (const state of states) {
   show();
   const say = (text) => errors.push(`#${state} at ${innerWidth}: ${text}`);
   if (page.scrollWidth > innerWidth) say("the page is wider than the window");
+  if (document.getElementById(state)) say("the browser scrolls to an element of this name");
   for (const line of document.querySelectorAll(".equations p")) {
     const end = line.getBoundingClientRect().right + 1;
     const pieces = [...line.querySelectorAll("math, .dim")];
@@ -337,6 +338,8 @@ function check(place) {
     const hollow = card.querySelectorAll("circle.silent").length;
     const isRight = says === (gradient === 0) && hollow === (gradient === 0 ? 2 : 0);
     if (!isRight) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
+    const stopsAt = document.querySelector(`th.${algorithm.id}`)?.nextElementSibling.textContent;
+    if (sentences.includes("Nothing clips") && stopsAt !== "never") errors.push(`${place}: stops at ${stopsAt}`);
   }
 }
 let moves = 0;

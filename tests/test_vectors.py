@@ -19,10 +19,10 @@ from vectors.generate.cases import document
 
 CASES = check.load_cases()
 RECIPES = ("rloo", "reinforce_pp")
-NO_SCRIPT = {  # what neither a script nor one of these recipes has an option for
-    "advantages/batch-deviation",
-    "policy/tis",
+OTHER_RECIPES = {"advantages/batch-deviation", "policy/tis"}  # test_recipes.py asks lite_ppo and tis
+NO_SCRIPT = {  # in all scripts a row whose tokens are masked is still a row
     "splits/truncated-rows-left-out",
+    "splits/truncated-rows-left-out-1-2",
 }
 
 
@@ -55,7 +55,7 @@ def test_every_case_concerns_a_script():
     for name in (*ALL, *RECIPES):
         answered |= answers(name, torch.float64).keys()
     left = {case_id for case_id in CASES if not case_id.startswith("variants/")} - answered
-    assert left == NO_SCRIPT
+    assert left == OTHER_RECIPES | NO_SCRIPT
 
 
 # --- the files ---
@@ -145,16 +145,37 @@ def test_the_checker_sees_what_is_missing_and_where_a_number_is_off():
     case = CASES["policy/grpo"]
     expected = case["expected"]
     assert check.compare(case, None)[0] == check.MISSING
-    assert check.compare(case, {"gradients": []})[0] == check.MISSING
+    assert check.compare(case, {}) == (check.MISSING, "without loss, gradient")
+    misspelt = {"loss": expected["loss"], "grad": expected["gradient"]}
+    assert check.compare(case, misspelt) == (check.OTHER, "no name grad: the names are loss, gradient")
+    assert check.compare(case, [0.1])[0] == check.OTHER
     assert check.compare(case, {"not_offered": "no"}) == (check.NOT_OFFERED, "no")
     assert check.compare(case, {"loss": expected["loss"]}) == (check.PART, "without gradient")
     for wrong in (None, float("nan"), "0.1", [0.1]):
         assert check.compare(case, expected | {"loss": wrong})[0] == check.OTHER
-    assert check.compare(case, expected | {"gradient": expected["gradient"][:-1]})[0] == check.OTHER
+    short = {"loss": expected["loss"] + 1, "gradient": expected["gradient"][:-1]}
+    verdict, text = check.compare(case, short)
+    assert text.startswith("loss differs by 1: ")  # one wrong shape hides no other name
+    assert text.endswith("gradient is a list of 7 for one of 8")
     moved = copy.deepcopy(expected)
     moved["gradient"][6][3] += 0.01
+    moved["gradient"][0][0] += 0.001
     verdict, text = check.compare(case, moved)
-    assert verdict == check.OTHER and text.startswith("largest difference 0.01 at gradient[6][3]: ")
+    assert verdict == check.OTHER
+    assert text.startswith("loss is right; gradient differs at 2 of 24, by up to 0.01 at gradient[6][3]: ")
+
+
+def test_the_checker_names_a_common_factor_and_a_mistake_in_one_name():
+    case = CASES["policy/grpo"]
+    expected = case["expected"]
+    half = [[number / 2 for number in row] for row in expected["gradient"]]
+    assert check.compare(case, expected | {"gradient": half})[1] == "loss is right; every number of gradient x 0.5"
+    both = {"loss": expected["loss"] / 2, "gradient": half}
+    assert check.compare(case, both)[1] == "every number of loss and gradient x 0.5"
+    of_tokens = case["others"][0]["expected"]
+    verdict, text = check.compare(case, {"loss": of_tokens["loss"], "gradient": half})
+    assert verdict == check.OTHER
+    assert text == "it follows: in loss alone, one mean over all tokens; every number of gradient x 0.5"
 
 
 def test_the_checker_as_a_program(tmp_path):
@@ -164,18 +185,31 @@ def test_the_checker_as_a_program(tmp_path):
         (tmp_path / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
         command = [sys.executable, "-S", "-I", ROOT / "vectors" / "check.py", tmp_path / "answers.json", *options]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert result.stderr == ""
-        return result.returncode, result.stdout.splitlines()
+        return result.returncode, (result.stdout + result.stderr).splitlines()
 
     answers = {case_id: case["expected"] for case_id, case in CASES.items()}
     code, lines = run(answers)
     assert code == 0 and lines[-1] == f"{len(CASES)} same"
     case = CASES["splits/dapo-4"]
-    code, lines = run(answers | {case["id"]: case["others"][0]["expected"], "policy/gpro": {}})
-    place = next(i for i, line in enumerate(lines) if line.startswith(case["id"]))
-    assert code == 1 and lines[place].endswith("it follows: this is the mean over the micro-batch, averaged")
-    assert lines[place + 1].strip() == f"this case catches: {case['catches']}"
-    assert "policy/gpro" in lines[-2] and lines[-1] == f"{len(CASES) - 1} same, 1 OTHER"
+    grpo = CASES["policy/grpo"]
+    wrong = {case["id"]: case["others"][0]["expected"], "policy/grpo": {"loss": 7.0}}
+    code, lines = run(answers | wrong)
+    assert code == 1 and lines[-2] == f"{len(CASES) - 2} same, 2 OTHER"
+    follows = "it follows: this is the mean over the micro-batch, averaged"
+    assert lines[-1] == f"Cases that differ: 2. Begin with splits/dapo-4: {follows}"
+    place = next(i for i, line in enumerate(lines) if line.startswith("policy/grpo "))
+    assert lines[place + 1].strip() == f"this case was made for: {grpo['catches']}"
+    assert sum("was made for" in line for line in lines) == 1  # not where something follows
+    code, lines = run(answers | {"policy/gpro": {}})
+    assert code == 1 and lines[0].split(maxsplit=1) == ["policy/gpro", "no case has this id"]
+    code, lines = run(answers | wrong, "--only", "kl/")
+    assert code == 0 and lines[-1] == f"{sum(name.startswith('kl/') for name in CASES)} same"
+    code, lines = run([1], "--only", "kl/")
+    assert code == 1 and len(lines) == 1 and "is no object {case id: {name: numbers}}" in lines[0]
+    code, lines = run({}, "--show", "policy/grpo-k1")
+    shown = json.loads("".join(lines))
+    assert code == 0 and shown["inputs"]["old_logprobs"] and shown["worked"] and shown["expected"]
     rounded = answers | {case["id"]: {"loss": case["expected"]["loss"] + 1e-7}}
-    assert run(rounded)[0] == 1
+    code, lines = run(rounded)
+    assert code == 1 and lines[-1].endswith(f"{case['id']}: right in the tolerance of --float32 alone")
     assert run(rounded, "--float32")[0] == 0

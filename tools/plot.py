@@ -43,26 +43,26 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "logged/*": "logged",
     "eval/logged/*": "logged, held-out",
     "completion/length": "tokens of a completion",
-    "completion/truncated": "truncated completions",
-    "completion/unique": "distinct completions of a group",
-    "advantage/zero_groups": "groups that agree",
-    "sampling/keep_rate": "groups that are kept",
-    "sampling/dropped_right": "groups dropped: all right",
-    "sampling/dropped_wrong": "groups dropped: all wrong",
+    "completion/truncated": "share truncated",
+    "completion/unique": "share of distinct completions",
+    "advantage/zero_groups": "share of groups that agree",
+    "sampling/keep_rate": "share of groups kept",
+    "sampling/dropped_right": "share dropped: all right",
+    "sampling/dropped_wrong": "share dropped: all wrong",
     "sampling/rounds": "rounds of sampling",
     "sampling/surplus": "groups kept and not used",
     "sampling/short": "step with too few groups",
     "sampling/skipped": "step without an update",
-    "overlong/fraction": "overlong completions",
+    "overlong/fraction": "share overlong",
     "overlong/penalty": "penalty for overlong ones",
     "policy/entropy": "entropy (nats per token)",
     "policy/approx_kl": "KL to the old policy",
     "policy/kl_old_new": "KL, old to new policy",
-    "policy/kl_ref": "KL in the loss",
+    "policy/kl_ref": "KL to the reference, in the loss",
     "policy/kl_old_ref": "KL to the reference",
-    "policy/clip_fraction_low": "tokens clipped below",
-    "policy/clip_fraction_high": "tokens clipped above",
-    "policy/token_clip_ratio": "tokens clipped",
+    "policy/clip_fraction_low": "share clipped below",
+    "policy/clip_fraction_high": "share clipped above",
+    "policy/token_clip_ratio": "share of tokens clipped",
     "policy/ratio_max": "largest ratio",
     "rewards/margin": "margin of the pairs",
     "eval/loss": "loss on held-out pairs",
@@ -305,8 +305,10 @@ def running_mean(values):
     return [np.mean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
 
-def words_of(metric):
-    """What a metric is: the words of PANELS, with what stands for a star; else its name."""
+def words_of(metric, runs=()):
+    """What a metric of these runs is: the words of PANELS, with what stands for a star; else its name."""
+    if metric == "reward/mean" and runs and all(run.curve("sampling/keep_rate") for run in runs):
+        return "reward of the groups kept"  # of right and wrong answers, so that it stays below the accuracy
     for pattern, words in PANELS.items():
         if fnmatch.fnmatchcase(metric, pattern):
             star = metric.removeprefix(pattern.removesuffix("*"))
@@ -328,8 +330,9 @@ def draw(axis, runs, metric, large):
             width = 2.4 if large else 1.6
             axis.plot(steps, running_mean(values), color=colour, linewidth=width, marker=marker, markersize=4)
             if large and len(names) == 1 and len(steps) > 1:
-                axis.set_title(f"{values[0]:.3g} → {values[-1]:.3g}", loc="right", color=colour, fontsize=13, pad=16)
-    axis.set_title(words_of(metric), loc="left", fontsize=13 if large else 9.5, pad=16)
+                ends = f"{values[0]:.3g} → {values[-1]:.3g}".replace("-", "−")  # as on the axis
+                axis.set_title(ends, loc="right", color=colour, fontsize=13, pad=16)
+    axis.set_title(words_of(metric, runs), loc="left", fontsize=13 if large else 9.5, pad=16)
     axis.text(0, 1.02, metric, transform=axis.transAxes, fontsize=8 if large else 7, color=GREY, va="bottom")
     style(axis, large)
 
@@ -387,6 +390,14 @@ def rows_of(large, small):
     return rows
 
 
+def is_lowest(rows, i, j):
+    """Whether no panel stands below the panel j of row i. The last row may have gaps on its right."""
+    if i == len(rows) - 1:
+        return True
+    (_, columns), (below, columns_below) = rows[i : i + 2]
+    return i == len(rows) - 2 and columns == columns_below and j >= len(below)
+
+
 def picture(runs, large, small, notes="", title=None):
     """The figure: the header, a row of large panels, rows of small ones, and the notes."""
     rows = rows_of(large, small)
@@ -407,7 +418,7 @@ def picture(runs, large, small, notes="", title=None):
             axis = figure.add_subplot(grid[i, j * width : (j + 1) * width])
             draw(axis, runs, metric, metrics == large)
             axis.set_xlim(min(steps) - margin, max(steps) + margin)
-            if i == len(rows) - 1:
+            if is_lowest(rows, i, j):
                 axis.set_xlabel("step", color=GREY, fontsize=9)
     header(figure, runs, height, title)
     figure.text(0.012, 0.08 / height, "\n".join(notes), fontsize=8, color=GREY, va="bottom")

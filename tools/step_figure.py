@@ -30,7 +30,7 @@ from common.harness.metrics import Metrics
 from common.rewards import load_rewards
 
 PROMPT = 8  # A short one, with right and wrong answers.
-UP = "#1a9850"
+UP = "#1f6fc4"  # blue and red as on the page of tools/look.py
 DOWN = "#d73027"
 GREY = "#666666"
 LINE = "#c8c8c8"
@@ -110,7 +110,7 @@ def first_step(args, index):
 
 
 def colour(change, most):
-    """White for no change of a log-prob, green for one upwards, red for one downwards."""
+    """White for no change of a log-prob, blue for one upwards, red for one downwards."""
     strength = min(1.0, abs(change) / most) ** 0.5  # A small change is seen too.
     goal = matplotlib.colors.to_rgb(UP if change > 0 else DOWN)
     return [1 - 0.75 * strength * (1 - part) for part in goal]
@@ -185,7 +185,10 @@ def draw(prompt, answers):
         draw_numbers(axis, answer, y)
     axis.plot([ADVANTAGE, ADVANTAGE], [TOP - 0.2, bottom - 0.24], color=LINE, linewidth=1)
     lesson = "Answers above the mean of their group become more likely, answers below it less likely."
-    source = "Real numbers: the first step of grpo.py, one of its 32 prompts. All 256 answers make one update."
+    source = (
+        "Real numbers: the first step of grpo.py, one of its 32 prompts. All 256 answers make one update, "
+        "so some tokens of wrong answers rise too."
+    )
     write(axis, 0.2, height - 0.55, lesson, 13)
     write(axis, 0.2, height - 0.22, source, 10, color=GREY)
     return figure

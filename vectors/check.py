@@ -1,10 +1,12 @@
 """Compares answers with the test vectors of cases/.
 
-    python check.py answers.json [--float32]
+    python check.py answers.json [--float32] [--only policy/]
+    python check.py --show policy/grpo
 
 answers.json: {case id: {name: numbers}}, or {case id: {"not_offered": "why"}}. NaN may be null.
-It prints a line for each case, and under one that differs the mistake that the case catches.
-The exit code is 1 if a case differs or has no answer.
+It prints a line for each case. Where an answer differs, the line names the convention or mistake
+that it follows, or else what differs. The exit code is 1 if a case differs or has no answer, or if
+there is no such case or name.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import pathlib
 FOLDER = pathlib.Path(__file__).resolve().parent / "cases"
 SAME, PART, OTHER = "same", "part", "OTHER"
 MISSING, NOT_OFFERED = "MISSING", "not offered"
+FOLLOWS = "it follows: "
 
 
 def load_cases(folder=FOLDER):
@@ -35,8 +38,10 @@ def load_cases(folder=FOLDER):
 def differences(answer, expected, tolerance, place):
     """(size, place, text) of each number of `answer` that is not the expected one."""
     if isinstance(expected, list):
-        if not isinstance(answer, list) or len(answer) != len(expected):
+        if not isinstance(answer, list):
             return [(math.inf, place, f"not a list of {len(expected)}")]
+        if len(answer) != len(expected):
+            return [(math.inf, place, f"a list of {len(answer)} for one of {len(expected)}")]
         found = []
         for i, (inner, number) in enumerate(zip(answer, expected, strict=True)):
             found += differences(inner, number, tolerance, f"{place}[{i}]")
@@ -49,57 +54,156 @@ def differences(answer, expected, tolerance, place):
     return [(size, place, f"{answer:.9g} for {expected:.9g}")]
 
 
-def compare_names(answer, expected, tolerance):
-    """The differences under those names that both have."""
-    found = []
+def differences_by_name(answer, expected, tolerance):
+    """{name: its differences}, of the names that both have."""
+    found = {}
     for name in expected:
         if name in answer:
-            found += differences(answer[name], expected[name], tolerance, name)
+            found[name] = differences(answer[name], expected[name], tolerance, name)
     return found
+
+
+def flat(numbers):
+    """The numbers of a list of lists in one list."""
+    if not isinstance(numbers, list):
+        return [numbers]
+    return [number for inner in numbers for number in flat(inner)]
+
+
+def scaled(numbers, factor):
+    if isinstance(numbers, list):
+        return [scaled(inner, factor) for inner in numbers]
+    return factor * numbers
+
+
+def common_factor(answer, expected, tolerance):
+    """The factor that all numbers are off by, or None; two lists of one shape."""
+    given, wanted = flat(answer), flat(expected)
+    square = sum(number * number for number in wanted)
+    if square == 0 or len(wanted) == 1:
+        return None
+    factor = sum(x * y for x, y in zip(given, wanted, strict=True)) / square
+    return None if differences(given, scaled(wanted, factor), tolerance, "") else factor
+
+
+def followed(case, answer, wrong, tolerance):
+    """What an answer follows: (the `others` that fit it, {name: those that fit this name alone})."""
+    whole, of_names = [], {}
+    for other in case.get("others", []):
+        found = differences_by_name(answer, other["expected"], tolerance)
+        if not any(found.values()):
+            whole.append(other["says"])
+        for name in wrong:
+            if not found[name]:
+                of_names.setdefault(name, []).append(other["says"])
+    return whole, of_names
+
+
+def described(name, answer, expected, found, tolerance):
+    """What differs under one name."""
+    size, place, text = max(found, key=lambda difference: difference[0])
+    if math.isinf(size):
+        return f"{place} is {text}"
+    count = len(flat(expected))
+    if count == 1:
+        return f"{name} differs by {size:.3g}: {text}"
+    factor = common_factor(answer, expected, tolerance)
+    if factor is not None:
+        return f"every number of {name} x {factor:.6g}"
+    return f"{name} differs at {len(found)} of {count}, by up to {size:.3g} at {place}: {text}"
+
+
+def explained(case, answer, found, tolerance):
+    """What an answer follows, or else what is right and what differs. `found` is by name."""
+    wrong = [name for name in found if found[name]]
+    whole, of_names = followed(case, answer, wrong, tolerance)
+    if whole:
+        return FOLLOWS + "; or ".join(whole)
+    texts = [f"in {name} alone, {'; or '.join(says)}" for name, says in of_names.items()]
+    texts += [f"{name} is right" for name in found if name not in wrong]
+    left = [name for name in wrong if name not in of_names]
+    if len(left) > 1 and all(math.isfinite(size) for name in left for size, _, _ in found[name]):
+        expected = [case["expected"][name] for name in left]
+        factor = common_factor([answer[name] for name in left], expected, tolerance)
+        if factor is not None:
+            texts.append(f"every number of {' and '.join(left)} x {factor:.6g}")
+            left = []
+    for name in left:
+        expected = case["expected"][name]
+        texts.append(described(name, answer[name], expected, found[name], tolerance))
+    return (FOLLOWS if of_names else "") + "; ".join(texts)
 
 
 def compare(case, answer, precision="float64"):
     """(verdict, text) of the answer to a case, which may be None."""
     if answer is None:
         return MISSING, ""
+    expected = case["expected"]
+    if not isinstance(answer, dict):
+        return OTHER, f"not an object with the names {', '.join(expected)}"
     if "not_offered" in answer:
         return NOT_OFFERED, answer["not_offered"]
-    tolerance = case["tolerance"][precision]
-    left_out = [name for name in case["expected"] if name not in answer]
-    if len(left_out) == len(case["expected"]):
+    unknown = [name for name in answer if name not in expected]
+    if unknown:
+        return OTHER, f"no name {', '.join(unknown)}: the names are {', '.join(expected)}"
+    left_out = [name for name in expected if name not in answer]
+    if not answer:
         return MISSING, f"without {', '.join(left_out)}"
-    found = compare_names(answer, case["expected"], tolerance)
-    if not found and left_out:
+    tolerance = case["tolerance"][precision]
+    found = differences_by_name(answer, expected, tolerance)
+    if any(found.values()):
+        rounded = differences_by_name(answer, expected, case["tolerance"]["float32"])
+        if not any(rounded.values()):
+            return OTHER, "right in the tolerance of --float32 alone"
+        return OTHER, explained(case, answer, found, tolerance)
+    if left_out:
         return PART, f"without {', '.join(left_out)}"
-    if not found:
-        return SAME, ""
-    for other in case.get("others", []):
-        if not compare_names(answer, other["expected"], tolerance):
-            return OTHER, f"it follows: {other['says']}"
-    size, place, text = max(found, key=lambda difference: difference[0])
-    return OTHER, f"largest difference {size:.3g} at {place}: {text}"
+    return SAME, ""
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("answers", help="a JSON file: {case id: {name: numbers}}")
-    parser.add_argument("--float32", action="store_true", help="compare in float32's tolerance")
-    options = parser.parse_args()
-    answers = json.loads(pathlib.Path(options.answers).read_text(encoding="utf-8"))
-    cases = load_cases()
-    counts = {}
+def report(cases, answers, precision):
+    """A line for each case, and lines that gather them. Returns the exit code."""
+    counts, differing = {}, {}
     for name, case in cases.items():
-        precision = "float32" if options.float32 else "float64"
         verdict, text = compare(case, answers.get(name), precision)
         counts[verdict] = counts.get(verdict, 0) + 1
         print(f"{name:36} {verdict:12} {text}".rstrip())
         if verdict == OTHER:
-            print(f"{'':36} {'':12} this case catches: {case['catches']}")
-    for name in answers:
-        if name not in cases:
-            print(f"{name:36} no case has this id")
+            differing[name] = text
+            if not text.startswith(FOLLOWS):
+                print(f"{'':36} {'':12} this case was made for: {case['catches']}")
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    raise SystemExit(int(OTHER in counts or MISSING in counts))
+    if differing:
+        named = [name for name, text in differing.items() if text.startswith(FOLLOWS)]
+        first = (named or list(differing))[0]
+        print(f"Cases that differ: {len(differing)}. Begin with {first}: {differing[first]}")
+    return int(OTHER in counts or MISSING in counts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("answers", nargs="?", help="a JSON file: {case id: {name: numbers}}")
+    parser.add_argument("--float32", action="store_true", help="compare in float32's tolerance")
+    parser.add_argument("--only", default="", metavar="BEGINNING", help="cases such as policy/")
+    parser.add_argument("--show", metavar="ID", help="print a case with its whole inputs")
+    options = parser.parse_args()
+    cases = load_cases()
+    if options.show in cases:
+        print(json.dumps(cases[options.show], indent=1))
+        return
+    if options.show or options.answers is None:
+        parser.error(f"no case {options.show}" if options.show else "no file of answers")
+    answers = json.loads(pathlib.Path(options.answers).read_text(encoding="utf-8"))
+    if not isinstance(answers, dict):
+        raise SystemExit(f"{options.answers} is no object {{case id: {{name: numbers}}}}")
+    unknown = [name for name in answers if name not in cases]
+    chosen = {name: case for name, case in cases.items() if name.startswith(options.only)}
+    if not chosen:
+        parser.error(f"no case begins with {options.only}")
+    for name in unknown:
+        print(f"{name:36} no case has this id")
+    code = report(chosen, answers, "float32" if options.float32 else "float64")
+    raise SystemExit(int(code or bool(unknown)))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Tables(nn.Module):
 
     def forward(self, micro, with_entropy=True, entropy_grad=False):
         """Before the updates, when the entropy is not asked for, the log-probs are those of the old policy."""
-        rows = micro["row"][:, 0]
+        rows = micro["row_of_table"][:, 0]
         width = micro["completions"].shape[1]
         entropies = self.entropies if entropy_grad else self.entropies.detach()
         result = [self.fixed[rows, :width], None]
@@ -93,7 +93,7 @@ class Reference(nn.Module):
         self.table = table
 
     def forward(self, micro, with_entropy):
-        return self.table[micro["row"][:, 0], : micro["completions"].shape[1]], None
+        return self.table[micro["row_of_table"][:, 0], : micro["completions"].shape[1]], None
 
 
 class Gradients:
@@ -113,7 +113,13 @@ class Gradients:
 
 
 def pieces_of(inputs, rows):
-    return inputs.get("pieces") or [[list(range(rows))]]
+    """How a step is cut. Where the case leaves that open, the rows of a prompt are adjacent, as in a rollout."""
+    if "pieces" in inputs:
+        return inputs["pieces"]
+    order = list(range(rows))
+    if "groups" in inputs:
+        order.sort(key=inputs["groups"].__getitem__)
+    return [[order]]
 
 
 # --- one optimizer step of a policy ---
@@ -126,7 +132,7 @@ def step_batch(inputs, table, dtype):
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
     scored = torch.tensor(inputs.get("scored") or [1] * rows).bool()
     batch = {
-        "row": torch.arange(rows)[:, None],
+        "row_of_table": torch.arange(rows)[:, None],
         "prompts": torch.zeros(rows, 1).long(),
         "prompt_mask": torch.ones(rows, 1).bool(),
         "prompt_index": torch.tensor(inputs.get("groups") or [0] * rows)[:, None],
@@ -198,7 +204,7 @@ def mean_args(name, options):
     offered = {
         "dapo": {"tokens": {"token_mean": "step"}, "groups": {"token_mean": "group"}},
         "dcpo": {"prompts": {"only_token_mean": True}, "rows": {"only_token_mean": False}},
-        "dr_grpo": {"constant": {"max_new_tokens": options.get("constant")}},
+        "dr_grpo": {"constant": {"max_new_tokens": options.get("constant")}, "sums": {"max_new_tokens": 1}},
         "grpo": {"rows": {}},
         "gspo": {"rows": {}},
         "ppo": {"tokens": {}},
@@ -212,7 +218,7 @@ def updated(module, inputs, table, args, dtype):
     batch = step_batch(inputs, table, dtype)
     add_tables(batch, inputs, dtype)
     pieces = pieces_of(inputs, len(table))
-    args.micro_batch_size = len(pieces[0][0])
+    args.micro_batch_size = max(len(piece) for process in pieces for piece in process)
     is_ppo = module.__name__ == "ppo"
 
     def one_process(rank_accelerator):
@@ -292,7 +298,7 @@ def step_totals(module, inputs, options, dtype):
         for split in processes:
             for micro in split[step][0]:
                 group_tokens |= dict(
-                    zip(micro["row"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True)
+                    zip(micro["row_of_table"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True)
                 )
     return answer | {"group_tokens": [group_tokens[row] for row in range(rows)]}
 

@@ -231,24 +231,26 @@ function saying(step) {
   let few = 0;
   for (let part = 0; part < 0.8 * all; few++) part += sizes[few];
   const said = [];
-  if (all) said.push(element("b", {}, `${few} of ${sizes.length} tokens`), " carry 80 % of all change. ");
+  if (all) said.push(element("b", {}, `${few} of these ${sizes.length} tokens`), " carry 80 % of their change. ");
   for (const [sign, word] of [[1, "positive"], [-1, "negative"]]) {
     const group = rows.filter((row) => sign * meanAdvantage(row) > 0);
     if (!group.length) continue;
     const mean = sum(group.map((row) => row.total)) / group.length;
-    said.push(`An answer with a ${word} advantage is now `, signColoured(mean, times(mean)), " as likely. ");
+    said.push(`On average an answer with a ${word} advantage is now `, signColoured(mean, times(mean)), " as likely. ");
   }
   if (rows.every((row) => row.tokens.every((_, i) => advantage(row, i) === 0))) {
     said.push("All advantages here are 0: other prompts of the batch, and the KL if there is one, moved these tokens. ");
   }
   const clipped = sum(rows.map((row) => row.clipped.size));
-  if (rows.every((row) => row.knowsClipped)) said.push(`A further update would clip ${clipped || "none"} of them.`);
+  if (rows.every((row) => row.knowsClipped)) {
+    said.push(`A further update would clip ${clipped ? count(clipped, "token") : "no token"}.`);
+  }
   return element("p", { class: "said" }, said);
 }
 
 const EXPLAINED = {
   change: "Blue tokens are more likely after the update than before, red ones less likely; the deeper, the larger the " +
-    "change. It is the change by the whole batch, with all its prompts and the KL, and not by this row alone.",
+    "change. It is the change by the whole batch, with all its prompts, and the KL if there is one, not by this row alone.",
   logprob: "The deeper a token, the less likely it was before the update.",
   entropy: "The deeper a token, the less sure the model was of what comes here, before the update.",
   advantage: "Blue: the update should make the token more likely. Red: less likely.",
@@ -445,7 +447,8 @@ function drawCurve(panel, now) {
     if (isSparse) for (const [step, value] of line.points) drawn.push(svg("circle", { cx: x(step), cy: y(value), r: 3 }));
     const point = line.points.findLast(([step]) => step <= now);
     if (!point) continue;
-    const note = line.name === "held-out" ? " held-out" : "";
+    const age = point[0] === now ? "" : ` (step ${point[0]})`; // The last evaluation may be an earlier one.
+    const note = line.name === "held-out" ? ` held-out${age}` : "";
     const between = panel.numbers.hasChildNodes() ? " · " : "";
     panel.numbers.append(between, element("span", { class: line.name }, digits(point[1]) + note));
   }

@@ -197,7 +197,7 @@ function showCode(view, name) {
   if (state !== shown) main.replaceChildren(...(isAll ? allView(name) : pairView(one, two)).flat(Infinity));
   if (state !== shown) scrollTo(0, 0);
   shown = state;
-  document.getElementById("code").href = `#${state}`;
+  document.getElementById("tab-code").href = `#${state}`;
   document.title = `${isAll ? name : `${one} and ${two}`} · side by side`;
   chosen.one.value = one;
   chosen.two.value = two;
@@ -218,6 +218,6 @@ document.getElementById("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
-document.getElementById("code").href = `#${data.pair}`;
+document.getElementById("tab-code").href = `#${data.pair}`;
 addEventListener("hashchange", show);
 show();

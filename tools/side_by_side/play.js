@@ -11,7 +11,8 @@ const ALGORITHMS = [
     note: "Clip higher: the upper end is further out, so that rare tokens that are right can grow." },
   { id: "dcpo", title: "DCPO", compute: dcpo, equation: "dcpo", axis: TOKEN_AXIS, code: "grpo-dcpo/clip_bounds",
     sliders: { ...CLIP, max_ratio: [1.5, 10, 0.5] },
-    note: "The bounds follow the old probability q: the rarer the token, the further it may move." },
+    note: "The bounds follow the old probability q: the rarer the token, the further it may move. " +
+      "lo(q) has 1 − 4ϵ/q under the root, and at least 0." },
   { id: "sapo", title: "SAPO", compute: sapo, equation: "sapo", axis: TOKEN_AXIS,
     sliders: { tau_positive: [0.25, 6, 0.05], tau_negative: [0.25, 6, 0.05] },
     note: "No clip: a sigmoid lets the gradient fade on both sides. Its code is examples/recipes/sapo.py." },
@@ -356,7 +357,9 @@ function reach(algorithm, target) {
   const bound = state.advantage < 0 ? low : high;
   const probability = bound * state.old;
   if (algorithm.id === "sapo") return ["fades", "–", "–"];
-  return [say(bound), probability < 1 ? say(probability) : "never", String(rolloutsTo(target, algorithm))];
+  const rollouts = String(rolloutsTo(target, algorithm));
+  if (probability >= 1) return ["never", "–", rollouts];
+  return [say(bound), say(probability), rollouts];
 }
 function drawTable() {
   const { old, advantage } = state;
@@ -385,6 +388,7 @@ function mapSection() {
     "So a fixed range holds back rare tokens most.",
     "DAPO raises its upper end, DCPO opens it the more, the rarer the token is, and SAPO has none.",
     "The last column counts as if each rollout moved the token just to its bound.",
+    "GSPO bounds the ratio of a row and not that of a token, so it has no line here.",
   ];
   const besidesIt = element("div", {}, table, element("p", {}, notes.join(" ")));
   const title = "How far may a token move in one rollout?";

@@ -6,9 +6,14 @@ from vectors.generate.arithmetic import mean, variance
 from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
 
 
-def nearly_equal(rewards):
-    """Whether rewards differ by no more than the rounding of their sums, such as 0.1 + 0.2."""
-    return max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(max(rewards)))
+def nearly_equal(rewards, ties="both"):
+    """Whether rewards differ by no more than the rounding of their sums, such as 0.1 + 0.2.
+
+    The rounding goes with their size, and a sum near 0, as 0.1 + 0.2 - 0.3, has that of its parts.
+    """
+    size = max(abs(reward) for reward in rewards)
+    allowed = {"both": max(1.0, size), "relative": size, "absolute": 1.0}  # one alone is a mistake
+    return max(rewards) - min(rewards) <= 1e-9 * allowed[ties]
 
 
 def given(rewards):
@@ -18,7 +23,7 @@ def given(rewards):
 def group_advantages(inputs, options):
     """A row's reward less its baseline, over a deviation. A row without a reward counts nowhere."""
     groups = inputs["rewards"]
-    centred = [centre(rewards, options["baseline"]) for rewards in groups]
+    centred = [centre(rewards, options) for rewards in groups]
     advantages = []
     for rewards, differences in zip(groups, centred, strict=True):
         divisor = deviation(rewards, groups, centred, options)
@@ -29,19 +34,20 @@ def group_advantages(inputs, options):
     return {"advantages": advantages}, {}
 
 
-def centre(rewards, baseline):
+def centre(rewards, options):
     """Each reward less its baseline: 0 in a group of equal rewards, None without a reward."""
     scored = given(rewards)
-    if not scored or nearly_equal(scored):
+    if not scored or nearly_equal(scored, options.get("ties", "both")):
         return [None if reward is None else 0.0 for reward in rewards]
+    rows = len(rewards) if options.get("rows_without_reward") == "counted" else len(scored)
     result = []
     for reward in rewards:
         if reward is None:
             result.append(None)
-        elif baseline == "group_mean":
+        elif options["baseline"] == "group_mean":
             result.append(reward - mean(scored))
         else:  # "leave_one_out": the mean of the others
-            result.append(reward - (sum(scored) - reward) / (len(scored) - 1))
+            result.append(reward - (sum(scored) - reward) / (rows - 1))
     return result
 
 
@@ -51,13 +57,16 @@ def deviation(rewards, groups, centred, options):
         return 1.0
     if options["deviation"] == "group":
         numbers = given(rewards)
-        if not numbers or nearly_equal(numbers):
+        if not numbers or nearly_equal(numbers, options.get("ties", "both")):
             return 1.0
     elif options["deviation"] == "batch_of_rewards":
         numbers = [reward for group in groups for reward in given(group)]
     else:  # "batch_of_centred"
         numbers = [difference for group in centred for difference in given(group)]
-    return math.sqrt(variance(numbers, options["std_ddof"])) + options["std_eps"]
+    spread = variance(numbers, options["std_ddof"])
+    if options.get("epsilon_under_root"):
+        return math.sqrt(spread + options["std_eps"])
+    return math.sqrt(spread) + options["std_eps"]
 
 
 def smoothed_advantages(inputs, options):
@@ -107,6 +116,10 @@ ANY_EPSILON = {  # The advantages of common rewards, whichever epsilon up to 1e-
 ZERO = {
     "float64": {"rtol": 0.0, "atol": 1e-9},
     "float32": {"rtol": 0.0, "atol": 1e-9},
+}
+NEARLY_ZERO = {  # An epsilon of 1e-9 also leaves nothing of residues of 1e-17.
+    "float64": {"rtol": 0.0, "atol": 1e-6},
+    "float32": {"rtol": 0.0, "atol": 1e-6},
 }
 DCPO_VISITS = [[1.0, 0.0, 0.0, -1.0], [1.0] * 4, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
 
@@ -163,6 +176,8 @@ CASES = [
         others=[
             Other(says="epsilon is 1e-4", options={"std_eps": 1e-4}),
             Other(says="epsilon is 1e-8 or less", options={"std_eps": 1e-9}),
+            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
+            Other(says="epsilon is under the root", options={"epsilon_under_root": True}),
         ],
     ),
     Case(
@@ -184,6 +199,27 @@ CASES = [
         source="RLOO 2402.14740, section 3.2: the mean of the others",
         catches="A baseline that counts the row's own reward.",
         others=[
+            Other(says="the baseline is the group's mean", options={"baseline": "group_mean"}),
+        ],
+    ),
+    Case(
+        id="advantages/rloo-missing-reward",
+        operation=group_advantages,
+        inputs={"rewards": [[1.0, None, 0.2, 0.0], [None, None, 0.7, None]]},
+        options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
+        rests_on=CONVENTION,
+        source="a row without a reward (null) is none of the others; one reward that is left has "
+        "no others, and advantage 0",
+        catches="A row without a reward among those that the mean of the others is divided by.",
+        others=[
+            Other(
+                says="a row without a reward counts as a row",
+                options={"rows_without_reward": "counted"},
+            ),
+            Other(
+                says="a row without a reward has reward 0",
+                inputs={"rewards": [[1.0, 0.0, 0.2, 0.0], [0.0, 0.0, 0.7, 0.0]]},
+            ),
             Other(says="the baseline is the group's mean", options={"baseline": "group_mean"}),
         ],
     ),
@@ -252,6 +288,33 @@ CASES = [
         catches="A rounding error over the deviation of rounding errors: advantages of 0.03 to 30 "
         "for rewards that are equal.",
         tolerance=ZERO,
+    ),
+    Case(
+        id="advantages/float-residue-of-large-rewards",
+        operation=group_advantages,
+        inputs={"rewards": [[3e8 + 0.125, 3e8, 3e8, 3e8], [-3e8, -3e8 - 0.125, -3e8, -3e8]]},
+        options=GRPO | {"std_eps": 0.0},
+        rests_on=CONVENTION,
+        source="rewards that are equal up to 1e-9 of the largest size among them are equal",
+        catches="Equality up to 1e-9 whatever the size: the rounding of large rewards is larger.",
+        tolerance=ZERO,
+        others=[
+            Other(says="rewards are equal up to an absolute 1e-9", options={"ties": "absolute"}),
+        ],
+    ),
+    Case(
+        id="advantages/float-residue-near-zero",
+        operation=group_advantages,
+        inputs={"rewards": [[0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], [0.0, 0.0, -(2.0**-54), 0.0]]},
+        options=GRPO | {"std_eps": 0.0},
+        rests_on=CONVENTION,
+        source="rewards that differ by no more than 1e-9 are equal, also where their parts cancel",
+        catches="Equality up to a share of the size alone: a sum that cancels, as 0.1 + 0.2 - 0.3, "
+        "is smaller than the rounding of its parts.",
+        tolerance=NEARLY_ZERO,
+        others=[
+            Other(says="rewards are equal up to 1e-9 of their size", options={"ties": "relative"}),
+        ],
     ),
     Case(
         id="advantages/missing-reward",

@@ -9,7 +9,8 @@ def completion_mask(inputs, options):
     for tokens in inputs["tokens"]:
         length = counted_tokens(tokens, options)
         masks.append([int(t < length) for t in range(len(tokens))])
-        truncated.append(not any(token in options["stop_tokens"] for token in tokens))
+        seen = tokens[-1:] if options.get("truncated_by_last") else tokens
+        truncated.append(not any(token in options["stop_tokens"] for token in seen))
     if options.get("by_pad"):
         masks = [by_pad(tokens, options["pad_token"]) for tokens in inputs["tokens"]]
     return {"mask": masks, "truncated": truncated}, {}
@@ -27,6 +28,10 @@ def by_pad(tokens, pad_token):
 
 
 WITHOUT_STOP = Other(says="the stop token is masked", options={"without_stop": True})
+BY_LAST = Other(
+    says="a row is truncated unless its last token is a stop token",
+    options={"truncated_by_last": True},
+)
 BY_PAD = Other(says="the mask is token != pad_token", options={"by_pad": True})
 SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, and the stop is sampled"
 
@@ -66,6 +71,8 @@ CASES = [
             Other(says="only the first stop token ends a row", options={"stop_tokens": [2]}),
             Other(says="only the second stop token ends a row", options={"stop_tokens": [3]}),
             WITHOUT_STOP,
+            BY_PAD,
+            BY_LAST,
         ],
     ),
     Case(
@@ -76,7 +83,7 @@ CASES = [
         rests_on=FORMULA,
         source=SOURCE,
         catches="A row that ends with its stop token at the limit, and passes for truncated.",
-        others=[WITHOUT_STOP],
+        others=[WITHOUT_STOP, BY_LAST],
     ),
     Case(
         id="masks/pad-sampled-inside",
@@ -92,6 +99,7 @@ CASES = [
         others=[
             BY_PAD,
             Other(says="the pad id ends a row", options={"stop_tokens": [2, 0]}),
+            WITHOUT_STOP,
         ],
     ),
 ]

@@ -11,11 +11,12 @@ from vectors.generate.arithmetic import (
     each,
     filled,
     flat,
+    mean,
     moved_by,
     weighted_sum,
 )
 from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
-from vectors.generate.kl import kl_slope, kl_value
+from vectors.generate.kl import FROZEN, kl_slope, kl_value
 
 # --- surrogates: the loss of a token, and its slope by the log of its ratio ---
 
@@ -83,11 +84,34 @@ def slope_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
     return 0.0 if advantage > 0 else clipped_slope(log_ratio, advantage, old_logprob, options)
 
 
+def turned_loss(log_ratio, advantage, old_logprob, options):
+    """A mistake: what is to be maximised, as a loss."""
+    return -clipped_loss(log_ratio, advantage, old_logprob, options)
+
+
+def turned_slope(log_ratio, advantage, old_logprob, options):
+    return -clipped_slope(log_ratio, advantage, old_logprob, options)
+
+
+def slope_without_clip(log_ratio, advantage, old_logprob, options):
+    """A mistake: a gradient through a ratio that was clipped."""
+    return -math.exp(log_ratio) * advantage
+
+
+def slope_without_cap(log_ratio, advantage, old_logprob, options):
+    """A mistake: a gradient through a ratio beyond the cap of dual clip."""
+    without_cap = options | {"dual_clip": math.inf}
+    return clipped_slope(log_ratio, advantage, old_logprob, without_cap)
+
+
 SURROGATES = {  # by `objective`; a variant adds its two functions here
     "clip": (clipped_loss, clipped_slope),
     "penalty": (penalized_loss, penalized_slope),
     "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
     "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
+    "turned": (turned_loss, turned_slope),
+    "clip_keeps_slope": (clipped_loss, slope_without_clip),
+    "cap_keeps_slope": (clipped_loss, slope_without_cap),
 }
 
 
@@ -97,26 +121,27 @@ SURROGATES = {  # by `objective`; a variant adds its two functions here
 def policy_step(inputs, options):
     """The loss of one optimizer step, and its gradient by the log-probs (and by the entropies)."""
     logprobs = inputs["logprobs"]
-    weights = steps.step_weights(inputs, logprobs, options)
+    weights = term_weights("loss", inputs, options)
 
     def loss_at(table):
         loss = weighted_sum(weights, policy_terms(table, inputs, options))
         if "kl" in options:
-            kl_weights = own_weights(inputs, options, "kl_mean")
+            kl_weights = term_weights("kl", inputs, options)
             loss += weighted_sum(kl_weights, kl_terms(table, inputs, options))
         if "entropy_coef" in options:
-            entropy_weights = own_weights(inputs, options, "entropy_mean")
+            entropy_weights = term_weights("entropy", inputs, options)
             loss -= options["entropy_coef"] * weighted_sum(entropy_weights, inputs["entropies"])
         return loss
 
     gradient = policy_gradient(inputs, options, weights)
-    if "kl" in options:
-        kl_weights = own_weights(inputs, options, "kl_mean")
+    if "kl" in options and options.get("kl_gradient") != "none":
+        kl_weights = term_weights("kl", inputs, options)
         gradient = add(gradient, kl_gradient(inputs, options, kl_weights))
-    check_gradient(loss_at, logprobs, gradient)
+    if not has_wrong_gradient(options):
+        check_gradient(loss_at, logprobs, gradient)
     expected = {"loss": loss_at(logprobs), "gradient": gradient}
     if "entropy_coef" in options:
-        entropy_weights = own_weights(inputs, options, "entropy_mean")
+        entropy_weights = term_weights("entropy", inputs, options)
         coefficient = -options["entropy_coef"]
         expected["entropy_gradient"] = each(lambda weight: coefficient * weight, entropy_weights)
     worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights}
@@ -125,10 +150,33 @@ def policy_step(inputs, options):
     return expected, worked
 
 
-def own_weights(inputs, options, name):
-    """The weights of the KL or of the entropy: the policy's, unless by mistake."""
-    changed = options | {"mean": options.get(name, options["mean"])}
-    return steps.step_weights(inputs, inputs["logprobs"], changed)
+def has_wrong_gradient(options):
+    """Whether these are the options of a mistake whose gradient is not that of its loss."""
+    return (
+        options["objective"] in ("clip_keeps_slope", "cap_keeps_slope")
+        or options.get("kl_gradient") == "none"
+        or options.get("kl", {}).get("estimator") in FROZEN
+    )
+
+
+def term_weights(term, inputs, options):
+    """The weights of the "loss", the "kl" or the "entropy": the same, unless by mistake.
+
+    The mistakes: {term}_mean and {term}_totals are its own, {term}_mask may be "none", and
+    {term}_unscored says where rows without a reward are: "weighed", or "counted" alone.
+    """
+    table = inputs["logprobs"]
+    changed = dict(options)
+    for name in ("mean", "totals"):
+        if f"{term}_{name}" in options:
+            changed[name] = options[f"{term}_{name}"]
+    unscored = options.get(f"{term}_unscored")
+    if unscored == "weighed":
+        return steps.with_unscored_rows(inputs, table, changed)
+    if unscored == "counted":
+        return steps.with_unscored_count(inputs, table, changed)
+    weights = steps.step_weights(inputs, table, changed)
+    return steps.without_mask(weights) if options.get(f"{term}_mask") == "none" else weights
 
 
 def log_ratios(table, inputs, options):
@@ -137,7 +185,7 @@ def log_ratios(table, inputs, options):
     differences = each(lambda new, before: new - before, table, old)
     if options["ratio"] == "token":
         return differences
-    mask = steps.mask_of(inputs, table)
+    mask = ratio_mask(table, inputs, options)
     if options.get("ratio_of_batch"):
         return filled(table, row_mean(flat(differences), flat(mask)))
     result = []
@@ -149,6 +197,13 @@ def log_ratios(table, inputs, options):
     constant = log_ratios(inputs["logprobs"], inputs, options | {"ratio": "sequence"})
     moved = each(lambda new, now: new - now, table, inputs["logprobs"])
     return add(constant, moved)
+
+
+def ratio_mask(table, inputs, options):
+    """The tokens that a row's ratio is made of: those of the mask, unless by mistake."""
+    if options.get("ratio_of_masked_tokens"):
+        return filled(table, 1)
+    return steps.mask_of(inputs, table)
 
 
 def row_mean(numbers, mask):
@@ -239,7 +294,7 @@ def spread_over_row(by_log_ratio, inputs, options, ratio):
     """From slopes by the log-ratios to slopes by the log-probs."""
     if ratio != "sequence":
         return by_log_ratio
-    mask = steps.mask_of(inputs, by_log_ratio)
+    mask = ratio_mask(by_log_ratio, inputs, options)
     if options.get("ratio_of_batch"):
         share = sum(map(sum, by_log_ratio)) / sum(map(sum, mask))
         return each(lambda cell: share * cell, mask)
@@ -344,6 +399,22 @@ EIGHT_ROWS = {
     "advantages": [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, -0.8, 0.6],
     "groups": [0, 0, 0, 0, 1, 1, 1, 1],  # the prompt of each row
 }
+PARTLY = [  # a mask with holes, as of a tool's tokens, and with cuts
+    [1, 1, 0],
+    [1, 0, 1, 1, 1],
+    [1, 1],
+    [1, 0, 0, 1],
+    [1],
+    [1, 1],
+    [1, 1, 0, 1, 1, 0],
+    [1],
+]
+ALL = [[1] * len(row) for row in OLD]
+EMPTY = [[int(row not in (1, 4, 5, 6, 7))] * len(cells) for row, cells in enumerate(OLD)]
+INTERLEAVED = [7, 3, 7, 3, 3, 7, 3, 7]  # prompts whose rows are not adjacent
+WITHOUT_REWARD = [1, 0, 1, 1, 0, 1, 1, 1]  # `scored`
+ZERO_WITHOUT_REWARD = [0.9, 0.0, -0.7, 0.9, 0.0, 1.3, -0.8, 0.6]  # advantages of rows
+ROW_ADVANTAGES = [mean(row) for row in OF_TOKENS]
 GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its band is a thousandth of the others'
 RARE_OLD = [list(row) for row in OLD]
 RARE_NEW = [list(row) for row in EIGHT_ROWS["logprobs"]]
@@ -369,6 +440,44 @@ NO_MINIMUM = Other(
     says="the clipped ratio without the minimum",
     options={"objective": "clip_without_minimum"},
 )
+TURNED = Other(says="the loss has the other sign", options={"objective": "turned"})
+CLIP_KEEPS_SLOPE = Other(
+    says="the gradient goes through a ratio that was clipped",
+    options={"objective": "clip_keeps_slope"},
+)
+CAP_KEEPS_SLOPE = Other(
+    says="the gradient goes through a ratio beyond the cap",
+    options={"objective": "cap_keeps_slope"},
+)
+NO_CAP = Other(says="there is no cap", options={"dual_clip": 1e9})
+GROUPS_ADDED = Other(
+    says="the prompts' means are added up",
+    options={"mean": "groups_added"},
+)
+KL_OF_TOKENS = Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"})
+KL_UNMASKED = Other(says="the KL is not masked", options={"kl_mask": "none"})
+MASKED_COUNT = Other(
+    says="masked tokens are in the denominator",
+    options={"masked_tokens_count": True},
+)
+NOTHING_MASKED = Other(says="masked tokens are tokens like the others", inputs={"mask": ALL})
+LOSS_UNMASKED = Other(
+    says="loss and KL are not masked, and the denominator is right",
+    options={"loss_mask": "none", "kl_mask": "none"},
+)
+
+
+OF_UNSCORED_ROWS = [
+    Other(
+        says="rows without a reward are in the loss, and not in the count",
+        options={"loss_unscored": "weighed", "kl_unscored": "weighed"},
+    ),
+    Other(
+        says="rows without a reward are in the count, and not in the loss",
+        options={"loss_unscored": "counted", "kl_unscored": "counted"},
+    ),
+    Other(says="rows without a reward are rows like the others", inputs={"scored": [1] * 8}),
+]
 
 
 def with_kl(estimator, coef=0.04):
@@ -411,7 +520,16 @@ CASES = [
         "PPO 1707.06347 Eq. 7; the mean is over tokens",
         "A sign, or a clip without the minimum.",
         inputs={"advantages": OF_TOKENS},
-        others=[NO_MINIMUM, ROW_MEANS],
+        others=[
+            TURNED,
+            CLIP_KEEPS_SLOPE,
+            NO_MINIMUM,
+            ROW_MEANS,
+            Other(
+                says="the row's mean advantage for the token's",
+                inputs={"advantages": ROW_ADVANTAGES},
+            ),
+        ],
     ),
     step_case(
         "dual-clip",
@@ -420,7 +538,8 @@ CASES = [
         "A cap for A < 0 that also acts on A > 0, or that is not there.",
         others=[
             Other(says="the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
-            Other(says="there is no cap", options={"dual_clip": 1e9}),
+            NO_CAP,
+            CAP_KEEPS_SLOPE,
         ],
         threads=[
             "thu-ml/tianshou/issues/433",
@@ -439,7 +558,7 @@ CASES = [
         GRPO,
         f"{GRPO_PAPER} with beta 0",
         "One mean over all tokens in the place of the mean of the rows' means.",
-        others=[TOKEN_MEAN, NO_MINIMUM],
+        others=[TOKEN_MEAN, NO_MINIMUM, TURNED, CLIP_KEEPS_SLOPE],
         threads=[
             "huggingface/trl/issues/2995",
         ],
@@ -455,11 +574,60 @@ CASES = [
             Other(says="k3 times the token's ratio", options=with_kl("k3_weighted")),
             Other(says="the KL is left out", options=with_kl("k3", 0.0)),
             Other(says="k2 for k3", options=with_kl("k2")),
-            Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"}),
+            KL_OF_TOKENS,
+            Other(says="the KL has no gradient", options={"kl_gradient": "none"}),
         ],
         threads=[
             "huggingface/trl/issues/2995",
             "allenai/open-instruct/pull/535",
+        ],
+    ),
+    step_case(
+        "grpo-k1",
+        GRPO | with_kl("k1"),
+        f"{GRPO_PAPER} with k1 for the KL",
+        "Another estimator than k1, or its sign.",
+        inputs={"ref_logprobs": REF},
+        others=[
+            Other(says="log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
+            KL_OF_TOKENS,
+            Other(says="k3 for k1", options=with_kl("k3")),
+        ],
+    ),
+    step_case(
+        "grpo-k2",
+        GRPO | with_kl("k2"),
+        f"{GRPO_PAPER} with k2 for the KL",
+        "Another estimator than k2, or a half that is missing.",
+        inputs={"ref_logprobs": REF},
+        others=[
+            Other(says="k2 without the half", options=with_kl("k2_without_half")),
+            KL_OF_TOKENS,
+            Other(says="k3 for k2", options=with_kl("k3")),
+        ],
+    ),
+    step_case(
+        "grpo-kl-masked",
+        GRPO | K3,
+        f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
+        "A KL without the mask, or a mean over a row's length for one over its mask.",
+        inputs={"ref_logprobs": REF, "mask": PARTLY},
+        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS],
+    ),
+    step_case(
+        "grpo-kl-missing-rewards",
+        GRPO | K3,
+        "a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
+        "A row without a reward that keeps its KL, or its place in the mean.",
+        inputs={"ref_logprobs": REF, "scored": WITHOUT_REWARD},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
+            Other(
+                says="rows without a reward have advantage 0, keep their KL, and are in the count",
+                inputs={"scored": [1] * 8, "advantages": ZERO_WITHOUT_REWARD},
+            ),
+            *OF_UNSCORED_ROWS,
         ],
     ),
     step_case(
@@ -471,6 +639,8 @@ CASES = [
         others=[
             Other(says="k3 without the weight", options=with_kl("k3")),
             Other(says="k2, which has this gradient only at ratio 1", options=with_kl("k2")),
+            Other(says="the weight has no gradient", options=with_kl("k3_frozen_weight")),
+            KL_OF_TOKENS,
         ],
         threads=[
             "huggingface/trl/pull/4638",
@@ -494,19 +664,60 @@ CASES = [
         ],
     ),
     step_case(
+        "grpo-entropy-masked",
+        GRPO | {"entropy_coef": 0.01},
+        "an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
+        "An entropy bonus without the mask.",
+        inputs={"entropies": ENTROPIES, "mask": PARTLY},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="the entropy is not masked", options={"entropy_mask": "none"}),
+            Other(says="the bonus is one mean over all tokens", options={"entropy_mean": "tokens"}),
+            MASKED_COUNT,
+            NOTHING_MASKED,
+        ],
+    ),
+    step_case(
+        "grpo-empty-rows",
+        GRPO,
+        "a row whose tokens are all masked is still a row; no paper says so",
+        "0 / 0 in a row without a token, or another number of rows.",
+        inputs={"mask": EMPTY},
+        rests_on=CONVENTION,
+        others=[
+            Other(says="rows without a token are no rows", options={"empty_rows_count": False}),
+        ],
+    ),
+    step_case(
         "dr-grpo",
         DR_GRPO,
         "Dr. GRPO 2503.20783, Listing 1, with the constant 8",
         "The width of the batch, here 6, in the place of a constant, or no mean over rows.",
         others=[
             Other(says="the longest row for the constant", options={"constant": 6}),
-            Other(says="the sum over rows", options={"constant": 1.0}),
+            Other(
+                says="the constant or the mean over 8 rows is missing, which is the same here",
+                options={"constant": 1.0},
+            ),
             ROW_MEANS,
             TOKEN_MEAN,
+            CLIP_KEEPS_SLOPE,
         ],
         threads=[
             "allenai/open-instruct/issues/636",
             "huggingface/trl/pull/3138",
+        ],
+    ),
+    step_case(
+        "sums",
+        CLIP | {"mean": "sums"},
+        "the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
+        "A length that divides, or rows that are added up.",
+        others=[
+            Other(says="the longest row divides", options={"mean": "constant", "constant": 6}),
+            Other(says="the rows are added up", options={"mean": "constant", "constant": 0.125}),
+            ROW_MEANS,
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -517,6 +728,9 @@ CASES = [
         rests_on=CONVENTION,
         others=[
             Other(says="clip_low on both sides", options={"clip_high": 0.2}),
+            Other(says="clip_high on both sides", options={"clip_low": 0.28}),
+            TURNED,
+            CLIP_KEEPS_SLOPE,
             ROW_MEANS,
             Other(says="one denominator for each prompt", options={"mean": "groups"}),
         ],
@@ -526,10 +740,45 @@ CASES = [
         DAPO | {"mean": "groups"},
         f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
         "The other reading of Eq. 8.",
-        others=[TOKEN_MEAN],
+        others=[TOKEN_MEAN, GROUPS_ADDED],
         threads=[
             "verl-project/verl/issues/2776",
         ],
+    ),
+    step_case(
+        "dapo-group-interleaved",
+        DAPO | {"mean": "groups"},
+        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        "Groups that are cut by position: the rows of a prompt are not adjacent here.",
+        inputs={"groups": INTERLEAVED, "mask": PARTLY},
+        others=[
+            MASKED_COUNT,
+            Other(says="groups are four adjacent rows", inputs={"groups": EIGHT_ROWS["groups"]}),
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
+        "dapo-group-empty-rows",
+        DAPO | {"mean": "groups"},
+        "a prompt whose tokens are all masked is still a prompt; no paper says so",
+        "0 / 0 in a prompt without a token, or another number of prompts.",
+        inputs={"mask": EMPTY, "groups": [0, 0, 1, 1, 2, 2, 3, 3]},
+        rests_on=CONVENTION,
+        others=[
+            GROUPS_ADDED,
+            Other(
+                says="prompts without a token are no prompts",
+                options={"empty_rows_count": False},
+            ),
+        ],
+    ),
+    step_case(
+        "dapo-kl-masked",
+        DAPO | K3,
+        f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
+        "A KL without the mask, or masked tokens in the denominator.",
+        inputs={"ref_logprobs": REF, "mask": PARTLY},
+        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
     ),
     step_case(
         "gspo",
@@ -543,6 +792,19 @@ CASES = [
         ],
         threads=[
             "MakazhanAlpamys/Soup/issues/723",
+        ],
+    ),
+    step_case(
+        "gspo-masked",
+        GSPO,
+        f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
+        "Masked tokens in the ratio of the row.",
+        inputs={"logprobs": GSPO_LOGPROBS, "mask": PARTLY},
+        others=[
+            Other(
+                says="masked tokens are in the row's ratio",
+                options={"ratio_of_masked_tokens": True},
+            ),
         ],
     ),
     step_case(

@@ -106,6 +106,33 @@ def token_weight(row, lengths, groups, counted, options):
     prompts = len({groups[other] for other in counted})
     if mean == "prompts":
         return 1 / lengths[row] / prompts
-    assert mean == "groups", mean
     own_group = [other for other in lengths if groups[other] == groups[row]]
-    return 1 / sum(lengths[other] for other in own_group) / prompts
+    share = 1 / sum(lengths[other] for other in own_group)
+    if mean == "groups_added":  # a mistake
+        return share
+    assert mean == "groups", mean
+    return share / prompts
+
+
+# --- mistakes ---
+
+
+def without_mask(weights):
+    """The weights of the rows, on their masked tokens too."""
+    return [[max(row)] * len(row) for row in weights]
+
+
+def with_unscored_rows(inputs, table, options):
+    """Rows without a reward weigh as much as the others do, in a mean over rows."""
+    scored = inputs["scored"]
+    weights = step_weights(inputs | {"scored": [1] * len(scored)}, table, options)
+    factor = len(scored) / sum(scored)
+    return [[factor * weight for weight in row] for row in weights]
+
+
+def with_unscored_count(inputs, table, options):
+    """Rows without a reward are in the count, and not in the loss, in a mean over rows."""
+    scored = inputs["scored"]
+    factor = sum(scored) / len(scored)
+    weights = step_weights(inputs, table, options)
+    return [[factor * weight for weight in row] for row in weights]
