@@ -261,8 +261,10 @@ def load(text, name):
 def made(name, script=None):
     """The text of a script with a file put into it, both by name; without one, of its usual script."""
     script = script or SCRIPTS.get(name, "grpo.py")
-    if name not in files() or not (ROOT / script).is_file():
-        raise ValueError(f"no file {name}, or no script {script}: --list has the files")
+    if name not in files():
+        raise ValueError(f"no file {name}: --list has the files")
+    if not (ROOT / script).is_file():
+        raise ValueError(f"no script {script}: it is a file beside grpo.py")
     path = files()[name]
     try:
         return put(path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"), name)
@@ -296,7 +298,7 @@ def write(text, name):
     if path.exists():
         raise SystemExit(f"{path} is there already: take it away first")
     path.write_text(text, encoding="utf-8", newline="\n")
-    print(f"wrote {path.name}")
+    print(f"wrote {path}")
 
 
 def run(text, name, options):
@@ -309,6 +311,8 @@ def run(text, name, options):
 def main(words):
     if words == ["--list"]:
         return show_list()
+    if words in (["--help"], ["-h"]):
+        return print(__doc__)
     running = words[:1] == ["run"]
     if running:
         words = words[1:]

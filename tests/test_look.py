@@ -6,7 +6,7 @@ import re
 import pytest
 
 import look
-from pages import check_contrast, in_frames, needs_browser
+from pages import check_contrast, in_browser, in_frames, needs_browser
 
 # What a completion may hold: the end of a script, a comment, text that turns around, half a character.
 TRAPS = [
@@ -202,6 +202,53 @@ for (let i = 0; i < data.evaluations.length; i++) {
 report.bold = main.querySelectorAll("b b, .text b, .answer b").length;
 parent.postMessage(report, "*");
 </script>"""
+
+
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("args.json", "[1]"),
+        ("args.json", "{"),
+        ("metrics.jsonl", "5\n"),
+        ("metrics.jsonl", "{\n{}\n"),
+        ("metrics.jsonl", "\udcd4\n"),  # a byte that is not UTF-8
+        ("samples.jsonl", '{"step": 1, "evaluation": true}\n'),
+        ("samples.jsonl", '{"step": 1, "evaluation": true, "prompt": null, "completion": ""}\n'),
+        ("tokens.jsonl", '{"step": 1}\n'),
+    ],
+)
+def test_a_file_that_is_none_of_a_run_is_named_in_one_line(run, capsys, file, text):
+    (run / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert look.main([str(run)]) == 2 and not (run / "look.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(run / file) in line
+
+
+def test_what_is_no_finite_number_is_left_out_of_the_curves(run):
+    rows = [{"step": step, "reward/mean": x} for step, x in enumerate([0.5, float("nan"), None, "high", 0.75])]
+    write(run, "metrics.jsonl", rows)
+    (panel,) = data_of(look.page(look.collect(run)))["curves"]
+    assert panel["lines"] == [{"name": "training", "points": [[0, 0.5], [4, 0.75]]}]
+
+
+# The text of the page, with the numbers of its second token.
+SHOWN = """
+document.querySelectorAll(".token")[1].click();
+for (const script of document.querySelectorAll("script")) script.remove();
+document.title = JSON.stringify(document.body.textContent);
+"""
+
+
+@needs_browser
+def test_the_page_of_a_model_that_broke_down_names_no_probability(run, tmp_path):
+    """Its log-probs after the update are not finite, which tokens.jsonl has as null."""
+    numbers = {"logprob": [-0.5, -1.5], "change": [None, None], "entropy": [0.5, None], "clipped": None}
+    write(run, "tokens.jsonl", [token_row(1, ["2", "<eos>"], **numbers)])
+    page = look.page(look.collect(run)).replace("</body>", f"<script>{SHOWN}</script></body>")
+    shown = in_browser(tmp_path, "page.html", page)
+    assert "not finite" in shown and "would clip" not in shown.replace("would clip this token", "")
+    assert "22.3 → none %" in shown and "whole answer none" in shown
+    assert "probability," not in shown and "→ 100" not in shown
 
 
 @needs_browser

@@ -56,6 +56,7 @@ def error_of(name, words):
         ("grpo", "--batch_size 8", "use --prompts_per_step; it counts the prompts of all processes"),
         ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts the pairs"),
         ("grpo", "--use_bias_correction_kl", "use --kl_estimator; True, TRL's default, is k3_weighted"),
+        ("dpo", "--kl_estimator k3", "--kl_estimator, which this script does not have; kl is called"),
         ("grpo", "--tis_imp_ratio_cap 2", "nothing to correct"),
         ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
         ("grpo", "--lr 1e-6", "use --learning_rate; it is constant within a rollout"),

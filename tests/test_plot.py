@@ -218,6 +218,14 @@ def test_a_run_that_goes_on_is_drawn_without_its_half_row(run, capsys):
 
 
 @drawing
+@pytest.mark.parametrize("value", [None, "high", float("nan")])
+def test_what_is_no_finite_number_is_not_drawn(value, run, capsys):
+    folder = run("x", GROUPS, GROUPS | {"step": 2, "reward/mean": value}, GROUPS | {"step": 3})
+    assert said(capsys, folder)[0] == 0
+    assert list(plot.read(folder / "metrics.jsonl", "x").curve("reward/mean")) == [1, 3]
+
+
+@drawing
 def test_watch_draws_again_with_each_new_row(run, monkeypatch, capsys):
     """And waits for a run that has no row yet, until Ctrl-C."""
     folder = run("x")

@@ -207,7 +207,12 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
     recipes.main(["cispo"])
     assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == text
-    for words, says in ((["cispo"], "is there already"), (["nothing"], "no file nothing"), ([], "python examples")):
+    for words, says in (
+        (["cispo"], "is there already"),
+        (["nothing"], "no file nothing: "),
+        (["cispo", "gspo"], "no script gspo: "),
+        ([], "python examples"),
+    ):
         with pytest.raises(SystemExit, match=says):
             recipes.main(words)
 
@@ -716,6 +721,20 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
     tokens = batch["advantages"].expand(counted.shape)[counted].double()
     assert abs(float(tokens.mean())) < 1e-6 and float(tokens.std()) == pytest.approx(1, abs=1e-5)
     assert sums.count(None) == 2 and not counted.any(dim=1).all()
+
+
+def test_lite_ppo_divides_by_the_deviation_of_the_rewards_of_the_rollout(modules, tmp_path, monkeypatch):
+    module = modules["lite_ppo"]
+    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
+    batches = []
+    monkeypatch.setattr(module, "update", lambda *arguments: batches.append(arguments[4]))
+    words = [*SMALL, "--reward", f"{tmp_path}/mine.py:mine", "--max_steps", "1"]
+    module.main([*words, "--output_dir", str(tmp_path / "run")])
+    (batch,) = batches
+    groups = batch["rewards"].float().view(4, 4)
+    centred = (groups - groups.nanmean(dim=1, keepdim=True)).nan_to_num()
+    expected = centred / groups[~groups.isnan()].std()
+    assert torch.allclose(batch["advantages"].view(4, 4), expected, atol=1e-4) and expected.abs().max() > 0.5
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "lite_ppo", "gdpo"])

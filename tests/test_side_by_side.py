@@ -109,6 +109,13 @@ def test_an_equation_that_is_not_known_is_shown_as_it_stands():
     assert own["places"]["Args"]["numbers"] == [13, 14, 15]
 
 
+def test_a_default_that_is_no_number_begins_no_slider():
+    """A script of one's own may name a constant there, or have no such options at all."""
+    fields = "clip_low: float = option(LOW)", "clip_high: float = option(0.3, 'upper')", "max_ratio: float"
+    assert side_by_side.ranges("class Args:\n    " + "\n    ".join(fields)) == {"clip_high": 0.3}
+    assert side_by_side.ranges("x = 1") == {}
+
+
 def test_an_equation_is_mathml_in_pieces():
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
     for text, pieces in (known["mathml"] | known["play"]).items():

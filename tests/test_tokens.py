@@ -188,16 +188,20 @@ def rows(monkeypatch):
     batch["rewards"] = rewards
     batch["advantages"] = module.compute_advantages(rewards, args).float()
     written = []
-    run = SimpleNamespace(step=0, args=args, accelerator=Accelerator(cpu=True))
+    printed = []
+    run = SimpleNamespace(step=0, args=args, accelerator=Accelerator(cpu=True), said_no_clipped=False)
     run.write_rows = lambda name, rows: written.extend(rows)
+    run.print = printed.append
     prompts = [SimpleNamespace(prompt="1+1?", answer="2")] * 8
 
-    def record(update, metrics=None, model=policy):
-        with tokens.record_tokens(run, metrics or Metrics(), model, batch, prompts, tokenizer, module.policy_loss):
+    def record(update, metrics=None, model=policy, policy_loss=module.policy_loss):
+        with tokens.record_tokens(run, metrics or Metrics(), model, batch, prompts, tokenizer, policy_loss):
             update(batch)
         return written
 
     record.policy = policy
+    record.batch = batch
+    record.printed = printed
     return record
 
 
@@ -226,6 +230,33 @@ def test_a_token_without_an_advantage_is_not_clipped_however_far_it_moves(rows):
     written = rows(update)
     assert max(map(abs, written[0]["change"])) > 1
     assert all(row["clipped"] == [] for row in written)
+
+
+def test_a_loss_that_needs_more_ends_no_run(rows):
+    """All else is recorded, and one line says what is missing."""
+
+    def needs_totals(*arguments, totals):
+        raise AssertionError
+
+    for _ in range(2):
+        written = rows(lambda batch: None, policy_loss=needs_totals)
+    assert len(written) == 8 and all(row["clipped"] is None and row["logprob"] for row in written)
+    (line,) = rows.printed
+    assert "tokens.jsonl" in line and "totals" in line
+
+
+def test_a_forward_may_read_columns_of_a_script_of_ones_own(rows):
+    rows.batch["row_number"] = torch.arange(32)
+    rows.batch["names"] = [f"row {number}" for number in range(32)]
+    seen = set()
+
+    def model(micro, **options):
+        seen.update(zip(micro["row_number"].tolist(), micro["names"], strict=True))
+        return rows.policy(micro, **options)
+
+    chosen = tokens.choose_rows(rows.batch["rewards"].tolist(), 4)
+    assert len(rows(lambda batch: None, model=model)) == 4
+    assert seen == {(number, f"row {number}") for number in chosen}
 
 
 def test_the_time_is_none_of_the_update(rows):
@@ -263,7 +294,7 @@ def test_nothing_is_written_of_an_update_that_failed(rows):
 def test_all_processes_make_as_many_passes_as_the_one_with_the_most():
     _, args, tokenizer, policy = embedded("grpo", micro_batch_size=3, group_size=4)
     batch, _ = hand_made_batch(policy, tokenizer, args)
-    chosen = torch.arange(4, 8)
+    chosen = list(range(4, 8))
     alone = tokens.split_rows(Accelerator(cpu=True), batch, chosen, args)
     beside = SimpleNamespace(gather=lambda number: torch.tensor([5, int(number)]))
     several = tokens.split_rows(beside, batch, chosen, args)

@@ -15,7 +15,7 @@ import sys
 
 import matplotlib
 
-from look import read_rows
+from look import NoRun, read_rows
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -207,7 +207,11 @@ def main():
     parser.add_argument("run", type=pathlib.Path, metavar="RUN")
     parser.add_argument("-o", "--output", metavar="FILE", help="the picture [FIGURE.png]")
     options = parser.parse_args()
-    figure = step_figure(options.run) if options.figure == "step" else answers_figure(options.run)
+    draw = step_figure if options.figure == "step" else answers_figure
+    try:
+        figure = draw(options.run)
+    except (NoRun, OSError, LookupError, TypeError, ValueError) as error:
+        sys.exit(f"figures.py: {options.run} is not the folder of such a run: {error}")
     output = options.output or f"{options.figure}.png"
     figure.savefig(output, dpi=150, metadata={"Software": None})
     print(f"written: {output}")

@@ -10,7 +10,6 @@ tokens.jsonl, which the scripts with rollouts write. tools/look/ has its frame, 
 
 import argparse
 import json
-import math
 import pathlib
 import sys
 import webbrowser
@@ -38,16 +37,22 @@ class NoRun(Exception):
 
 
 def read_rows(path):
-    """The rows of a JSONL file, none if it is not there. A last line that a run is still writing is left out."""
+    """The rows of a JSONL file, none if it is not there. A last line that a run is still writing is left out.
+
+    NaN and infinity, which JSON proper does not have, are None.
+    """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise NoRun(f"{path} is no text") from None
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            rows.append(json.loads(line, parse_constant=lambda name: None))
         except ValueError:
             if number < len(lines):
                 raise NoRun(f"{path}, line {number}, is no JSON") from None
@@ -79,7 +84,7 @@ def curves(metrics):
     for title, names in CURVES.items():
         lines = []
         for metric, name in names.items():
-            points = [[row["step"], row[metric]] for row in metrics if math.isfinite(row.get(metric, math.nan))]
+            points = [[row["step"], row[metric]] for row in metrics if isinstance(row.get(metric), (int, float))]
             if points:
                 lines.append({"name": name, "points": fitting(points, MOST_POINTS)})
         known = [panel["lines"] for panel in panels]  # where the reward is the accuracy, their panels are the same
@@ -137,41 +142,48 @@ def token_steps(rows):
 def collect(folder):
     """What the page shows, as page.js reads it."""
     folder = pathlib.Path(folder)
-    try:
-        args = json.loads((folder / "args.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise NoRun(f"{folder} is not the folder of a run: there is no args.json in it") from None
-    metrics = [row for row in read_rows(folder / "metrics.jsonl") if "step" in row]
+    facts = read_facts(folder)
+    metrics = made_of(folder / "metrics.jsonl", lambda rows: [row for row in rows if "step" in row])
     if not metrics:
         raise NoRun(f"{folder / 'metrics.jsonl'} has no row yet")
-    steps, left_out = token_steps(read_rows(folder / "tokens.jsonl"))
-    facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
-    shown = {
+    steps, left_out = made_of(folder / "tokens.jsonl", token_steps)
+    return facts | {
         "run": folder.resolve().name,
-        "model": args.get("model_name_or_path"),
         "step": metrics[-1]["step"],
         "curves": curves(metrics),
         "steps": steps,
         "left_out": left_out,
-        "evaluations": evaluations(read_rows(folder / "samples.jsonl")),
+        "evaluations": made_of(folder / "samples.jsonl", evaluations),
     }
-    return facts | shown
 
 
-def without_nan(value):
-    """The value with null for what JSON does not have, NaN and infinity."""
-    if isinstance(value, dict):
-        return {name: without_nan(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def read_facts(folder):
+    """What the page tells of args.json."""
+    path = folder / "args.json"
+    try:
+        args = json.loads(path.read_text(encoding="utf-8"))
+        facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
+        return facts | {"model": args.get("model_name_or_path")}
+    except OSError:
+        raise NoRun(f"{folder} is not the folder of a run: there is no args.json in it") from None
+    except (ValueError, AttributeError):
+        raise NoRun(f"{path} is not the args.json of a run") from None
+
+
+def made_of(path, make):
+    """What `make` makes of the rows of a file. A NoRun names a file with other rows than those of a run."""
+    rows = read_rows(path)
+    try:
+        return make(rows)
+    except (LookupError, TypeError, AttributeError):
+        raise NoRun(f"{path} has a row that is none of a run") from None
 
 
 def page(data):
     """The HTML. Its JSON has no `<`, so that no completion ends the script, and is ASCII, half a character included."""
     text = (PARTS / "page.html").read_text(encoding="utf-8")
     parts = {name: (PARTS / file).read_text(encoding="utf-8") for name, file in FILES.items()}
-    parts["DATA"] = json.dumps(without_nan(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts["DATA"] = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     for name, part in parts.items():  # the data are last: what stands in them is replaced by nothing
         text = text.replace(f"/*{name}*/", part, 1)
     return text
@@ -185,7 +197,7 @@ def main(words=None):
     file = options.output or options.run / "look.html"
     try:
         file.write_text(page(collect(options.run)), encoding="utf-8", newline="\n")
-    except (NoRun, OSError, ValueError, LookupError) as error:
+    except (NoRun, OSError) as error:
         print(f"look.py: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(f"written: {file}")

@@ -126,7 +126,8 @@ class Run:
 
     def curve(self, metric):
         """{step: value} of a metric, where it is a finite number."""
-        return {row["step"]: row[metric] for row in self.rows if math.isfinite(row.get(metric, math.nan))}
+        points = {row["step"]: row.get(metric) for row in self.rows}
+        return {step: x for step, x in points.items() if isinstance(x, (int, float)) and math.isfinite(x)}
 
 
 # Reading

@@ -57,12 +57,15 @@ def places(source):
 
 
 def ranges(source):
-    """{option: default} of the options in RANGES that a script has."""
-    args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
+    """{option: default} of the options in RANGES that a script has; only of defaults that are plain numbers."""
     found = {}
-    for field in args.body:
-        if isinstance(field, ast.AnnAssign) and field.target.id in RANGES and isinstance(field.value, ast.Call):
-            found[field.target.id] = ast.literal_eval(field.value.args[0])
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        name = ast.unparse(node.target)
+        arguments = getattr(node.value, "args", [])
+        if name in RANGES and arguments and isinstance(arguments[0], ast.Constant):
+            found[name] = arguments[0].value
     return found
 
 

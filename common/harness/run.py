@@ -38,6 +38,7 @@ class Run:
         self.sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "tokens.jsonl": 0}  # at the last checkpoint
         self.skipped = SKIPPED_STEPS - 1  # in a row; it starts there, since a first step without a reward is an error
         self.said_unscored = False
+        self.said_no_clipped = False
         self.dead = DEAD | dict(dead)
         self.dead_steps = collections.Counter()
         self.exit_code = 0

@@ -8,6 +8,7 @@ import time
 import torch
 
 from common.batches import micro_batches, take_rows, to_device
+from common.errors import in_short
 from common.generation import seeded
 from common.harness.distributed import on_first
 
@@ -15,7 +16,6 @@ FILE = "tokens.jsonl"
 ROWS = 8  # of a step, at most
 MOST_BYTES = 100 * 2**20  # a longer file grows at the steps 1, 2, 4, 8, ... alone
 LONGEST_WAIT = 64  # tokens, for the end of a character; a text without sense may have none
-COLUMNS = "prompts prompt_mask completions completion_mask prompt_index packed".split()  # what a forward reads
 
 
 @contextlib.contextmanager
@@ -34,15 +34,17 @@ def record_tokens(run, metrics, model, batch, prompts, tokenizer, policy_loss):
     group_size = run.args.group_size
     chosen = choose_rows(batch["rewards"].tolist(), group_size)
     index = to_device(torch.tensor(chosen), batch["rewards"].device)
-    passes = split_rows(run.accelerator, batch, index, run.args)
+    passes = split_rows(run.accelerator, batch, chosen, run.args)
     before, entropy = forward_rows(model, passes, with_entropy=True)
+    if before.is_cuda:  # A GPU computes on after the call, and this is no time of the update.
+        torch.cuda.synchronize(before.device)
     metrics.paused += time.perf_counter() - start
     yield
     start = time.perf_counter()
     after, _ = forward_rows(model, passes, with_entropy=False)
     if run.accelerator.is_main_process:
         part = update_columns(batch, index, width=after.shape[1])
-        clipped = would_clip(policy_loss, after, before, entropy, part, run.args)
+        clipped = clipped_or_none(run, policy_loss, after, before, entropy, part)
         columns = part | {"logprob": before, "change": after - before, "entropy": entropy, "clipped": clipped}
         row_prompts = [prompts[row // group_size] for row in chosen]
         run.write_rows(FILE, token_rows(run.step + 1, tokenizer, row_prompts, columns))
@@ -79,25 +81,25 @@ def choose_rows(rewards, group_size):
     return sorted([*sorted(firsts.values()), *others][:ROWS])
 
 
-def split_rows(accelerator, batch, index, args):
-    """The forwards of the rows `index` (k,): a list of (their places among these rows, micro-batch).
+def split_rows(accelerator, batch, chosen, args):
+    """The forwards of the rows `chosen`: a list of (their places among these rows, micro-batch).
 
-    All processes have equally many, as FSDP2 needs: what is missing is the first row again.
+    A micro-batch has the columns that the batch has before the update, those of a script of your
+    own too. All processes have equally many, as FSDP2 needs: what is missing is the first row again.
     """
-    part = {}
-    for name in COLUMNS:
-        if name in batch:
-            column = batch[name]
-            part[name] = column[index] if isinstance(column, torch.Tensor) else column
-    lengths = torch.stack([part["prompt_mask"].sum(dim=1), part["completion_mask"].sum(dim=1)], dim=1)
-    part["lengths"] = lengths.tolist()
-    if "prompt_index" in part:
-        part["groups"] = part["prompt_index"][:, 0].tolist()
-    cuts = micro_batches(range(len(index)), part["lengths"], args, part.get("groups"), part.get("packed", False))
-    number = to_device(torch.tensor([len(cuts)]), part["prompts"].device)
+    lengths = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)], dim=1)
+    batch = batch | {"lengths": lengths.tolist()}
+    if "prompt_index" in batch:
+        batch["groups"] = batch["prompt_index"][:, 0].tolist()
+    cuts = micro_batches(chosen, batch["lengths"], args, batch.get("groups"), batch.get("packed", False))
+    number = to_device(torch.tensor([len(cuts)]), batch["prompts"].device)
     most = int(accelerator.gather(number).max())
-    cuts += [[0]] * (most - len(cuts))
-    return [(places, take_rows(part, places)) for places in cuts]
+    cuts += [chosen[:1]] * (most - len(cuts))
+    passes = []
+    for rows in cuts:
+        places = [chosen.index(row) for row in rows]
+        passes.append((places, take_rows(batch, rows)))
+    return passes
 
 
 @torch.no_grad()
@@ -137,6 +139,19 @@ def update_columns(batch, index, width):
     }
 
 
+def clipped_or_none(run, policy_loss, after, before, entropy, part):
+    """`would_clip`, or None if a loss of one's own cannot be called like that: the run goes on, and says so once."""
+    try:
+        return would_clip(policy_loss, after, before, entropy, part, run.args)
+    except Exception as error:
+        if not run.said_no_clipped:
+            run.said_no_clipped = True
+            run.print(
+                f"{FILE} does not tell which tokens are clipped: policy_loss, called once more: {in_short(error)}"
+            )
+        return None
+
+
 def would_clip(policy_loss, after, before, entropy, part, args):
     """Which tokens (R, T) the script's loss would clip in a further update: their log-prob has no gradient there."""
     args = copy.copy(args)
@@ -152,7 +167,7 @@ def would_clip(policy_loss, after, before, entropy, part, args):
 
 def token_rows(step, tokenizer, prompts, columns):
     """The rows of tokens.jsonl, one for each completion; docs/running.md describes them."""
-    columns = {name: column.tolist() for name, column in columns.items()}
+    columns = {name: column.tolist() for name, column in columns.items() if column is not None}
     rows = []
     for i, prompt in enumerate(prompts):
         row = {name: column[i] for name, column in columns.items()}
@@ -178,7 +193,7 @@ def token_columns(tokenizer, row):
         "logprob": rounded(row["logprob"][:length]),
         "change": rounded(row["change"][:length]),
         "entropy": rounded(row["entropy"][:length]),
-        "clipped": numbers_of(row["clipped"][:length]),
+        "clipped": numbers_of(row["clipped"][:length]) if "clipped" in row else None,
         "masked": numbers_of([not counted for counted in in_loss]),
         "special": numbers_of(special),
     }
@@ -202,7 +217,8 @@ def numbers_of(flags):
 def token_texts(tokenizer, ids):
     """The text that each token adds to a completion; together they are the completion's text.
 
-    A token may be a part of a character: the last part has the character, the others have "".
+    A token may be a part of a character: the last part has the character, the others have "". Bytes
+    that are no text may be other signs together than alone: some decoders give up a whole run of them.
     """
 
     def decode(part):

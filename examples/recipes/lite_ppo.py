@@ -17,6 +17,15 @@ class Args:
     std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation")
 
 
+LINES = {
+    'batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)': """
+        batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
+        if args.normalize_std:
+            batch["advantages"] = divide_by_std(accelerator, batch, args)
+    """
+}
+
+
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64, not yet divided: each reward less the mean of its group."""
     groups = rewards.double().view(-1, args.group_size)
@@ -29,16 +38,6 @@ def divide_by_std(accelerator, batch, args):
     scored = ~batch["rewards"].isnan()  # a row may have no reward
     _, variance = moments(batch["rewards"][scored], args.std_ddof, accelerator.reduce)
     return (batch["advantages"] / (variance.sqrt() + args.std_eps)).float()
-
-
-train_on = update
-
-
-def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
-    """Divide the advantages by the deviation of the rollout, then train on it."""
-    if args.normalize_std:
-        batch = batch | {"advantages": divide_by_std(accelerator, batch, args)}
-    train_on(accelerator, model, reference, optimizer, batch, step, args, metrics)
 
 
 def token_weights(loss_mask, totals, args):

@@ -32,8 +32,13 @@ const signColoured = (x, text) => element("span", { class: direction(x) }, text)
 const dim = (...children) => element("span", { class: "dim" }, children);
 const tint = (x) => `var(--${x < 0 ? "down" : "up"})`;
 
+// What a log-prob is as a probability; null stands for a number that is not finite.
+const chance = (logprob) => (logprob === null ? null : Math.exp(logprob));
+const added = (a, b) => (a === null || b === null ? null : a + b);
+
 // A probability in percent, with more digits near 0 and near 100.
 function percent(p) {
+  if (p === null) return "none";
   const far = 100 * Math.min(p, 1 - p);
   if (far < 0.0005) return p < 0.5 ? "< 0.001" : "> 99.999";
   return (100 * p).toFixed(far >= 1 ? 1 : far >= 0.1 ? 2 : 3);
@@ -41,6 +46,7 @@ function percent(p) {
 
 // How many times as likely e^x is.
 function times(x) {
+  if (x === null) return "none";
   const factor = Math.exp(x);
   return `×${factor >= 1000 || factor < 0.001 ? minus(factor.toExponential(1)) : factor.toPrecision(3)}`;
 }
@@ -86,7 +92,8 @@ function merged(rows) {
       continue;
     }
     const sets = { clipped: new Set(row.clipped), masked: new Set(row.masked), special: new Set(row.special) };
-    found.set(key, { ...row, ...sets, count: 1, total: sum(row.change) });
+    const total = row.change.reduce(added, 0);
+    found.set(key, { ...row, ...sets, knowsClipped: row.clipped !== null, count: 1, total });
   }
   const reward = (row) => (row.reward === null ? -Infinity : row.reward);
   return [...found.values()].sort((a, b) => reward(b) - reward(a) || meanAdvantage(b) - meanAdvantage(a) || b.total - a.total);
@@ -175,8 +182,8 @@ function placesOf(step) {
     let next = roots.get(row.prompt);
     row.tokens.forEach((text, i) => {
       if (!next.has(text)) {
-        const before = Math.exp(row.logprob[i]);
-        const after = Math.exp(row.logprob[i] + row.change[i]);
+        const before = chance(row.logprob[i]);
+        const after = chance(added(row.logprob[i], row.change[i]));
         const context = row.tokens.slice(Math.max(0, i - 12), i).join("");
         next.set(text, { text, i, context, before, after, count: 0, rewards: [], next: new Map() });
         found.push(next.get(text));
@@ -206,7 +213,7 @@ function moveOf(place) {
 }
 
 function moves(step) {
-  const size = (place) => Math.abs(place.after - place.before);
+  const size = (place) => (place.after === null ? 0 : Math.abs(place.after - place.before));
   const largest = placesOf(step).sort((a, b) => size(b) - size(a)).slice(0, 6).filter((place) => size(place) > 1e-5);
   const shown = largest.map(moveOf);
   if (!shown.length) return [];
@@ -216,6 +223,9 @@ function moves(step) {
 // The step in sentences.
 function saying(step) {
   const rows = step.rows.flatMap((row) => Array(row.count).fill(row));
+  if (rows.some((row) => row.total === null)) {
+    return element("p", { class: "said" }, "Some of these numbers are not finite: there is no summary.");
+  }
   const sizes = rows.flatMap((row) => row.change.map(Math.abs)).sort((a, b) => b - a);
   const all = sum(sizes);
   let few = 0;
@@ -232,7 +242,9 @@ function saying(step) {
     said.push("All advantages here are 0: other prompts of the batch, and the KL if there is one, moved these tokens. ");
   }
   const clipped = sum(rows.map((row) => row.clipped.size));
-  said.push(`A further update would clip ${clipped ? count(clipped, "token") : "no token"}.`);
+  if (rows.every((row) => row.knowsClipped)) {
+    said.push(`A further update would clip ${clipped ? count(clipped, "token") : "no token"}.`);
+  }
   return element("p", { class: "said" }, said);
 }
 
@@ -332,13 +344,14 @@ function showTip(span) {
   const i = Number(span.dataset.token);
   const before = row.logprob[i];
   const change = row.change[i];
+  const after = added(before, change);
   const line = (name, ...value) => element("tr", {}, element("td", {}, name), element("td", {}, value));
   tip.replaceChildren(
     element("div", {}, element("code", {}, named(row.tokens[i])), dim(` token ${i + 1} of ${row.tokens.length}`)),
     element("table", {},
-      line("probability", `${percent(Math.exp(before))} → ${percent(Math.exp(before + change))} %`),
-      line("log-prob", `${digits(before, 4)} → ${digits(before + change, 4)}`),
-      line("change", signColoured(change, signed(change, 4)), `, ratio ${Math.exp(change).toPrecision(4)}`),
+      line("probability", `${percent(chance(before))} → ${percent(chance(after))} %`),
+      line("log-prob", `${digits(before, 4)} → ${digits(after, 4)}`),
+      line("change", signColoured(change, signed(change, 4)), change === null ? "" : `, ratio ${Math.exp(change).toPrecision(4)}`),
       line("entropy before", digits(row.entropy[i])),
       line("advantage", signed(advantage(row, i), 4))),
     row.clipped.has(i) ? "A further update would clip it." : "",
