@@ -281,8 +281,10 @@ function goldOf({ answer }) {
 function promptOf(step) {
   if (!step.samePrompt) return element("div", { class: "prompt" }, `${count(step.size, "completion")} of several prompts`);
   const [row] = step.rows;
+  const differ = step.rows.some((other) => other.reward !== row.reward);
+  const group = differ ? "the first group of the step whose rewards differ" : "the first group of the step";
   return element("div", { class: "prompt" }, element("code", {}, visible(row.prompt, true)), goldOf(row),
-    dim(count(step.size, "completion")));
+    dim(`${count(step.size, "completion")}: ${group}`));
 }
 
 function choice(label, name, options) {
