@@ -180,7 +180,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
     parser.add_argument("--play", action="store_true", help="begin with the tab of sliders and curves")
-    parser.add_argument("--output", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
     sources = family.found()
     if options.play and not options.scripts:
