@@ -1,7 +1,7 @@
 """Two scripts side by side in a browser, function by function, with what differs marked.
 
 python tools/side_by_side.py grpo dapo                  make the page in a temporary file and open it
-python tools/side_by_side.py grpo dapo --output FILE    write it there and open nothing
+python tools/side_by_side.py grpo dapo -o FILE          write it there and open nothing
 python tools/side_by_side.py --play                     open its tab "Play with it"
 
 The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen on it, and
