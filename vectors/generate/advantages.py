@@ -3,7 +3,7 @@
 import math
 
 from vectors.generate.arithmetic import mean, variance
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def nearly_equal(rewards, ties="both"):
@@ -129,21 +129,14 @@ CASES = [
         operation=group_advantages,
         inputs={"rewards": TWO_GROUPS},
         options=GRPO,
-        rests_on=FORMULA,
         source=f"{GRPO_PAPER}; it gives no ddof and no epsilon, here 1 and 1e-6",
-        threads=[
-            "XU-YIJIE/grpo-flat/issues/2",
-            "thinking-machines-lab/tinker-cookbook/issues/579",
-        ],
+        threads=["XU-YIJIE/grpo-flat/issues/2", "thinking-machines-lab/tinker-cookbook/issues/579"],
         catches="Statistics over the batch, or an advantage that is not divided.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
-            Other(says="the advantage is not divided", options={"deviation": "none"}),
-            Other(
-                says="the deviation is that of the batch",
-                options={"deviation": "batch_of_rewards"},
-            ),
+            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            Other("the advantage is not divided", options={"deviation": "none"}),
+            Other("the deviation is that of the batch", options={"deviation": "batch_of_rewards"}),
         ],
     ),
     Case(
@@ -155,7 +148,7 @@ CASES = [
         source="DCPO 2509.02333 Eq. 30 has ddof 0; TRL and verl have 1; GRPO's paper is silent",
         catches="A ddof that cannot be chosen: with 4 rewards it changes each advantage by 15 %.",
         tolerance=ANY_EPSILON,
-        others=[Other(says="the deviation has ddof 1", options={"std_ddof": 1})],
+        others=[Other("the deviation has ddof 1", options={"std_ddof": 1})],
     ),
     Case(
         id="advantages/epsilon",
@@ -164,9 +157,7 @@ CASES = [
         options=GRPO,
         rests_on=CONVENTION,
         source="verl's epsilon 1e-6; TRL has 1e-4, OpenRLHF 1e-9; no paper gives one",
-        threads=[
-            "verl-project/verl/pull/6348",
-        ],
+        threads=["verl-project/verl/pull/6348"],
         catches="An epsilon of another size, which halves these advantages and hardly changes "
         "those of rewards 0 and 1.",
         tolerance={
@@ -174,10 +165,10 @@ CASES = [
             "float32": {"rtol": 2e-3, "atol": 1e-6},
         },
         others=[
-            Other(says="epsilon is 1e-4", options={"std_eps": 1e-4}),
-            Other(says="epsilon is 1e-8 or less", options={"std_eps": 1e-9}),
-            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
-            Other(says="epsilon is under the root", options={"epsilon_under_root": True}),
+            Other("epsilon is 1e-4", options={"std_eps": 1e-4}),
+            Other("epsilon is 1e-8 or less", options={"std_eps": 1e-9}),
+            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            Other("epsilon is under the root", options={"epsilon_under_root": True}),
         ],
     ),
     Case(
@@ -185,22 +176,18 @@ CASES = [
         operation=group_advantages,
         inputs={"rewards": TWO_GROUPS},
         options=GRPO | {"deviation": "none"},
-        rests_on=FORMULA,
         source="Dr. GRPO 2503.20783, section 3.2",
         catches="A division by the deviation, which this method leaves out.",
-        others=[Other(says="the advantage is divided", options={"deviation": "group"})],
+        others=[Other("the advantage is divided", options={"deviation": "group"})],
     ),
     Case(
         id="advantages/rloo",
         operation=group_advantages,
         inputs={"rewards": TWO_GROUPS},
         options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
-        rests_on=FORMULA,
         source="RLOO 2402.14740, section 3.2: the mean of the others",
         catches="A baseline that counts the row's own reward.",
-        others=[
-            Other(says="the baseline is the group's mean", options={"baseline": "group_mean"}),
-        ],
+        others=[Other("the baseline is the group's mean", options={"baseline": "group_mean"})],
     ),
     Case(
         id="advantages/rloo-missing-reward",
@@ -213,14 +200,14 @@ CASES = [
         catches="A row without a reward among those that the mean of the others is divided by.",
         others=[
             Other(
-                says="a row without a reward counts as a row",
+                "a row without a reward counts as a row",
                 options={"rows_without_reward": "counted"},
             ),
             Other(
-                says="a row without a reward has reward 0",
+                "a row without a reward has reward 0",
                 inputs={"rewards": [[1.0, 0.0, 0.2, 0.0], [0.0, 0.0, 0.7, 0.0]]},
             ),
-            Other(says="the baseline is the group's mean", options={"baseline": "group_mean"}),
+            Other("the baseline is the group's mean", options={"baseline": "group_mean"}),
         ],
     ),
     Case(
@@ -230,18 +217,16 @@ CASES = [
         options=GRPO | {"deviation": "batch_of_rewards"},
         rests_on=CONVENTION,
         source="Lite PPO 2508.08221: the mean of the group, the deviation of the batch's rewards",
-        threads=[
-            "huggingface/trl/issues/3991",
-        ],
+        threads=["huggingface/trl/issues/3991"],
         catches="The deviation of the centred rewards for that of the rewards.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
+            Other("the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
-                says="the deviation is that of the centred rewards",
+                "the deviation is that of the centred rewards",
                 options={"deviation": "batch_of_centred"},
             ),
-            Other(says="the deviation is that of the group", options={"deviation": "group"}),
+            Other("the deviation is that of the group", options={"deviation": "group"}),
         ],
     ),
     Case(
@@ -255,12 +240,12 @@ CASES = [
         catches="The deviation of the rewards before the group's mean was subtracted.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
+            Other("the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
-                says="the deviation is that of the raw rewards",
+                "the deviation is that of the raw rewards",
                 options={"deviation": "batch_of_rewards"},
             ),
-            Other(says="the deviation is that of the group", options={"deviation": "group"}),
+            Other("the deviation is that of the group", options={"deviation": "group"}),
         ],
     ),
     Case(
@@ -268,7 +253,6 @@ CASES = [
         operation=group_advantages,
         inputs={"rewards": [[1.0] * 4, [0.0] * 4]},
         options=GRPO | {"std_eps": 0.0},
-        rests_on=FORMULA,
         source=f"{GRPO_PAPER}: no reward differs from the mean, so an advantage is 0",
         catches="0 / 0 where epsilon is 0.",
         tolerance=ZERO,
@@ -298,9 +282,7 @@ CASES = [
         source="rewards that are equal up to 1e-9 of the largest size among them are equal",
         catches="Equality up to 1e-9 whatever the size: the rounding of large rewards is larger.",
         tolerance=ZERO,
-        others=[
-            Other(says="rewards are equal up to an absolute 1e-9", options={"ties": "absolute"}),
-        ],
+        others=[Other("rewards are equal up to an absolute 1e-9", options={"ties": "absolute"})],
     ),
     Case(
         id="advantages/float-residue-near-zero",
@@ -312,9 +294,7 @@ CASES = [
         catches="Equality up to a share of the size alone: a sum that cancels, as 0.1 + 0.2 - 0.3, "
         "is smaller than the rounding of its parts.",
         tolerance=NEARLY_ZERO,
-        others=[
-            Other(says="rewards are equal up to 1e-9 of their size", options={"ties": "relative"}),
-        ],
+        others=[Other("rewards are equal up to 1e-9 of their size", options={"ties": "relative"})],
     ),
     Case(
         id="advantages/missing-reward",
@@ -331,9 +311,9 @@ CASES = [
         catches="A row without a reward that makes its group NaN, or that counts as 0.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the deviation has ddof 0", options={"std_ddof": 0}),
+            Other("the deviation has ddof 0", options={"std_ddof": 0}),
             Other(
-                says="a row without a reward has reward 0",
+                "a row without a reward has reward 0",
                 inputs={"rewards": [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]},
             ),
         ],
@@ -343,12 +323,8 @@ CASES = [
         operation=group_advantages,
         inputs={"rewards": [[1.0, 0.0], [0.0, 1.0, 1.0], [0.5, 0.0, 1.0, 0.25, 0.0]]},
         options=GRPO | {"deviation": "none"},
-        rests_on=FORMULA,
         source=GRPO_PAPER,
-        threads=[
-            "radixark/miles/pull/1325",
-            "allenai/open-instruct/pull/1794",
-        ],
+        threads=["radixark/miles/pull/1325", "allenai/open-instruct/pull/1794"],
         catches="Groups that are cut by position, with statistics over adjacent rows.",
     ),
     Case(
@@ -365,12 +341,11 @@ CASES = [
         operation=smoothed_advantages,
         inputs={"visits": DCPO_VISITS},
         options={"std_ddof": 0, "smooth": True},
-        rests_on=FORMULA,
         source="DCPO 2509.02333v2, appendix A.7, Eq. 29-30",
         catches="A history that starts anew, or pooled moments without the part between visits.",
         others=[
-            Other(says="the deviations have ddof 1", options={"std_ddof": 1}),
-            Other(says="each visit stands alone", options={"smooth": False}),
+            Other("the deviations have ddof 1", options={"std_ddof": 1}),
+            Other("each visit stands alone", options={"smooth": False}),
         ],
     ),
     Case(
@@ -381,7 +356,7 @@ CASES = [
         rests_on=CONVENTION,
         source="the released code of DCPO, which has ddof 1 where the paper has 0",
         catches="A ddof that cannot be chosen.",
-        others=[Other(says="the deviations have ddof 0", options={"std_ddof": 0})],
+        others=[Other("the deviations have ddof 0", options={"std_ddof": 0})],
     ),
 ]
 

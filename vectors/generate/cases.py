@@ -16,7 +16,7 @@ TOLERANCE = {
 FORMULA, CONVENTION = "formula", "convention"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Other:
     """An answer that people also give: the operation with other inputs or options.
 
@@ -38,7 +38,7 @@ class Case:
     inputs_from: str | None = None  # a name in the subject's `shared_inputs`
     inputs: dict = field(default_factory=dict)
     options: dict
-    rests_on: str
+    rests_on: str = FORMULA
     source: str
     catches: str
     threads: list = field(default_factory=list)  # on GitHub, such as "huggingface/trl/issues/3021"

@@ -12,7 +12,7 @@ from vectors.generate.arithmetic import (
     variance,
     weighted_sum,
 )
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def shaped_rewards(inputs, options):
@@ -203,7 +203,6 @@ def gae_case(name, mask, catches, options=DISCOUNTS, others=(), threads=()):
         operation=gae,
         inputs=ROLLOUT | {"mask": mask},
         options=options,
-        rests_on=FORMULA,
         source=GAE_PAPER,
         catches=catches,
         threads=list(threads),
@@ -220,14 +219,11 @@ def whiten_case(ddof, source):
         rests_on=CONVENTION,
         source=f"{source}; over the tokens that count",
         catches="Padding in the mean and the deviation, or another ddof.",
-        threads=[
-            "NovaSky-AI/SkyRL/issues/1305",
-            "ray-project/ray/pull/63900",
-        ],
+        threads=["NovaSky-AI/SkyRL/issues/1305", "ray-project/ray/pull/63900"],
         tolerance=ROUNDED,
         others=[
-            Other(says="padding counts", options={"padding_counts": True}),
-            Other(says=f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
+            Other("padding counts", options={"padding_counts": True}),
+            Other(f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
         ],
     )
 
@@ -242,17 +238,13 @@ CASES = [
             "scores": [0.8, -0.3],
         },
         options={"kl_coef": 0.1},
-        rests_on=FORMULA,
         source="InstructGPT 2203.02155; DeepSeekMath 2402.03300 Eq. 2",
         catches="A score that is not on the last token, or a KL of the wrong sign.",
-        threads=[
-            "huggingface/trl/issues/3750",
-            "huggingface/trl/pull/5338",
-        ],
+        threads=["huggingface/trl/issues/3750", "huggingface/trl/pull/5338"],
         others=[
-            Other(says="the KL has the other sign", options={"kl_coef": -0.1}),
-            Other(says="the score is on every token", options={"score_on_every_token": True}),
-            Other(says="the KL is left out", options={"kl_coef": 0.0}),
+            Other("the KL has the other sign", options={"kl_coef": -0.1}),
+            Other("the score is on every token", options={"score_on_every_token": True}),
+            Other("the KL is left out", options={"kl_coef": 0.0}),
         ],
     ),
     gae_case(
@@ -260,9 +252,9 @@ CASES = [
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
         "A value after the end, or of the padding.",
         others=[
-            Other(says="lambda is 1", options={"lambda": 1.0}),
-            Other(says="gamma is 1", options={"gamma": 1.0}),
-            Other(says="padding counts", inputs={"mask": [[1] * 5, [1] * 5]}),
+            Other("lambda is 1", options={"lambda": 1.0}),
+            Other("gamma is 1", options={"gamma": 1.0}),
+            Other("padding counts", inputs={"mask": [[1] * 5, [1] * 5]}),
         ],
     ),
     gae_case(
@@ -275,16 +267,13 @@ CASES = [
         "gae-observation-tokens",
         [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
         "Tokens of a tool, which the policy did not write, as steps of the episode.",
-        threads=[
-            "verl-project/verl/pull/2337",
-            "radixark/miles/pull/1827",
-        ],
+        threads=["verl-project/verl/pull/2337", "radixark/miles/pull/1827"],
         others=[
             Other(
-                says="a masked token is a step with reward and value 0",
+                "a masked token is a step with reward and value 0",
                 options={"masked_tokens_are_steps": True},
             ),
-            Other(says="masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
+            Other("masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
         ],
     ),
     whiten_case(1, "TRL and verl have ddof 1"),
@@ -292,39 +281,31 @@ CASES = [
     value_case(
         "ppo/value-clip",
         "The smaller of the two errors, or a half that is missing.",
-        threads=[
-            "ray-project/ray/issues/2233",
-            "implementation-matters/code-for-paper/issues/1",
-        ],
+        threads=["ray-project/ray/issues/2233", "implementation-matters/code-for-paper/issues/1"],
         others=[
-            Other(says="the smaller of the two errors", options={"smaller_error": True}),
-            Other(says="without the half", options={"without_half": True}),
-            Other(says="without the clip", options={"value_clip": 0.0}),
+            Other("the smaller of the two errors", options={"smaller_error": True}),
+            Other("without the half", options={"without_half": True}),
+            Other("without the clip", options={"value_clip": 0.0}),
         ],
     ),
     value_case(
         "ppo/value-plain",
         "A clip that is still there with value_clip 0, or a half that is missing.",
         options={"value_clip": 0.0},
-        threads=[
-            "ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135",
-        ],
-        others=[Other(says="without the half", options={"without_half": True})],
+        threads=["ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135"],
+        others=[Other("without the half", options={"without_half": True})],
     ),
     Case(
         id="ppo/adaptive-kl",
         operation=adaptive_kl,
         inputs={"kl_coef": 0.2, "kl": [9.0, 5.4, 1.0]},
         options={"target": 6.0, "horizon": 10000, "samples": 256},
-        rests_on=FORMULA,
         source="Fine-Tuning Language Models from Human Preferences 1909.08593, section 2.2",
         catches="An error that is not clipped at 0.2, or steps that count where samples do.",
-        threads=[
-            "verl-project/verl/issues/1984",
-        ],
+        threads=["verl-project/verl/issues/1984"],
         others=[
-            Other(says="the error is not clipped", options={"without_clip": True}),
-            Other(says="an optimizer step counts as one sample", options={"counted": 1}),
+            Other("the error is not clipped", options={"without_clip": True}),
+            Other("an optimizer step counts as one sample", options={"counted": 1}),
         ],
     ),
     Case(
@@ -332,10 +313,9 @@ CASES = [
         operation=adaptive_penalty,
         inputs={"penalty_coef": 1.0, "kl": [0.02, 0.011, 0.001]},
         options={"target": 0.01},
-        rests_on=FORMULA,
         source="PPO 1707.06347, section 4",
         catches="A coefficient that falls where the KL is too large.",
-        others=[Other(says="the rule is inverted", options={"inverted": True})],
+        others=[Other("the rule is inverted", options={"inverted": True})],
     ),
 ]
 

@@ -3,7 +3,7 @@
 import math
 
 from vectors.generate.arithmetic import central_difference, check_gradient, each, softmax
-from vectors.generate.cases import FORMULA, Case, Other, Subject
+from vectors.generate.cases import Case, Other, Subject
 
 # --- of one token: d is log(pi / pi_ref), log_ratio is log(pi / pi_old) ---
 
@@ -132,11 +132,10 @@ def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE, t
         operation=kl_tokens,
         inputs=inputs,
         options={"estimator": estimator},
-        rests_on=FORMULA,
         source=source,
         catches=catches,
         threads=list(threads),
-        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+        others=[Other(says, options={"estimator": wrong}) for says, wrong in others],
     )
 
 
@@ -146,11 +145,10 @@ def expectation_case(name, estimator, inputs, means, catches, others, threads=()
         operation=kl_expected_gradient,
         inputs=inputs,
         options={"estimator": estimator},
-        rests_on=FORMULA,
         source=f"derived: {means}",
         catches=catches,
         threads=list(threads),
-        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+        others=[Other(says, options={"estimator": wrong}) for says, wrong in others],
     )
 
 

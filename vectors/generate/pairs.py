@@ -2,7 +2,7 @@
 
 from vectors.generate import steps
 from vectors.generate.arithmetic import central_difference, log_sigmoid, sigmoid
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def pair_weights(inputs, pairs, options):
@@ -128,11 +128,10 @@ DPO = {
     "nll_coef": 0.0,
 }
 DPO_PAPER = "DPO 2305.18290 Eq. 7, mean over pairs"
-PER_TOKEN = Other(says="each log-ratio is divided by its length", options={"per_token": True})
+PER_TOKEN = Other("each log-ratio is divided by its length", options={"per_token": True})
 
 
 def pair_case(name, catches, options=None, source=DPO_PAPER, inputs=None, others=(), **fields):
-    fields = {"rests_on": FORMULA} | fields
     return Case(
         id=name,
         operation=preference_loss,
@@ -154,7 +153,6 @@ def reward_case(name, catches, center=0.0, inputs=None, others=()):
         operation=reward_model_loss,
         inputs=SCORES | (inputs or {}),
         options={"center_coef": center},
-        rests_on=FORMULA,
         source=source,
         catches=catches,
         others=list(others),
@@ -167,14 +165,14 @@ CASES = [
         "Means of log-probs for their sums, or no reference.",
         others=[
             PER_TOKEN,
-            Other(says="there is no reference", options={"reference_free": True}),
+            Other("there is no reference", options={"reference_free": True}),
         ],
     ),
     pair_case(
         "preference/dpo-beta",
         "A beta that does not act, or that stands outside of the sigmoid.",
         options={"beta": 0.5},
-        others=[Other(says="beta is 0.1", options={"beta": 0.1})],
+        others=[Other("beta is 0.1", options={"beta": 0.1})],
     ),
     pair_case(
         "preference/cdpo",
@@ -182,9 +180,9 @@ CASES = [
         options={"label_smoothing": 0.1},
         source="cDPO (Mitchell 2023) Eq. 3",
         others=[
-            Other(says="the smoothing is ignored", options={"label_smoothing": 0.0}),
-            Other(says="the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
-            Other(says="this is robust DPO", options={"loss": "robust"}),
+            Other("the smoothing is ignored", options={"label_smoothing": 0.0}),
+            Other("the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
+            Other("this is robust DPO", options={"loss": "robust"}),
         ],
     ),
     pair_case(
@@ -193,8 +191,8 @@ CASES = [
         options={"loss": "robust", "label_smoothing": 0.1},
         source="robust DPO 2403.00409",
         others=[
-            Other(says="without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
-            Other(says="this is cDPO", options={"loss": "sigmoid"}),
+            Other("without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
+            Other("this is cDPO", options={"loss": "sigmoid"}),
         ],
     ),
     pair_case(
@@ -202,10 +200,7 @@ CASES = [
         "Log-ratios that are divided by their lengths.",
         options={"loss": "ipo"},
         source="IPO 2310.12036 Eq. 17: of sums",
-        threads=[
-            "huggingface/trl/pull/1265",
-            "huggingface/trl/issues/1677",
-        ],
+        threads=["huggingface/trl/pull/1265", "huggingface/trl/issues/1677"],
         others=[PER_TOKEN],
     ),
     pair_case(
@@ -214,11 +209,8 @@ CASES = [
         options={"loss": "ipo", "per_token": True},
         source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
         rests_on=CONVENTION,
-        threads=[
-            "huggingface/trl/issues/6879",
-            "modelscope/ms-swift/pull/9925",
-        ],
-        others=[Other(says="sums, as in the paper", options={"per_token": False})],
+        threads=["huggingface/trl/issues/6879", "modelscope/ms-swift/pull/9925"],
+        others=[Other("sums, as in the paper", options={"per_token": False})],
     ),
     pair_case(
         "preference/reference-free",
@@ -226,21 +218,21 @@ CASES = [
         options={"reference_free": True},
         source="DPO 2305.18290 Eq. 7 with a uniform reference",
         rests_on=CONVENTION,
-        others=[Other(says="the reference acts", options={"reference_free": False})],
+        others=[Other("the reference acts", options={"reference_free": False})],
     ),
     pair_case(
         "preference/nll",
         "A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
         options={"nll_coef": 0.3},
         source="Iterative RPO 2404.19733 Eq. 1-2: the mean over the chosen completion's tokens",
-        others=[Other(says="the term is left out", options={"nll_coef": 0.0})],
+        others=[Other("the term is left out", options={"nll_coef": 0.0})],
     ),
     reward_case("preference/reward-model", "A sum for the mean over pairs, or a sign."),
     reward_case(
         "preference/reward-model-centred",
         "A centring that is left out.",
         center=0.01,
-        others=[Other(says="the centring is left out", options={"center_coef": 0.0})],
+        others=[Other("the centring is left out", options={"center_coef": 0.0})],
     ),
 ]
 

@@ -2,7 +2,7 @@
 
 import math
 
-from vectors.generate import steps
+from vectors.generate import eight_rows, steps
 from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
 from vectors.generate.arithmetic import (
     check_gradient,
@@ -13,21 +13,15 @@ from vectors.generate.arithmetic import (
     variance,
     weighted_sum,
 )
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
-from vectors.generate.policy import (
+from vectors.generate.methods import (
     CLIP,
-    EIGHT_ROWS,
     GRPO,
-    OLD,
-    RARE_NEW,
-    RARE_OLD,
     ROW_MEANS,
-    SAMPLER,
-    SURROGATES,
     TOKEN_MEAN,
-    policy_step,
 )
+from vectors.generate.policy import SURROGATES, policy_step
 
 # --- gates: the loss of a token, and its slope by the log of its ratio ---
 
@@ -244,8 +238,7 @@ GMPO_ADVANTAGES = [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]
 GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
-RARE = {"logprobs": RARE_NEW, "old_logprobs": RARE_OLD}
-HARD_CLIP = Other(says="GRPO's clip of the ratio", options=CLIP)
+HARD_CLIP = Other("GRPO's clip of the ratio", options=CLIP)
 
 CASES = [
     Case(
@@ -253,14 +246,13 @@ CASES = [
         operation=policy_step,
         inputs_from="eight rows",
         options=SAPO,
-        rests_on=FORMULA,
         source="SAPO 2511.20347 Eq. 5-6",
         catches="One steepness for both signs, or a gate without its factor 4 / tau.",
         others=[
             HARD_CLIP,
-            Other(says="tau_positive for both signs", options={"tau_negative": 1.0}),
-            Other(says="the ratio chooses tau", options={"steepness_by": "ratio"}),
-            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
+            Other("tau_positive for both signs", options={"tau_negative": 1.0}),
+            Other("the ratio chooses tau", options={"steepness_by": "ratio"}),
+            Other("the factor 4 / tau is missing", options={"factor": "none"}),
             TOKEN_MEAN,
         ],
     ),
@@ -268,13 +260,12 @@ CASES = [
         id="variants/sapo-first-step",
         operation=policy_step,
         inputs_from="eight rows",
-        inputs={"logprobs": OLD},
+        inputs={"logprobs": eight_rows.OLD},
         options=SAPO,
-        rests_on=FORMULA,
         source="SAPO 2511.20347 Eq. 5-6 where pi is pi_old: the gradient is GRPO's",
         catches="A gate whose slope at ratio 1 is not 1.",
         others=[
-            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
+            Other("the factor 4 / tau is missing", options={"factor": "none"}),
             TOKEN_MEAN,
         ],
     ),
@@ -282,14 +273,13 @@ CASES = [
         id="variants/cispo",
         operation=weighted_logprob_step,
         inputs_from="eight rows",
-        inputs=RARE,
+        inputs=eight_rows.RARE,
         options=CISPO,
-        rests_on=FORMULA,
         source="CISPO 2506.13585 Eq. 4-5, with weights up to 5 and no lower bound",
         catches="A token beyond the clip that loses its gradient, which this method keeps.",
         others=[
-            Other(says="tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
-            Other(says="the weight is not clipped", options={"weight": "unclipped"}),
+            Other("tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
+            Other("the weight is not clipped", options={"weight": "unclipped"}),
             ROW_MEANS,
         ],
     ),
@@ -299,12 +289,11 @@ CASES = [
         inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES},
         options=GMPO,
-        rests_on=FORMULA,
         source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
         catches="The clip after the mean, or on both sides.",
         others=[
-            Other(says="the clip is on both sides", options={"sides": "both"}),
-            Other(says="the row's mean is clipped, as in GSPO", options={"clip": "row"}),
+            Other("the clip is on both sides", options={"sides": "both"}),
+            Other("the row's mean is clipped, as in GSPO", options={"clip": "row"}),
         ],
     ),
     Case(
@@ -313,13 +302,12 @@ CASES = [
         inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
         options=GMPO,
-        rests_on=FORMULA,
         source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
         catches="The mean over the rows of a micro-batch, whose losses are added up.",
         threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
         others=[
             Other(
-                says="this is the sum of the micro-batches' means",
+                "this is the sum of the micro-batches' means",
                 options={"totals": "micro_batch_summed"},
             ),
         ],
@@ -328,15 +316,14 @@ CASES = [
         id="variants/dppo",
         operation=policy_step,
         inputs_from="eight rows",
-        inputs=RARE,
+        inputs=eight_rows.RARE,
         options=DPPO,
-        rests_on=FORMULA,
         source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
         catches="A mask that also stops tokens on their way back, or that measures the ratio.",
         others=[
             HARD_CLIP,
-            Other(says="the mask acts in both directions", options={"direction": "any"}),
-            Other(says="delta bounds the ratio", options={"measure": "ratio"}),
+            Other("the mask acts in both directions", options={"direction": "any"}),
+            Other("delta bounds the ratio", options={"measure": "ratio"}),
             TOKEN_MEAN,
         ],
     ),
@@ -344,38 +331,37 @@ CASES = [
         id="variants/masked-sampling",
         operation=policy_step,
         inputs_from="eight rows",
-        inputs={"sampler_logprobs": SAMPLER},
+        inputs={"sampler_logprobs": eight_rows.SAMPLER},
         options=GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
         rests_on=CONVENTION,
         source="masked importance sampling: 0 where pi_old / pi_sampler is above 2",
         catches="A weight that is cut to the cap, or left as it is.",
         others=[
-            Other(says="the weight is cut to the cap", options={"beyond_cap": "truncate"}),
-            Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+            Other("the weight is cut to the cap", options={"beyond_cap": "truncate"}),
+            Other("the weight has no cap", options={"sampler_cap": 1e9}),
         ],
     ),
     Case(
         id="variants/icepop",
         operation=policy_step,
         inputs_from="eight rows",
-        inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *SAMPLER[1:]]},
+        inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *eight_rows.SAMPLER[1:]]},
         options=GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
         rests_on=CONVENTION,
         source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
         catches="A mask that has one bound only.",
-        others=[Other(says="there is no lower bound", options={"sampler_floor": 0.0})],
+        others=[Other("there is no lower bound", options={"sampler_floor": 0.0})],
     ),
     Case(
         id="variants/maxrl",
         operation=mean_normalized_advantages,
         inputs={"rewards": [*RIGHT, [1.0, None, 0.0, 0.0]]},
         options={"divisor": "mean"},
-        rests_on=FORMULA,
         source="MaxRL 2602.02710, Algorithm 1; the mean over rows has its 1 / N",
         catches="0 / 0 where no completion is right, or the deviation for the mean.",
         others=[
-            Other(says="the divisor is the deviation", options={"divisor": "deviation"}),
-            Other(says="nothing divides", options={"divisor": "none"}),
+            Other("the divisor is the deviation", options={"divisor": "deviation"}),
+            Other("nothing divides", options={"divisor": "none"}),
         ],
     ),
     Case(
@@ -383,14 +369,13 @@ CASES = [
         operation=decoupled_advantages,
         inputs={"parts": [RIGHT, SHORT]},
         options=GDPO,
-        rests_on=FORMULA,
         source="GDPO 2601.05242 Eq. 4-6; it gives no ddof and no epsilon, here 1 and 1e-6",
         catches="A sum whose parts are not standardized, or one that the batch does not divide.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the sum is standardized, not its parts", options={"order": "sum_first"}),
-            Other(says="the batch does not divide", options={"over_batch": False}),
-            Other(says="the parts have no weights", options={"weights": [1.0, 1.0]}),
+            Other("the sum is standardized, not its parts", options={"order": "sum_first"}),
+            Other("the batch does not divide", options={"over_batch": False}),
+            Other("the parts have no weights", options={"weights": [1.0, 1.0]}),
         ],
     ),
     Case(
@@ -409,19 +394,18 @@ CASES = [
         catches="One missing part that makes a group NaN, or that counts as 0.",
         threads=["modelscope/ms-swift/issues/8123"],
         tolerance=ANY_EPSILON,
-        others=[Other(says="a missing part is 0", options={"missing": "zero"})],
+        others=[Other("a missing part is 0", options={"missing": "zero"})],
     ),
     Case(
         id="variants/vc-ppo",
         operation=gae_with_two_lambdas,
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 0.9, "lambda_critic": 1.0},
-        rests_on=FORMULA,
         source="VC-PPO 2503.01491: lambda 1 for the returns, a smaller one for the advantages",
         catches="Returns that are made of the policy's advantages.",
         others=[
-            Other(says="both have the policy's lambda", options={"lambda_critic": 0.9}),
-            Other(says="both have the critic's lambda", options={"lambda": 1.0}),
+            Other("both have the policy's lambda", options={"lambda_critic": 0.9}),
+            Other("both have the critic's lambda", options={"lambda": 1.0}),
         ],
     ),
     Case(
@@ -429,12 +413,11 @@ CASES = [
         operation=gae_with_two_lambdas,
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 1.0, "lambda_critic": 1.0, "length_adaptive_alpha": 0.4},
-        rests_on=FORMULA,
         source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length); below 0 it is 0 here",
         catches="One lambda for all lengths, or a negative one.",
         others=[
-            Other(says="lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
-            Other(says="a negative lambda stays", options={"clamped": False}),
+            Other("lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
+            Other("a negative lambda stays", options={"clamped": False}),
         ],
     ),
     Case(
@@ -450,8 +433,8 @@ CASES = [
         "rate p does (2504.03380); p moves halfway at each visit",
         catches="A rate that is replaced at each visit, or chances that go with 1 - p.",
         others=[
-            Other(says="the last visit is the rate", options={"step": 1.0}),
-            Other(says="no share is uniform", options={"uniform_share": 0.0}),
+            Other("the last visit is the rate", options={"step": 1.0}),
+            Other("no share is uniform", options={"uniform_share": 0.0}),
         ],
     ),
 ]
@@ -459,6 +442,6 @@ CASES = [
 SUBJECT = Subject(
     name="variants",
     about="Variants of the policy's loss, of advantages and of the draw of prompts.",
-    shared_inputs={"eight rows": EIGHT_ROWS},
+    shared_inputs={"eight rows": eight_rows.BATCH},
     cases=CASES,
 )
