@@ -122,27 +122,34 @@ NEARLY_ZERO = {  # An epsilon of 1e-9 also leaves nothing of residues of 1e-17.
     "float32": {"rtol": 0.0, "atol": 1e-6},
 }
 DCPO_VISITS = [[1.0, 0.0, 0.0, -1.0], [1.0] * 4, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+DDOF_0 = Other("the deviation has ddof 0", options={"std_ddof": 0})
+BY_GROUP = Other("the deviation is that of the group", options={"deviation": "group"})
+BASELINE_IS_MEAN = Other("the baseline is the group's mean", options={"baseline": "group_mean"})
+
+
+def group_case(name, rewards, **fields):
+    """The advantages of the rows of groups with these rewards; None is no reward."""
+    return Case(id=name, operation=group_advantages, inputs={"rewards": rewards}, **fields)
+
 
 CASES = [
-    Case(
-        id="advantages/grpo",
-        operation=group_advantages,
-        inputs={"rewards": TWO_GROUPS},
+    group_case(
+        "advantages/grpo",
+        TWO_GROUPS,
         options=GRPO,
         source=f"{GRPO_PAPER}; it gives no ddof and no epsilon, here 1 and 1e-6",
         threads=["XU-YIJIE/grpo-flat/issues/2", "thinking-machines-lab/tinker-cookbook/issues/579"],
         catches="Statistics over the batch, or an advantage that is not divided.",
         tolerance=ANY_EPSILON,
         others=[
-            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            DDOF_0,
             Other("the advantage is not divided", options={"deviation": "none"}),
             Other("the deviation is that of the batch", options={"deviation": "batch_of_rewards"}),
         ],
     ),
-    Case(
-        id="advantages/ddof-0",
-        operation=group_advantages,
-        inputs={"rewards": TWO_GROUPS},
+    group_case(
+        "advantages/ddof-0",
+        TWO_GROUPS,
         options=GRPO | {"std_ddof": 0},
         rests_on=CONVENTION,
         source="DCPO 2509.02333 Eq. 30 has ddof 0; TRL and verl have 1; GRPO's paper is silent",
@@ -150,10 +157,9 @@ CASES = [
         tolerance=ANY_EPSILON,
         others=[Other("the deviation has ddof 1", options={"std_ddof": 1})],
     ),
-    Case(
-        id="advantages/epsilon",
-        operation=group_advantages,
-        inputs={"rewards": [[0.6, 0.6002, 0.6, 0.6]]},
+    group_case(
+        "advantages/epsilon",
+        [[0.6, 0.6002, 0.6, 0.6]],
         options=GRPO,
         rests_on=CONVENTION,
         source="verl's epsilon 1e-6; TRL has 1e-4, OpenRLHF 1e-9; no paper gives one",
@@ -167,32 +173,29 @@ CASES = [
         others=[
             Other("epsilon is 1e-4", options={"std_eps": 1e-4}),
             Other("epsilon is 1e-8 or less", options={"std_eps": 1e-9}),
-            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            DDOF_0,
             Other("epsilon is under the root", options={"epsilon_under_root": True}),
         ],
     ),
-    Case(
-        id="advantages/dr-grpo",
-        operation=group_advantages,
-        inputs={"rewards": TWO_GROUPS},
+    group_case(
+        "advantages/dr-grpo",
+        TWO_GROUPS,
         options=GRPO | {"deviation": "none"},
         source="Dr. GRPO 2503.20783, section 3.2",
         catches="A division by the deviation, which this method leaves out.",
         others=[Other("the advantage is divided", options={"deviation": "group"})],
     ),
-    Case(
-        id="advantages/rloo",
-        operation=group_advantages,
-        inputs={"rewards": TWO_GROUPS},
+    group_case(
+        "advantages/rloo",
+        TWO_GROUPS,
         options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
         source="RLOO 2402.14740, section 3.2: the mean of the others",
         catches="A baseline that counts the row's own reward.",
-        others=[Other("the baseline is the group's mean", options={"baseline": "group_mean"})],
+        others=[BASELINE_IS_MEAN],
     ),
-    Case(
-        id="advantages/rloo-missing-reward",
-        operation=group_advantages,
-        inputs={"rewards": [[1.0, None, 0.2, 0.0], [None, None, 0.7, None]]},
+    group_case(
+        "advantages/rloo-missing-reward",
+        [[1.0, None, 0.2, 0.0], [None, None, 0.7, None]],
         options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
         rests_on=CONVENTION,
         source="a row without a reward (null) is none of the others; one reward that is left has "
@@ -207,13 +210,12 @@ CASES = [
                 "a row without a reward has reward 0",
                 inputs={"rewards": [[1.0, 0.0, 0.2, 0.0], [0.0, 0.0, 0.7, 0.0]]},
             ),
-            Other("the baseline is the group's mean", options={"baseline": "group_mean"}),
+            BASELINE_IS_MEAN,
         ],
     ),
-    Case(
-        id="advantages/batch-deviation",
-        operation=group_advantages,
-        inputs={"rewards": [*TWO_GROUPS, [1.0] * 4]},
+    group_case(
+        "advantages/batch-deviation",
+        [*TWO_GROUPS, [1.0] * 4],
         options=GRPO | {"deviation": "batch_of_rewards"},
         rests_on=CONVENTION,
         source="Lite PPO 2508.08221: the mean of the group, the deviation of the batch's rewards",
@@ -221,18 +223,17 @@ CASES = [
         catches="The deviation of the centred rewards for that of the rewards.",
         tolerance=ANY_EPSILON,
         others=[
-            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            DDOF_0,
             Other(
                 "the deviation is that of the centred rewards",
                 options={"deviation": "batch_of_centred"},
             ),
-            Other("the deviation is that of the group", options={"deviation": "group"}),
+            BY_GROUP,
         ],
     ),
-    Case(
-        id="advantages/batch-deviation-centred",
-        operation=group_advantages,
-        inputs={"rewards": [*TWO_GROUPS, [1.0] * 4]},
+    group_case(
+        "advantages/batch-deviation-centred",
+        [*TWO_GROUPS, [1.0] * 4],
         options=GRPO | {"deviation": "batch_of_centred"},
         rests_on=CONVENTION,
         source="REINFORCE++-baseline 2501.03262: the batch's deviation of the centred rewards, "
@@ -240,27 +241,25 @@ CASES = [
         catches="The deviation of the rewards before the group's mean was subtracted.",
         tolerance=ANY_EPSILON,
         others=[
-            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            DDOF_0,
             Other(
                 "the deviation is that of the raw rewards",
                 options={"deviation": "batch_of_rewards"},
             ),
-            Other("the deviation is that of the group", options={"deviation": "group"}),
+            BY_GROUP,
         ],
     ),
-    Case(
-        id="advantages/all-equal",
-        operation=group_advantages,
-        inputs={"rewards": [[1.0] * 4, [0.0] * 4]},
+    group_case(
+        "advantages/all-equal",
+        [[1.0] * 4, [0.0] * 4],
         options=GRPO | {"std_eps": 0.0},
         source=f"{GRPO_PAPER}: no reward differs from the mean, so an advantage is 0",
         catches="0 / 0 where epsilon is 0.",
         tolerance=ZERO,
     ),
-    Case(
-        id="advantages/float-residue",
-        operation=group_advantages,
-        inputs={"rewards": [[0.3] * 6, [0.1 + 0.2] + [0.3] * 5]},
+    group_case(
+        "advantages/float-residue",
+        [[0.3] * 6, [0.1 + 0.2] + [0.3] * 5],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
         source="rewards that are equal up to 1e-9 of their size are equal",
@@ -273,10 +272,9 @@ CASES = [
         "for rewards that are equal.",
         tolerance=ZERO,
     ),
-    Case(
-        id="advantages/float-residue-of-large-rewards",
-        operation=group_advantages,
-        inputs={"rewards": [[3e8 + 0.125, 3e8, 3e8, 3e8], [-3e8, -3e8 - 0.125, -3e8, -3e8]]},
+    group_case(
+        "advantages/float-residue-of-large-rewards",
+        [[3e8 + 0.125, 3e8, 3e8, 3e8], [-3e8, -3e8 - 0.125, -3e8, -3e8]],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
         source="rewards that are equal up to 1e-9 of the largest size among them are equal",
@@ -284,10 +282,9 @@ CASES = [
         tolerance=ZERO,
         others=[Other("rewards are equal up to an absolute 1e-9", options={"ties": "absolute"})],
     ),
-    Case(
-        id="advantages/float-residue-near-zero",
-        operation=group_advantages,
-        inputs={"rewards": [[0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], [0.0, 0.0, -(2.0**-54), 0.0]]},
+    group_case(
+        "advantages/float-residue-near-zero",
+        [[0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], [0.0, 0.0, -(2.0**-54), 0.0]],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
         source="rewards that differ by no more than 1e-9 are equal, also where their parts cancel",
@@ -296,10 +293,9 @@ CASES = [
         tolerance=NEARLY_ZERO,
         others=[Other("rewards are equal up to 1e-9 of their size", options={"ties": "relative"})],
     ),
-    Case(
-        id="advantages/missing-reward",
-        operation=group_advantages,
-        inputs={"rewards": [[1.0, None, 0.0, 0.0], [None, None, 1.0, None]]},
+    group_case(
+        "advantages/missing-reward",
+        [[1.0, None, 0.0, 0.0], [None, None, 1.0, None]],
         options=GRPO,
         rests_on=CONVENTION,
         source="a row without a reward (null) counts in no statistic and has advantage 0",
@@ -311,26 +307,24 @@ CASES = [
         catches="A row without a reward that makes its group NaN, or that counts as 0.",
         tolerance=ANY_EPSILON,
         others=[
-            Other("the deviation has ddof 0", options={"std_ddof": 0}),
+            DDOF_0,
             Other(
                 "a row without a reward has reward 0",
                 inputs={"rewards": [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]},
             ),
         ],
     ),
-    Case(
-        id="advantages/unequal-groups",
-        operation=group_advantages,
-        inputs={"rewards": [[1.0, 0.0], [0.0, 1.0, 1.0], [0.5, 0.0, 1.0, 0.25, 0.0]]},
+    group_case(
+        "advantages/unequal-groups",
+        [[1.0, 0.0], [0.0, 1.0, 1.0], [0.5, 0.0, 1.0, 0.25, 0.0]],
         options=GRPO | {"deviation": "none"},
         source=GRPO_PAPER,
         threads=["radixark/miles/pull/1325", "allenai/open-instruct/pull/1794"],
         catches="Groups that are cut by position, with statistics over adjacent rows.",
     ),
-    Case(
-        id="advantages/group-of-one",
-        operation=group_advantages,
-        inputs={"rewards": [[0.7], [1.0, 0.0]]},
+    group_case(
+        "advantages/group-of-one",
+        [[0.7], [1.0, 0.0]],
         options=GRPO | {"deviation": "none"},
         rests_on=CONVENTION,
         source="one reward is its own mean, so its advantage is 0",

@@ -3,15 +3,7 @@
 import math
 
 from vectors.generate import steps
-from vectors.generate.arithmetic import (
-    check_gradient,
-    clip,
-    each,
-    flat,
-    mean,
-    variance,
-    weighted_sum,
-)
+from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, variance, weighted_sum
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
@@ -183,7 +175,8 @@ RAW = {
 }
 
 
-def value_case(name, catches, inputs=None, options=None, others=(), threads=()):
+def value_case(name, inputs=None, options=None, **fields):
+    """A step of the critic. `options` and `inputs` are those that differ."""
     return Case(
         id=name,
         operation=value_loss,
@@ -191,22 +184,20 @@ def value_case(name, catches, inputs=None, options=None, others=(), threads=()):
         options={"value_clip": 0.2, "mean": "tokens"} | (options or {}),
         rests_on=CONVENTION,
         source="OpenAI's baselines, ppo2: half the larger of two squared errors, mean over tokens",
-        catches=catches,
-        threads=list(threads),
-        others=list(others),
+        **fields,
     )
 
 
-def gae_case(name, mask, catches, options=DISCOUNTS, others=(), threads=()):
+def gae_case(name, mask, options=DISCOUNTS, **fields):
+    """Advantages of the two rows of `ROLLOUT` under a mask."""
+    inputs = ROLLOUT | {"mask": mask}
     return Case(
-        id=f"ppo/{name}",
+        id=name,
         operation=gae,
-        inputs=ROLLOUT | {"mask": mask},
+        inputs=inputs,
         options=options,
         source=GAE_PAPER,
-        catches=catches,
-        threads=list(threads),
-        others=list(others),
+        **fields,
     )
 
 
@@ -248,9 +239,9 @@ CASES = [
         ],
     ),
     gae_case(
-        "gae",
+        "ppo/gae",
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-        "A value after the end, or of the padding.",
+        catches="A value after the end, or of the padding.",
         others=[
             Other("lambda is 1", options={"lambda": 1.0}),
             Other("gamma is 1", options={"gamma": 1.0}),
@@ -258,15 +249,15 @@ CASES = [
         ],
     ),
     gae_case(
-        "gae-lambda-1",
+        "ppo/gae-lambda-1",
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-        "A sum of rewards that does not telescope.",
         options={"gamma": 1.0, "lambda": 1.0},
+        catches="A sum of rewards that does not telescope.",
     ),
     gae_case(
-        "gae-observation-tokens",
+        "ppo/gae-observation-tokens",
         [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
-        "Tokens of a tool, which the policy did not write, as steps of the episode.",
+        catches="Tokens of a tool, which the policy did not write, as steps of the episode.",
         threads=["verl-project/verl/pull/2337", "radixark/miles/pull/1827"],
         others=[
             Other(
@@ -280,7 +271,7 @@ CASES = [
     whiten_case(0, "OpenAI's lm-human-preferences has ddof 0"),
     value_case(
         "ppo/value-clip",
-        "The smaller of the two errors, or a half that is missing.",
+        catches="The smaller of the two errors, or a half that is missing.",
         threads=["ray-project/ray/issues/2233", "implementation-matters/code-for-paper/issues/1"],
         others=[
             Other("the smaller of the two errors", options={"smaller_error": True}),
@@ -290,8 +281,8 @@ CASES = [
     ),
     value_case(
         "ppo/value-plain",
-        "A clip that is still there with value_clip 0, or a half that is missing.",
         options={"value_clip": 0.0},
+        catches="A clip that is still there with value_clip 0, or a half that is missing.",
         threads=["ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135"],
         others=[Other("without the half", options={"without_half": True})],
     ),

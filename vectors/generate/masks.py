@@ -35,11 +35,16 @@ BY_LAST = Other(
 BY_PAD = Other("the mask is token != pad_token", options={"by_pad": True})
 SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, and the stop is sampled"
 
+
+def mask_case(name, tokens, **fields):
+    """The mask of the completions with these token ids."""
+    return Case(id=name, operation=completion_mask, inputs={"tokens": tokens}, **fields)
+
+
 CASES = [
-    Case(
-        id="masks/pad-is-stop",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 5, 2, 2, 2], [2, 2, 2, 2, 2], [5, 7, 5, 7, 2]]},
+    mask_case(
+        "masks/pad-is-stop",
+        [[7, 5, 2, 2, 2], [2, 2, 2, 2, 2], [5, 7, 5, 7, 2]],
         options={"stop_tokens": [2], "pad_token": 2},
         source=SOURCE,
         threads=[
@@ -55,10 +60,9 @@ CASES = [
             ),
         ],
     ),
-    Case(
-        id="masks/two-stop-tokens",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 3, 0, 0], [7, 5, 2, 0], [3, 2, 0, 0]]},
+    mask_case(
+        "masks/two-stop-tokens",
+        [[7, 3, 0, 0], [7, 5, 2, 0], [3, 2, 0, 0]],
         options={"stop_tokens": [2, 3], "pad_token": 0},
         source=SOURCE,
         threads=["huggingface/trl/pull/7039"],
@@ -71,19 +75,17 @@ CASES = [
             BY_LAST,
         ],
     ),
-    Case(
-        id="masks/truncated",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]]},
+    mask_case(
+        "masks/truncated",
+        [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
         source=SOURCE,
         catches="A row that ends with its stop token at the limit, and passes for truncated.",
         others=[WITHOUT_STOP, BY_LAST],
     ),
-    Case(
-        id="masks/pad-sampled-inside",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]]},
+    mask_case(
+        "masks/pad-sampled-inside",
+        [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
         rests_on=CONVENTION,
         source="a pad id that was sampled is a token like any other",

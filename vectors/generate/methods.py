@@ -44,7 +44,10 @@ ADJACENT_GROUPS = Other("groups are four adjacent rows", inputs={"groups": eight
 KL_OF_TOKENS = Other("the KL is one mean over all tokens", options={"kl_mean": "tokens"})
 KL_TURNED = Other("log(pi / pi_ref) for log(pi_ref / pi)", options=with_kl("k3_of_ref"))
 KL_UNWEIGHTED = Other("k3 without the weight", options=K3)
-ENTROPY_OF_TOKENS = Other("the bonus is one mean over all tokens", options={"entropy_mean": "tokens"})
+ENTROPY_OF_TOKENS = Other(
+    "the bonus is one mean over all tokens",
+    options={"entropy_mean": "tokens"},
+)
 KL_UNMASKED = Other("the KL is not masked", options={"kl_mask": "none"})
 MASKED_COUNT = Other("masked tokens are in the denominator", options={"masked_tokens_count": True})
 NOTHING_MASKED = Other("masked tokens are tokens like the others", inputs={"mask": eight_rows.ALL})

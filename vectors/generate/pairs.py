@@ -131,20 +131,20 @@ DPO_PAPER = "DPO 2305.18290 Eq. 7, mean over pairs"
 PER_TOKEN = Other("each log-ratio is divided by its length", options={"per_token": True})
 
 
-def pair_case(name, catches, options=None, source=DPO_PAPER, inputs=None, others=(), **fields):
+def pair_case(name, options=None, inputs=None, source=DPO_PAPER, **fields):
+    """A step of the three pairs. `options` and `inputs` are those that differ from DPO's."""
     return Case(
         id=name,
         operation=preference_loss,
         inputs=PAIRS | (inputs or {}),
         options=DPO | (options or {}),
         source=source,
-        catches=catches,
-        others=list(others),
         **fields,
     )
 
 
-def reward_case(name, catches, center=0.0, inputs=None, others=()):
+def reward_case(name, center=0.0, inputs=None, **fields):
+    """A step of the four pairs of scores."""
     source = "InstructGPT 2203.02155 Eq. 1, mean over pairs"
     if center:
         source += "; centring: 2312.09244 Eq. 2"
@@ -154,15 +154,14 @@ def reward_case(name, catches, center=0.0, inputs=None, others=()):
         inputs=SCORES | (inputs or {}),
         options={"center_coef": center},
         source=source,
-        catches=catches,
-        others=list(others),
+        **fields,
     )
 
 
 CASES = [
     pair_case(
         "preference/dpo",
-        "Means of log-probs for their sums, or no reference.",
+        catches="Means of log-probs for their sums, or no reference.",
         others=[
             PER_TOKEN,
             Other("there is no reference", options={"reference_free": True}),
@@ -170,15 +169,15 @@ CASES = [
     ),
     pair_case(
         "preference/dpo-beta",
-        "A beta that does not act, or that stands outside of the sigmoid.",
         options={"beta": 0.5},
+        catches="A beta that does not act, or that stands outside of the sigmoid.",
         others=[Other("beta is 0.1", options={"beta": 0.1})],
     ),
     pair_case(
         "preference/cdpo",
-        "A smoothing that is ignored, or that stands on the wrong side.",
         options={"label_smoothing": 0.1},
         source="cDPO (Mitchell 2023) Eq. 3",
+        catches="A smoothing that is ignored, or that stands on the wrong side.",
         others=[
             Other("the smoothing is ignored", options={"label_smoothing": 0.0}),
             Other("the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
@@ -187,9 +186,9 @@ CASES = [
     ),
     pair_case(
         "preference/robust",
-        "A plus for the minus, or no division by 1 - 2 smoothing.",
         options={"loss": "robust", "label_smoothing": 0.1},
         source="robust DPO 2403.00409",
+        catches="A plus for the minus, or no division by 1 - 2 smoothing.",
         others=[
             Other("without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
             Other("this is cDPO", options={"loss": "sigmoid"}),
@@ -197,41 +196,44 @@ CASES = [
     ),
     pair_case(
         "preference/ipo",
-        "Log-ratios that are divided by their lengths.",
         options={"loss": "ipo"},
         source="IPO 2310.12036 Eq. 17: of sums",
+        catches="Log-ratios that are divided by their lengths.",
         threads=["huggingface/trl/pull/1265", "huggingface/trl/issues/1677"],
         others=[PER_TOKEN],
     ),
     pair_case(
         "preference/ipo-per-token",
-        "Tokens of the prompt or padding in the length.",
         options={"loss": "ipo", "per_token": True},
         source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
         rests_on=CONVENTION,
+        catches="Tokens of the prompt or padding in the length.",
         threads=["huggingface/trl/issues/6879", "modelscope/ms-swift/pull/9925"],
         others=[Other("sums, as in the paper", options={"per_token": False})],
     ),
     pair_case(
         "preference/reference-free",
-        "A reference that still acts.",
         options={"reference_free": True},
         source="DPO 2305.18290 Eq. 7 with a uniform reference",
         rests_on=CONVENTION,
+        catches="A reference that still acts.",
         others=[Other("the reference acts", options={"reference_free": False})],
     ),
     pair_case(
         "preference/nll",
-        "A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
         options={"nll_coef": 0.3},
         source="Iterative RPO 2404.19733 Eq. 1-2: the mean over the chosen completion's tokens",
+        catches="A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
         others=[Other("the term is left out", options={"nll_coef": 0.0})],
     ),
-    reward_case("preference/reward-model", "A sum for the mean over pairs, or a sign."),
+    reward_case(
+        "preference/reward-model",
+        catches="A sum for the mean over pairs, or a sign.",
+    ),
     reward_case(
         "preference/reward-model-centred",
-        "A centring that is left out.",
         center=0.01,
+        catches="A centring that is left out.",
         others=[Other("the centring is left out", options={"center_coef": 0.0})],
     ),
 ]

@@ -4,15 +4,7 @@ import math
 from functools import partial
 
 from vectors.generate import eight_rows, steps
-from vectors.generate.arithmetic import (
-    add,
-    check_gradient,
-    clip,
-    each,
-    filled,
-    flat,
-    weighted_sum,
-)
+from vectors.generate.arithmetic import add, check_gradient, clip, each, filled, flat, weighted_sum
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.kl import FROZEN, kl_slope, kl_value
 from vectors.generate.methods import (
@@ -366,15 +358,13 @@ def clip_bounds(inputs, options):
 # --- the cases ---
 
 
-def step_case(name, options, source, catches, operation=policy_step, **fields):
+def step_case(name, options, operation=policy_step, **fields):
     """A case that starts from the eight rows. `fields` are those of `Case`, such as `others`."""
     return Case(
         id=name,
         operation=operation,
         inputs_from="eight rows",
         options=options,
-        source=source,
-        catches=catches,
         **fields,
     )
 
@@ -383,12 +373,12 @@ CASES = [
     step_case(
         "policy/first-step",
         GRPO,
-        f"{GRPO_PAPER} where pi is pi_old",
-        "A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
         inputs={
             "logprobs": eight_rows.OLD,
             "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5],
         },
+        source=f"{GRPO_PAPER} where pi is pi_old",
+        catches="A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
         others=[TOKEN_MEAN],
         threads=[
             "huggingface/open-r1/issues/239",
@@ -399,9 +389,9 @@ CASES = [
     step_case(
         "policy/ppo",
         PPO,
-        "PPO 1707.06347 Eq. 7; the mean is over tokens",
-        "A sign, or a clip without the minimum.",
         inputs={"advantages": eight_rows.OF_TOKENS},
+        source="PPO 1707.06347 Eq. 7; the mean is over tokens",
+        catches="A sign, or a clip without the minimum.",
         others=[
             TURNED,
             CLIP_KEEPS_SLOPE,
@@ -416,8 +406,8 @@ CASES = [
     step_case(
         "policy/dual-clip",
         PPO | {"dual_clip": 3.0},
-        "dual-clip PPO 1912.09729",
-        "A cap for A < 0 that also acts on A > 0, or that is not there.",
+        source="dual-clip PPO 1912.09729",
+        catches="A cap for A < 0 that also acts on A > 0, or that is not there.",
         others=[
             Other("the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
             NO_CAP,
@@ -428,25 +418,25 @@ CASES = [
     step_case(
         "policy/ppo-penalty",
         {"objective": "penalty", "penalty_coef": 0.5, "ratio": "token", "mean": "tokens"},
-        "PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
-        "A penalty on KL(new || old), or its sign.",
         inputs={"advantages": eight_rows.OF_TOKENS},
+        source="PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
+        catches="A penalty on KL(new || old), or its sign.",
         others=[Other("the penalty has the other sign", options={"penalty_coef": -0.5})],
     ),
     step_case(
         "policy/grpo",
         GRPO,
-        f"{GRPO_PAPER} with beta 0",
-        "One mean over all tokens in the place of the mean of the rows' means.",
+        source=f"{GRPO_PAPER} with beta 0",
+        catches="One mean over all tokens in the place of the mean of the rows' means.",
         others=[TOKEN_MEAN, NO_MINIMUM, TURNED, CLIP_KEEPS_SLOPE],
         threads=["huggingface/trl/issues/2995"],
     ),
     step_case(
         "policy/grpo-kl",
         GRPO | K3,
-        f"{GRPO_PAPER}-4 with beta 0.04",
-        "A KL with other weights than the loss, or of the other direction.",
         inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER}-4 with beta 0.04",
+        catches="A KL with other weights than the loss, or of the other direction.",
         others=[
             KL_TURNED,
             Other("k3 times the token's ratio", options=with_kl("k3_weighted")),
@@ -460,9 +450,9 @@ CASES = [
     step_case(
         "policy/grpo-k1",
         GRPO | with_kl("k1"),
-        f"{GRPO_PAPER} with k1 for the KL",
-        "Another estimator than k1, or its sign.",
         inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER} with k1 for the KL",
+        catches="Another estimator than k1, or its sign.",
         others=[
             Other("log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
             KL_OF_TOKENS,
@@ -472,9 +462,9 @@ CASES = [
     step_case(
         "policy/grpo-k2",
         GRPO | with_kl("k2"),
-        f"{GRPO_PAPER} with k2 for the KL",
-        "Another estimator than k2, or a half that is missing.",
         inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER} with k2 for the KL",
+        catches="Another estimator than k2, or a half that is missing.",
         others=[
             Other("k2 without the half", options=with_kl("k2_without_half")),
             KL_OF_TOKENS,
@@ -484,17 +474,17 @@ CASES = [
     step_case(
         "policy/grpo-kl-masked",
         GRPO | K3,
-        f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
-        "A KL without the mask, or a mean over a row's length for one over its mask.",
         inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
+        source=f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
+        catches="A KL without the mask, or a mean over a row's length for one over its mask.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS],
     ),
     step_case(
         "policy/grpo-kl-missing-rewards",
         GRPO | K3,
-        "a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
-        "A row without a reward that keeps its KL, or its place in the mean.",
         inputs={"ref_logprobs": eight_rows.REF, "scored": eight_rows.WITHOUT_REWARD},
+        source="a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
+        catches="A row without a reward that keeps its KL, or its place in the mean.",
         rests_on=CONVENTION,
         others=[
             Other("rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
@@ -508,9 +498,9 @@ CASES = [
     step_case(
         "policy/grpo-kl-weighted",
         GRPO | with_kl("k3_weighted"),
-        "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
-        "k3 without the weight, or a weight without gradient.",
         inputs={"ref_logprobs": eight_rows.REF},
+        source="DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
+        catches="k3 without the weight, or a weight without gradient.",
         others=[
             KL_UNWEIGHTED,
             Other("k2, which has this gradient only at ratio 1", options=with_kl("k2")),
@@ -522,9 +512,9 @@ CASES = [
     step_case(
         "policy/grpo-entropy",
         GRPO | {"entropy_coef": 0.01},
-        "an entropy bonus: each token's entropy has the weight of its loss",
-        "A bonus with the other sign, or with a mean of its own.",
         inputs={"entropies": eight_rows.ENTROPIES},
+        source="an entropy bonus: each token's entropy has the weight of its loss",
+        catches="A bonus with the other sign, or with a mean of its own.",
         rests_on=CONVENTION,
         others=[
             Other("the entropy has the other sign", options={"entropy_coef": -0.01}),
@@ -535,9 +525,9 @@ CASES = [
     step_case(
         "policy/grpo-entropy-masked",
         GRPO | {"entropy_coef": 0.01},
-        "an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
-        "An entropy bonus without the mask.",
         inputs={"entropies": eight_rows.ENTROPIES, "mask": eight_rows.PARTLY},
+        source="an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
+        catches="An entropy bonus without the mask.",
         rests_on=CONVENTION,
         others=[
             Other("the entropy is not masked", options={"entropy_mask": "none"}),
@@ -549,17 +539,17 @@ CASES = [
     step_case(
         "policy/grpo-empty-rows",
         GRPO,
-        "a row whose tokens are all masked is still a row; no paper says so",
-        "0 / 0 in a row without a token, or another number of rows.",
         inputs={"mask": eight_rows.EMPTY},
+        source="a row whose tokens are all masked is still a row; no paper says so",
+        catches="0 / 0 in a row without a token, or another number of rows.",
         rests_on=CONVENTION,
         others=[Other("rows without a token are no rows", options={"empty_rows_count": False})],
     ),
     step_case(
         "policy/dr-grpo",
         DR_GRPO,
-        f"{DR_GRPO_PAPER}, with the constant 8",
-        "The width of the batch, here 6, in the place of a constant, or no mean over rows.",
+        source=f"{DR_GRPO_PAPER}, with the constant 8",
+        catches="The width of the batch, here 6, in the place of a constant, or no mean over rows.",
         others=[
             Other("the longest row for the constant", options={"constant": 6}),
             Other(
@@ -575,8 +565,8 @@ CASES = [
     step_case(
         "policy/sums",
         CLIP | {"mean": "sums"},
-        "the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
-        "A length that divides, or rows that are added up.",
+        source="the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
+        catches="A length that divides, or rows that are added up.",
         others=[
             Other("the longest row divides", options={"mean": "constant", "constant": 6}),
             Other("the rows are added up", options={"mean": "constant", "constant": 0.125}),
@@ -587,8 +577,8 @@ CASES = [
     step_case(
         "policy/dapo",
         DAPO,
-        f"{DAPO_PAPER} over the whole step, as in verl",
-        "A symmetric clip, or the mean of the rows' means.",
+        source=f"{DAPO_PAPER} over the whole step, as in verl",
+        catches="A symmetric clip, or the mean of the rows' means.",
         rests_on=CONVENTION,
         others=[
             Other("clip_low on both sides", options={"clip_high": 0.2}),
@@ -602,17 +592,17 @@ CASES = [
     step_case(
         "policy/dapo-group",
         DAPO | {"mean": "groups"},
-        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
-        "The other reading of Eq. 8.",
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        catches="The other reading of Eq. 8.",
         others=[TOKEN_MEAN, GROUPS_ADDED],
         threads=["verl-project/verl/issues/2776"],
     ),
     step_case(
         "policy/dapo-group-interleaved",
         DAPO | {"mean": "groups"},
-        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
-        "Groups that are cut by position: the rows of a prompt are not adjacent here.",
         inputs={"groups": eight_rows.INTERLEAVED, "mask": eight_rows.PARTLY},
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        catches="Groups that are cut by position: the rows of a prompt are not adjacent here.",
         others=[
             MASKED_COUNT,
             ADJACENT_GROUPS,
@@ -622,9 +612,9 @@ CASES = [
     step_case(
         "policy/dapo-group-empty-rows",
         DAPO | {"mean": "groups"},
-        "a prompt whose tokens are all masked is still a prompt; no paper says so",
-        "0 / 0 in a prompt without a token, or another number of prompts.",
         inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.PAIRS},
+        source="a prompt whose tokens are all masked is still a prompt; no paper says so",
+        catches="0 / 0 in a prompt without a token, or another number of prompts.",
         rests_on=CONVENTION,
         others=[
             GROUPS_ADDED,
@@ -634,17 +624,17 @@ CASES = [
     step_case(
         "policy/dapo-kl-masked",
         DAPO | K3,
-        f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
-        "A KL without the mask, or masked tokens in the denominator.",
         inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
+        source=f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
+        catches="A KL without the mask, or masked tokens in the denominator.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
     ),
     step_case(
         "policy/gspo",
         GSPO,
-        f"{GSPO_PAPER} Eq. 5-7",
-        "A ratio of the batch in the place of the row's, or one that the length does not divide.",
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS},
+        source=f"{GSPO_PAPER} Eq. 5-7",
+        catches="A ratio of the batch in the place of the row's, or one that the length does not divide.",
         others=[
             Other("one ratio for the whole batch", options={"ratio_of_batch": True}),
             Other("each token's own ratio", options={"ratio": "token"}),
@@ -654,9 +644,9 @@ CASES = [
     step_case(
         "policy/gspo-masked",
         GSPO,
-        f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
-        "Masked tokens in the ratio of the row.",
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "mask": eight_rows.PARTLY},
+        source=f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
+        catches="Masked tokens in the ratio of the row.",
         others=[
             Other("masked tokens are in the row's ratio", options={"ratio_of_masked_tokens": True}),
         ],
@@ -664,17 +654,17 @@ CASES = [
     step_case(
         "policy/gspo-token",
         GSPO | {"ratio": "sequence_token"},
-        f"{GSPO_PAPER} Eq. 13-14",
-        "The row's mean advantage in the place of the token's.",
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "advantages": eight_rows.OF_TOKENS},
+        source=f"{GSPO_PAPER} Eq. 13-14",
+        catches="The row's mean advantage in the place of the token's.",
         others=[Other("each token moves the whole row's ratio", options={"ratio": "sequence"})],
     ),
     step_case(
         "policy/gspo-kl-weighted",
         GSPO | with_kl("k3_weighted"),
-        f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
-        "The row's ratio as the weight of the KL.",
         inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
+        catches="The row's ratio as the weight of the KL.",
         rests_on=CONVENTION,
         others=[
             Other("the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
@@ -685,9 +675,9 @@ CASES = [
     step_case(
         "policy/dcpo",
         DCPO,
-        f"{DCPO_PAPER} Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
-        "A cap that is left out for A > 0 or for A < 0, or another mean.",
         inputs=eight_rows.RARE,
+        source=f"{DCPO_PAPER} Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
+        catches="A cap that is left out for A > 0 or for A < 0, or another mean.",
         others=[
             Other("there is no cap", options={"max_ratio": 1e9}),
             ROW_MEANS,
@@ -697,9 +687,9 @@ CASES = [
     step_case(
         "policy/tis",
         GRPO | {"sampler_cap": 2.0},
-        "truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
-        "A weight that is not capped, or that stands on its head.",
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
+        source="truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
+        catches="A weight that is not capped, or that stands on its head.",
         rests_on=CONVENTION,
         others=[
             Other("there is no weight", inputs={"sampler_logprobs": eight_rows.OLD}),

@@ -1,7 +1,7 @@
 """One optimizer step, cut into micro-batches and over processes: its numbers do not change."""
 
 from vectors.generate import critic, eight_rows, pairs, steps
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.methods import (
     ADJACENT_GROUPS,
     CAP_KEEPS_SLOPE,
@@ -141,18 +141,9 @@ def mistakes(*names):
     return [Other(SAYS[name], options={"totals": name}) for name in names]
 
 
-def totals_case(name, inputs, source, catches, others, rests_on=FORMULA):
+def totals_case(name, inputs, **fields):
     """A case of the counts of the eight rows."""
-    return Case(
-        id=f"splits/{name}",
-        operation=step_totals,
-        inputs=inputs,
-        options={},
-        source=source,
-        catches=catches,
-        rests_on=rests_on,
-        others=others,
-    )
+    return Case(id=name, operation=step_totals, inputs=inputs, options={}, **fields)
 
 
 def split_case(name, cut, options, source, totals, inputs=None, others=(), **fields):
@@ -162,7 +153,7 @@ def split_case(name, cut, options, source, totals, inputs=None, others=(), **fie
     return step_case(
         f"splits/{name}",
         options,
-        STEP + source,
+        source=STEP + source,
         inputs={"pieces": CUTS[cut]} | (inputs or {}),
         others=[*mistakes(*totals), *others],
         **fields,
@@ -177,10 +168,10 @@ def truncated_case(name, cut, options, source, totals=ADDED_UP, inputs=None, **f
 
 CASES = [
     totals_case(
-        "totals",
+        "splits/totals",
         {"mask": eight_rows.ALL, "groups": eight_rows.GROUPS, "steps": [CUTS["2x2"]]},
-        "the counts of the whole optimizer step, over all micro-batches and processes",
-        CATCHES,
+        source="the counts of the whole optimizer step, over all micro-batches and processes",
+        catches=CATCHES,
         others=[
             MICRO_BATCH_COUNTS,
             PROCESS_COUNTS,
@@ -188,35 +179,35 @@ CASES = [
         ],
     ),
     totals_case(
-        "totals-interleaved",
+        "splits/totals-interleaved",
         {
             "mask": eight_rows.PARTLY,
             "groups": [7, 3, 7, 3, 7, 3, 7, 3],
             "steps": [[[[0, 2], [4, 6]], [[1, 3], [5, 7]]]],
         },
-        "the counts of the whole optimizer step; `groups` says which rows are a group",
-        "Groups that are cut by position: the rows of a prompt are not adjacent here.",
+        source="the counts of the whole optimizer step; `groups` says which rows are a group",
+        catches="Groups that are cut by position: the rows of a prompt are not adjacent here.",
         others=[ADJACENT_GROUPS, MICRO_BATCH_COUNTS, PROCESS_COUNTS, MASKED_TOKENS_COUNT],
     ),
     totals_case(
-        "totals-two-steps",
+        "splits/totals-two-steps",
         {
             "mask": eight_rows.ALL,
             "groups": eight_rows.GROUPS,
             "steps": [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]],
         },
-        "two optimizer steps of one rollout: each has its own counts",
-        "The tokens of the rollout, or their mean over its steps, for those of the step.",
+        source="two optimizer steps of one rollout: each has its own counts",
+        catches="The tokens of the rollout, or their mean over its steps, for those of the step.",
         others=[
             MICRO_BATCH_COUNTS,
             Other("the counts of the rollout", options={"totals": "rollout"}),
         ],
     ),
     totals_case(
-        "totals-masked",
+        "splits/totals-masked",
         {"mask": KEPT, "scored": SCORED, "groups": eight_rows.GROUPS, "steps": [CUTS["2x2"]]},
-        "a row without a reward is in no count; a masked row still counts as a row",
-        "Masked tokens in the denominator, or rows without a reward among the rows.",
+        source="a row without a reward is in no count; a masked row still counts as a row",
+        catches="Masked tokens in the denominator, or rows without a reward among the rows.",
         rests_on=CONVENTION,
         others=[
             MICRO_BATCH_COUNTS,

@@ -4,24 +4,11 @@ import math
 
 from vectors.generate import eight_rows, steps
 from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
-from vectors.generate.arithmetic import (
-    check_gradient,
-    clip,
-    each,
-    mean,
-    sigmoid,
-    variance,
-    weighted_sum,
-)
+from vectors.generate.arithmetic import check_gradient, clip, each, mean, sigmoid, variance, weighted_sum
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
-from vectors.generate.methods import (
-    CLIP,
-    GRPO,
-    ROW_MEANS,
-    TOKEN_MEAN,
-)
-from vectors.generate.policy import SURROGATES, policy_step
+from vectors.generate.methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
+from vectors.generate.policy import SURROGATES, step_case
 
 # --- gates: the loss of a token, and its slope by the log of its ratio ---
 
@@ -238,43 +225,36 @@ GMPO_ADVANTAGES = [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]
 GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
+NO_FACTOR = Other("the factor 4 / tau is missing", options={"factor": "none"})
 HARD_CLIP = Other("GRPO's clip of the ratio", options=CLIP)
 
 CASES = [
-    Case(
-        id="variants/sapo",
-        operation=policy_step,
-        inputs_from="eight rows",
-        options=SAPO,
+    step_case(
+        "variants/sapo",
+        SAPO,
         source="SAPO 2511.20347 Eq. 5-6",
         catches="One steepness for both signs, or a gate without its factor 4 / tau.",
         others=[
             HARD_CLIP,
             Other("tau_positive for both signs", options={"tau_negative": 1.0}),
             Other("the ratio chooses tau", options={"steepness_by": "ratio"}),
-            Other("the factor 4 / tau is missing", options={"factor": "none"}),
+            NO_FACTOR,
             TOKEN_MEAN,
         ],
     ),
-    Case(
-        id="variants/sapo-first-step",
-        operation=policy_step,
-        inputs_from="eight rows",
+    step_case(
+        "variants/sapo-first-step",
+        SAPO,
         inputs={"logprobs": eight_rows.OLD},
-        options=SAPO,
         source="SAPO 2511.20347 Eq. 5-6 where pi is pi_old: the gradient is GRPO's",
         catches="A gate whose slope at ratio 1 is not 1.",
-        others=[
-            Other("the factor 4 / tau is missing", options={"factor": "none"}),
-            TOKEN_MEAN,
-        ],
+        others=[NO_FACTOR, TOKEN_MEAN],
     ),
-    Case(
-        id="variants/cispo",
+    step_case(
+        "variants/cispo",
+        CISPO,
         operation=weighted_logprob_step,
-        inputs_from="eight rows",
         inputs=eight_rows.RARE,
-        options=CISPO,
         source="CISPO 2506.13585 Eq. 4-5, with weights up to 5 and no lower bound",
         catches="A token beyond the clip that loses its gradient, which this method keeps.",
         others=[
@@ -283,12 +263,11 @@ CASES = [
             ROW_MEANS,
         ],
     ),
-    Case(
-        id="variants/gmpo",
+    step_case(
+        "variants/gmpo",
+        GMPO,
         operation=geometric_mean_step,
-        inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES},
-        options=GMPO,
         source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
         catches="The clip after the mean, or on both sides.",
         others=[
@@ -296,12 +275,11 @@ CASES = [
             Other("the row's mean is clipped, as in GSPO", options={"clip": "row"}),
         ],
     ),
-    Case(
-        id="variants/gmpo-cut",
+    step_case(
+        "variants/gmpo-cut",
+        GMPO,
         operation=geometric_mean_step,
-        inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
-        options=GMPO,
         source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
         catches="The mean over the rows of a micro-batch, whose losses are added up.",
         threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
@@ -312,12 +290,10 @@ CASES = [
             ),
         ],
     ),
-    Case(
-        id="variants/dppo",
-        operation=policy_step,
-        inputs_from="eight rows",
+    step_case(
+        "variants/dppo",
+        DPPO,
         inputs=eight_rows.RARE,
-        options=DPPO,
         source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
         catches="A mask that also stops tokens on their way back, or that measures the ratio.",
         others=[
@@ -327,12 +303,10 @@ CASES = [
             TOKEN_MEAN,
         ],
     ),
-    Case(
-        id="variants/masked-sampling",
-        operation=policy_step,
-        inputs_from="eight rows",
+    step_case(
+        "variants/masked-sampling",
+        GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
-        options=GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
         rests_on=CONVENTION,
         source="masked importance sampling: 0 where pi_old / pi_sampler is above 2",
         catches="A weight that is cut to the cap, or left as it is.",
@@ -341,12 +315,10 @@ CASES = [
             Other("the weight has no cap", options={"sampler_cap": 1e9}),
         ],
     ),
-    Case(
-        id="variants/icepop",
-        operation=policy_step,
-        inputs_from="eight rows",
+    step_case(
+        "variants/icepop",
+        GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
         inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *eight_rows.SAMPLER[1:]]},
-        options=GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
         rests_on=CONVENTION,
         source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
         catches="A mask that has one bound only.",
