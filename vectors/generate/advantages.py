@@ -2,7 +2,7 @@
 
 import math
 
-from vectors.generate.arithmetic import mean, variance
+from vectors.generate.arithmetic import flat, mean, variance
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
@@ -60,9 +60,9 @@ def deviation(rewards, groups, centred, options):
         if not numbers or nearly_equal(numbers, options.get("ties", "both")):
             return 1.0
     elif options["deviation"] == "batch_of_rewards":
-        numbers = [reward for group in groups for reward in given(group)]
+        numbers = flat([given(group) for group in groups])
     else:  # "batch_of_centred"
-        numbers = [difference for group in centred for difference in given(group)]
+        numbers = flat([given(group) for group in centred])
     spread = variance(numbers, options["std_ddof"])
     if options.get("epsilon_under_root"):
         return math.sqrt(spread + options["std_eps"])
@@ -70,36 +70,38 @@ def deviation(rewards, groups, centred, options):
 
 
 def smoothed_advantages(inputs, options):
-    """DCPO's advantages of one prompt over several visits: the smaller of two mixtures."""
+    """DCPO's advantages of one prompt at each of its visits, and the moments over all visits."""
     ddof = options["std_ddof"]
-    total_mean, total_variance = 0.0, 0.0
-    advantages, means, variances = [], [], []
-    everything = []
+    result = {"advantages": [], "means": [], "variances": []}
+    total_mean = 0.0
+    total_variance = 0.0
     for earlier, rewards in enumerate(inputs["visits"]):
         visits = earlier + 1
-        everything = everything + rewards
-        new_mean, new_variance = mean(rewards), variance(rewards, ddof)
+        new_mean = mean(rewards)
+        new_variance = variance(rewards, ddof)
         between = earlier / visits * (new_mean - total_mean) ** 2
         total_variance = (earlier * total_variance + new_variance + between) / visits
         total_mean = (earlier * total_mean + new_mean) / visits
         if ddof == 0:
-            assert abs(total_variance - variance(everything, 0)) < 1e-12
+            assert abs(total_variance - variance(flat(inputs["visits"][:visits]), 0)) < 1e-12
         row = []
         for reward in rewards:
-            by_new = standardized(reward, new_mean, new_variance)
-            by_total = standardized(reward, total_mean, total_variance)
-            near_new = (earlier * by_new + by_total) / visits
-            near_total = (by_new + earlier * by_total) / visits
-            row.append(near_new if abs(near_new) < abs(near_total) else near_total)
-        advantages.append(row)
-        means.append(total_mean)
-        variances.append(total_variance)
-    if not options["smooth"]:
-        advantages = []
-        for rewards in inputs["visits"]:
-            center, spread = mean(rewards), variance(rewards, ddof)
-            advantages.append([standardized(reward, center, spread) for reward in rewards])
-    return {"advantages": advantages, "means": means, "variances": variances}, {}
+            advantage = standardized(reward, new_mean, new_variance)
+            if options["smooth"]:
+                by_total = standardized(reward, total_mean, total_variance)
+                advantage = smaller_mixture(advantage, by_total, earlier)
+            row.append(advantage)
+        result["advantages"].append(row)
+        result["means"].append(total_mean)
+        result["variances"].append(total_variance)
+    return result, {}
+
+
+def smaller_mixture(by_new, by_total, earlier):
+    """Of an advantage by the new visit and one by all visits: the mixture that is nearer to 0."""
+    near_new = (earlier * by_new + by_total) / (earlier + 1)
+    near_total = (by_new + earlier * by_total) / (earlier + 1)
+    return near_new if abs(near_new) < abs(near_total) else near_total
 
 
 def standardized(reward, center, spread):

@@ -13,7 +13,8 @@ TOLERANCE = {
     "float64": {"rtol": 1e-9, "atol": 1e-12},
     "float32": {"rtol": 2e-5, "atol": 2e-6},
 }
-FORMULA, CONVENTION = "formula", "convention"
+FORMULA = "formula"
+CONVENTION = "convention"
 
 
 @dataclass
@@ -100,7 +101,8 @@ def entry(subject, case):
 def answers_of_others(case, inputs, expected):
     """[{"says", "expected"}]; each must differ from the expected numbers and from one another."""
     tolerance = (case.tolerance or TOLERANCE)["float32"]
-    result, known = [], [expected]
+    result = []
+    known = [expected]
     for other in case.others:
         answer, _ = case.operation(inputs | other.inputs, case.options | other.options)
         for earlier in known:
@@ -142,9 +144,11 @@ def text_of(value, indent=0):
     inner = indent + 1
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {text_of(part, inner)}" for name, part in value.items()]
-        opening, closing = "{", "}"
+        opening = "{"
+        closing = "}"
     else:
         parts = [text_of(part, inner) for part in value]
-        opening, closing = "[", "]"
+        opening = "["
+        closing = "]"
     separator = ",\n" + " " * inner
     return f"{opening}\n{' ' * inner}{separator.join(parts)}\n{' ' * indent}{closing}"

@@ -10,7 +10,8 @@ from vectors.generate.cases import CONVENTION, Case, Other, Subject
 def shaped_rewards(inputs, options):
     """The KL of the old policy to the reference at each token, and the score on the last one."""
     coefficient = options["kl_coef"]
-    old_logprobs, ref_logprobs = inputs["old_logprobs"], inputs["ref_logprobs"]
+    old_logprobs = inputs["old_logprobs"]
+    ref_logprobs = inputs["ref_logprobs"]
     rewards = each(lambda old, ref: -coefficient * (old - ref), old_logprobs, ref_logprobs)
     for row, score in zip(rewards, inputs["scores"], strict=True):
         if options.get("score_on_every_token"):
@@ -22,7 +23,8 @@ def shaped_rewards(inputs, options):
 
 def gae(inputs, options):
     """Advantages by the sum of the definition, and returns; tokens outside the mask are skipped."""
-    advantages, returns = [], []
+    advantages = []
+    returns = []
     rows = zip(inputs["rewards"], inputs["values"], inputs["mask"], strict=True)
     for rewards, values, mask in rows:
         if options.get("masked_tokens_are_steps"):
@@ -54,7 +56,8 @@ def recursive_advantages(rewards, values, mask, options):
     """The same by the recursion that programs use."""
     decay = options["gamma"] * options["lambda"]
     result = [0.0] * len(values)
-    advantage, next_value = 0.0, 0.0
+    advantage = 0.0
+    next_value = 0.0
     for t in reversed(range(len(values))):
         if mask[t]:
             delta = rewards[t] + options["gamma"] * next_value - values[t]
@@ -111,7 +114,9 @@ def value_token_slope(value, old, target, options):
 
 def value_loss(inputs, options):
     """The critic's loss of one optimizer step, and its gradient by the values."""
-    values, old, returns = inputs["values"], inputs["old_values"], inputs["returns"]
+    values = inputs["values"]
+    old = inputs["old_values"]
+    returns = inputs["returns"]
     weights = steps.step_weights(inputs, values, options)
 
     def losses(table):

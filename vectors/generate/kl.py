@@ -55,7 +55,8 @@ def kl_slope(new, old, ref, estimator):
 def kl_tokens(inputs, options):
     """The estimate at each token, and its derivative by the log-prob of the token."""
     estimator = options["estimator"]
-    new, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    new = inputs["logprobs"]
+    ref = inputs["ref_logprobs"]
     old = inputs.get("old_logprobs", new)  # only a weighted estimate reads it
 
     def values(table):
@@ -69,7 +70,8 @@ def kl_tokens(inputs, options):
 
 def kl_expected_gradient(inputs, options):
     """The gradient by the logits, in expectation over tokens that the old policy samples."""
-    new, ref = softmax(inputs["logits"]), softmax(inputs["ref_logits"])
+    new = softmax(inputs["logits"])
+    ref = softmax(inputs["ref_logits"])
     old = softmax(inputs["old_logits"])
     estimator = options["estimator"]
     gradient = [0.0] * len(new)

@@ -5,7 +5,8 @@ from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 def completion_mask(inputs, options):
     """All tokens up to the first stop token, which counts; a row without one is truncated."""
-    masks, truncated = [], []
+    masks = []
+    truncated = []
     for tokens in inputs["tokens"]:
         length = counted_tokens(tokens, options)
         masks.append([int(t < length) for t in range(len(tokens))])

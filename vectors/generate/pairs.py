@@ -57,10 +57,13 @@ LOSSES = {  # of h, the difference of the log-ratios; and the derivative by h
 def preference_loss(inputs, options):
     """The loss of a step of pairs, and its gradients by the log-probs of each token."""
     loss, slope = LOSSES[options["loss"]]
-    beta, smoothing = options["beta"], options["label_smoothing"]
-    chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
+    beta = options["beta"]
+    smoothing = options["label_smoothing"]
+    chosen = inputs["chosen_logprobs"]
+    rejected = inputs["rejected_logprobs"]
     weights = pair_weights(inputs, len(chosen), options)
-    margins, losses = [], []
+    margins = []
+    losses = []
     total = 0.0
     gradients = {"chosen_gradient": [], "rejected_gradient": []}
     for pair, weight in enumerate(weights):
@@ -91,7 +94,8 @@ def reference(inputs, pair, options):
 
 def reward_model_loss(inputs, options):
     """The Bradley-Terry loss of a step of pairs of scores, and its gradients by the scores."""
-    chosen, rejected = inputs["chosen"], inputs["rejected"]
+    chosen = inputs["chosen"]
+    rejected = inputs["rejected"]
     center = options["center_coef"]
     weights = pair_weights(inputs, len(chosen), options)
 
@@ -99,10 +103,12 @@ def reward_model_loss(inputs, options):
         return -log_sigmoid(better - worse) + center * (better + worse) ** 2
 
     loss = 0.0
-    up, down = [], []
+    up = []
+    down = []
     for better, worse, weight in zip(chosen, rejected, weights, strict=True):
         loss += weight * pair_loss(better, worse)
-        by_margin, by_sum = -sigmoid(worse - better), 2 * center * (better + worse)
+        by_margin = -sigmoid(worse - better)
+        by_sum = 2 * center * (better + worse)
         up.append(weight * (by_margin + by_sum))
         down.append(weight * (-by_margin + by_sum))
         by_better = central_difference(lambda x, worse=worse: pair_loss(x, worse), better)

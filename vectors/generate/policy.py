@@ -145,30 +145,30 @@ SURROGATES = {  # by `objective`; a variant adds its two functions here
 def policy_step(inputs, options):
     """The loss of one optimizer step, and its gradient by the log-probs (and by the entropies)."""
     logprobs = inputs["logprobs"]
-    weights = term_weights("loss", inputs, options)
+    weights = {}
+    for term in ("loss", "kl", "entropy"):
+        weights[term] = term_weights(term, inputs, options)
 
     def loss_at(table):
-        loss = weighted_sum(weights, policy_terms(table, inputs, options))
+        loss = weighted_sum(weights["loss"], policy_terms(table, inputs, options))
         if "kl" in options:
-            kl_weights = term_weights("kl", inputs, options)
-            loss += weighted_sum(kl_weights, kl_terms(table, inputs, options))
+            loss += weighted_sum(weights["kl"], kl_terms(table, inputs, options))
         if "entropy_coef" in options:
-            entropy_weights = term_weights("entropy", inputs, options)
-            loss -= options["entropy_coef"] * weighted_sum(entropy_weights, inputs["entropies"])
+            bonus = weighted_sum(weights["entropy"], inputs["entropies"])
+            loss -= options["entropy_coef"] * bonus
         return loss
 
-    gradient = policy_gradient(inputs, options, weights)
+    gradient = policy_gradient(inputs, options, weights["loss"])
     if "kl" in options and options.get("kl_gradient") != "none":
-        kl_weights = term_weights("kl", inputs, options)
-        gradient = add(gradient, kl_gradient(inputs, options, kl_weights))
+        gradient = add(gradient, kl_gradient(inputs, options, weights["kl"]))
     if not has_wrong_gradient(options):
         check_gradient(loss_at, logprobs, gradient)
     expected = {"loss": loss_at(logprobs), "gradient": gradient}
     if "entropy_coef" in options:
-        entropy_weights = term_weights("entropy", inputs, options)
         coefficient = -options["entropy_coef"]
-        expected["entropy_gradient"] = each(lambda weight: coefficient * weight, entropy_weights)
-    worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights}
+        by_entropy = each(lambda weight: coefficient * weight, weights["entropy"])
+        expected["entropy_gradient"] = by_entropy
+    worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights["loss"]}
     if "kl" in options:
         worked["kl_terms"] = kl_terms(logprobs, inputs, options)
     return expected, worked
@@ -281,7 +281,8 @@ def policy_terms(table, inputs, options):
 
 def kl_terms(table, inputs, options):
     """The KL of each token to the reference, times its coefficient."""
-    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
+    coefficient = options["kl"]["coef"]
+    estimator = options["kl"]["estimator"]
 
     def term(new, log_ratio, ref):
         return coefficient * kl_value(new, new - log_ratio, ref, estimator)
@@ -330,8 +331,10 @@ def spread_over_row(by_log_ratio, inputs, options, ratio):
 
 
 def kl_gradient(inputs, options, weights):
-    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
-    table, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    coefficient = options["kl"]["coef"]
+    estimator = options["kl"]["estimator"]
+    table = inputs["logprobs"]
+    ref = inputs["ref_logprobs"]
     ratios = kl_log_ratios(table, inputs, options)
 
     def slope(new, log_ratio, ref, weight, estimator=estimator):

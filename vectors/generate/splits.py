@@ -1,6 +1,9 @@
 """One optimizer step, cut into micro-batches and over processes: its numbers do not change."""
 
+from operator import itemgetter
+
 from vectors.generate import critic, eight_rows, pairs, steps
+from vectors.generate.arithmetic import each, flat
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.methods import (
     ADJACENT_GROUPS,
@@ -38,7 +41,7 @@ def step_totals(inputs, options):
             scopes = [counted_with(rows, process, pieces, rollout, options) for rows in process]
             counts.append([count(scope, mask, inputs, options) for scope in scopes])
         for name, numbers in expected.items():
-            numbers.append([[piece[name] for piece in process] for process in counts])
+            numbers.append(each(itemgetter(name), counts))
     groups = inputs["groups"]
     expected["group_tokens"] = []
     for row, group in enumerate(groups):
@@ -50,9 +53,10 @@ def step_totals(inputs, options):
 def seen_with(row, inputs, options):
     """The rows among which the group of `row` is counted: those of its step, unless by mistake."""
     for pieces in inputs["steps"]:
-        micro_batches = [rows for process in pieces for rows in process]
-        step = [other for rows in micro_batches for other in rows]
-        scopes = micro_batches if options.get("group_tokens") == "micro_batch" else [step]
+        micro_batches = flat(pieces)
+        scopes = [flat(micro_batches)]
+        if options.get("group_tokens") == "micro_batch":
+            scopes = micro_batches
         for rows in scopes:
             if row in rows:
                 return rows
@@ -65,10 +69,10 @@ def counted_with(rows, process, pieces, rollout, options):
     if totals == "micro_batch":
         return rows
     if totals == "process":
-        return [row for part in process for row in part]
+        return flat(process)
     if totals == "rollout":
         return rollout
-    return [row for own in pieces for part in own for row in part]
+    return flat(flat(pieces))
 
 
 def count(rows, mask, inputs, options):

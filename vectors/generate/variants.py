@@ -4,7 +4,7 @@ import math
 
 from vectors.generate import eight_rows, steps
 from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
-from vectors.generate.arithmetic import check_gradient, clip, each, mean, sigmoid, variance, weighted_sum
+from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
 from vectors.generate.methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
@@ -52,12 +52,15 @@ SURROGATES["divergence"] = (divergence_loss, divergence_loss)  # -r A is its own
 
 def weighted_logprob_step(inputs, options):
     """CISPO: -w A log pi of each token, where w is the clipped ratio, a constant."""
-    advantages, table = inputs["advantages"], inputs["logprobs"]
-    low, high = 1 - options["clip_low"], 1 + options["clip_high"]
+    advantages = inputs["advantages"]
+    table = inputs["logprobs"]
+    low = 1 - options["clip_low"]
+    high = 1 + options["clip_high"]
     weights = steps.step_weights(inputs, table, options)
     ratios = each(lambda new, old: math.exp(new - old), table, inputs["old_logprobs"])
     if options.get("weight") == "unclipped":
-        low, high = -math.inf, math.inf
+        low = -math.inf
+        high = math.inf
     factors = []
     for row, advantage in zip(ratios, advantages, strict=True):
         factors.append([-clip(ratio, low, high) * advantage for ratio in row])
@@ -79,7 +82,8 @@ def weighted_logprob_step(inputs, options):
 
 def mean_log_ratio(log_ratios, advantage, options):
     """The mean of a row's clipped log-ratios, and 1 or 0 for each token: whether it moves it."""
-    low, high = -options["clip_low"], options["clip_high"]
+    low = -options["clip_low"]
+    high = options["clip_high"]
     if options.get("sides") != "both":
         low, high = (-math.inf, high) if advantage > 0 else (low, math.inf)
     if options.get("clip") == "row":
@@ -90,7 +94,8 @@ def mean_log_ratio(log_ratios, advantage, options):
 
 def geometric_mean_step(inputs, options):
     """GMPO: the mean over rows of -A times the geometric mean of the clipped ratios."""
-    advantages, table = inputs["advantages"], inputs["logprobs"]
+    advantages = inputs["advantages"]
+    table = inputs["logprobs"]
     shares = [sum(row) for row in steps.step_weights(inputs, table, options)]
 
     def ratios_at(logprobs):
@@ -134,18 +139,23 @@ def mean_normalized_advantages(inputs, options):
 
 def decoupled_advantages(inputs, options):
     """GDPO: each part standardized in its group, the weighted sum, and that over the batch."""
-    parts, weights = inputs["parts"], options["weights"]
+    parts = inputs["parts"]
+    weights = options["weights"]
     if options.get("missing") == "zero":  # a mistake
         parts = [each(lambda reward: reward or 0.0, groups) for groups in parts]
     if options.get("order") == "sum_first":
         summed = each(lambda *rewards: weighted(rewards, weights), *parts)
-        parts, weights = [summed], [1.0]
-    standard = [[standardized(group, options) for group in groups] for groups in parts]
+        parts = [summed]
+        weights = [1.0]
+    standard = []
+    for groups in parts:
+        standard.append([standardized(group, options) for group in groups])
     sums = each(lambda *advantages: weighted(advantages, weights), *standard)
     if options.get("over_batch") is False:
         return {"advantages": each(lambda number: number or 0.0, sums)}, {}
-    numbers = given([number for row in sums for number in row])
-    center, spread = mean(numbers), math.sqrt(variance(numbers, options["std_ddof"]))
+    numbers = given(flat(sums))
+    center = mean(numbers)
+    spread = math.sqrt(variance(numbers, options["std_ddof"]))
 
     def over_batch(number):
         return 0.0 if number is None else (number - center) / (spread + options["std_eps"])
