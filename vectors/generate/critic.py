@@ -196,14 +196,7 @@ def value_case(name, inputs=None, options=None, **fields):
 def gae_case(name, mask, options=DISCOUNTS, **fields):
     """Advantages of the two rows of `ROLLOUT` under a mask."""
     inputs = ROLLOUT | {"mask": mask}
-    return Case(
-        id=name,
-        operation=gae,
-        inputs=inputs,
-        options=options,
-        source=GAE_PAPER,
-        **fields,
-    )
+    return Case(id=name, operation=gae, inputs=inputs, options=options, source=GAE_PAPER, **fields)
 
 
 def whiten_case(ddof, source):

@@ -8,7 +8,8 @@ from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, 
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
 from vectors.generate.methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
-from vectors.generate.policy import SURROGATES, step_case
+from vectors.generate.policy import step_case
+from vectors.generate.surrogates import SURROGATES
 
 # --- gates: the loss of a token, and its slope by the log of its ratio ---
 
