@@ -89,7 +89,7 @@ def mask_without(*rows):
 ALL = mask_without()
 EMPTY = mask_without(1, 4, 5, 6, 7)
 INTERLEAVED = [7, 3, 7, 3, 3, 7, 3, 7]  # prompts whose rows are not adjacent
-PAIRS = [0, 0, 1, 1, 2, 2, 3, 3]  # four prompts of two rows
+GROUPS_OF_TWO = [0, 0, 1, 1, 2, 2, 3, 3]  # four prompts of two rows
 WITHOUT_REWARD = [1, 0, 1, 1, 0, 1, 1, 1]  # `scored`
 ZERO_WITHOUT_REWARD = [0.9, 0.0, -0.7, 0.9, 0.0, 1.3, -0.8, 0.6]  # advantages of rows
 ROW_ADVANTAGES = [mean(row) for row in OF_TOKENS]

@@ -59,37 +59,38 @@ def preference_loss(inputs, options):
     loss, slope = LOSSES[options["loss"]]
     beta = options["beta"]
     smoothing = options["label_smoothing"]
-    chosen = inputs["chosen_logprobs"]
-    rejected = inputs["rejected_logprobs"]
-    weights = pair_weights(inputs, len(chosen), options)
-    margins = []
-    losses = []
-    total = 0.0
-    gradients = {"chosen_gradient": [], "rejected_gradient": []}
+    weights = pair_weights(inputs, len(inputs["chosen_logprobs"]), options)
+    expected = {"loss": 0.0, "chosen_gradient": [], "rejected_gradient": []}
+    worked = {"margins": [], "pair_losses": []}
     for pair, weight in enumerate(weights):
-        per_token = options["per_token"]
-        n = len(chosen[pair]) if per_token else 1
-        m = len(rejected[pair]) if per_token else 1
-        ref_chosen, ref_rejected = reference(inputs, pair, options)
-        h = (sum(chosen[pair]) - ref_chosen) / n - (sum(rejected[pair]) - ref_rejected) / m
+        chosen = inputs["chosen_logprobs"][pair]
+        rejected = inputs["rejected_logprobs"][pair]
+        h = log_ratio(chosen, inputs["ref_chosen_logprobs"][pair], options)
+        h -= log_ratio(rejected, inputs["ref_rejected_logprobs"][pair], options)
         by_h = slope(h, beta, smoothing)
         difference = central_difference(lambda x: loss(x, beta, smoothing), h)
         assert abs(difference - by_h) < 1e-7 * max(1.0, abs(by_h))
-        nll = options["nll_coef"] / len(chosen[pair])
-        pair_loss = loss(h, beta, smoothing) - nll * sum(chosen[pair])
-        total += weight * pair_loss
-        margins.append(h)
-        losses.append(pair_loss)
-        gradients["chosen_gradient"].append([weight * (by_h / n - nll)] * len(chosen[pair]))
-        gradients["rejected_gradient"].append([-weight * by_h / m] * len(rejected[pair]))
-    return {"loss": total} | gradients, {"margins": margins, "pair_losses": losses}
+        nll = options["nll_coef"] / len(chosen)
+        pair_loss = loss(h, beta, smoothing) - nll * sum(chosen)
+        by_chosen = by_h / divisor(chosen, options) - nll
+        by_rejected = -by_h / divisor(rejected, options)
+        expected["loss"] += weight * pair_loss
+        expected["chosen_gradient"].append([weight * by_chosen] * len(chosen))
+        expected["rejected_gradient"].append([weight * by_rejected] * len(rejected))
+        worked["margins"].append(h)
+        worked["pair_losses"].append(pair_loss)
+    return expected, worked
 
 
-def reference(inputs, pair, options):
-    """The reference's log-probs of both completions, or 0 where there is no reference."""
-    if options["reference_free"]:
-        return 0.0, 0.0
-    return sum(inputs["ref_chosen_logprobs"][pair]), sum(inputs["ref_rejected_logprobs"][pair])
+def log_ratio(logprobs, ref_logprobs, options):
+    """The log of pi / pi_ref of a completion, of its log-probs by token."""
+    reference = 0.0 if options["reference_free"] else sum(ref_logprobs)
+    return (sum(logprobs) - reference) / divisor(logprobs, options)
+
+
+def divisor(logprobs, options):
+    """What divides the log-ratio of a completion."""
+    return len(logprobs) if options["per_token"] else 1
 
 
 def reward_model_loss(inputs, options):

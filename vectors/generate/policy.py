@@ -511,7 +511,7 @@ CASES = [
     step_case(
         "policy/dapo-group-empty-rows",
         DAPO | {"mean": "groups"},
-        inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.PAIRS},
+        inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.GROUPS_OF_TWO},
         source="a prompt whose tokens are all masked is still a prompt; no paper says so",
         catches="0 / 0 in a prompt without a token, or another number of prompts.",
         rests_on=CONVENTION,

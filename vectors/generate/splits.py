@@ -94,7 +94,7 @@ CUTS = {
     "6 and 2 rows": [[[0, 1, 2, 3, 4, 5]], [[6, 7]]],
     "1 and 2 micro-batches": [[[0, 1]], [[2, 3, 4, 5], [6, 7]]],
 }
-OF_PAIRS = {"groups": eight_rows.PAIRS}  # A process has whole groups.
+PAIRED_ROWS = {"groups": eight_rows.GROUPS_OF_TWO}  # A process has whole groups.
 SCORED = [1, 1, 0, 1, 0, 0, 0, 0]  # no row of the second prompt has a reward
 KEPT = eight_rows.mask_without(1, 3)  # two rows were truncated
 LOCAL = ("micro_batch", "micro_batch_summed", "over_micro_batches")
@@ -225,7 +225,7 @@ CASES = [
     split_case("dapo-4", "4", DAPO, DAPO_PAPER, LOCAL),
     split_case("dapo-uneven", "uneven", DAPO, DAPO_PAPER, LOCAL),
     split_case("dapo-processes", "processes", DAPO, DAPO_PAPER, PROCESSES),
-    split_case("dapo-pieces-1-2", ONE_AND_TWO, DAPO, DAPO_PAPER, LOCAL_2X2, OF_PAIRS),
+    split_case("dapo-pieces-1-2", ONE_AND_TWO, DAPO, DAPO_PAPER, LOCAL_2X2, PAIRED_ROWS),
     split_case("dapo-2x2", "2x2", DAPO, DAPO_PAPER, LOCAL_2X2),
     split_case(
         "dapo-kl-2x2",
@@ -274,12 +274,12 @@ CASES = [
     split_case("grpo-4", "4", GRPO, GRPO_PAPER, ("micro_batch_summed",)),
     split_case("grpo-uneven", "uneven", GRPO, GRPO_PAPER, LOCAL),
     split_case("grpo-processes", "processes", GRPO, GRPO_PAPER, PROCESSES[1:]),
-    split_case("grpo-rows-6-2", "6 and 2 rows", GRPO, GRPO_PAPER, PROCESSES, OF_PAIRS),
-    split_case("grpo-pieces-1-2", ONE_AND_TWO, GRPO, GRPO_PAPER, LOCAL_2X2, OF_PAIRS),
+    split_case("grpo-rows-6-2", "6 and 2 rows", GRPO, GRPO_PAPER, PROCESSES, PAIRED_ROWS),
+    split_case("grpo-pieces-1-2", ONE_AND_TWO, GRPO, GRPO_PAPER, LOCAL_2X2, PAIRED_ROWS),
     split_case("dr-grpo-4", "4", DR_GRPO, DR_GRPO_PAPER, ("micro_batch_summed",)),
     split_case("dr-grpo-uneven", "uneven", DR_GRPO, DR_GRPO_PAPER, LOCAL),
     split_case("dr-grpo-processes", "processes", DR_GRPO, DR_GRPO_PAPER, PROCESSES[1:]),
-    split_case("dr-grpo-rows-6-2", "6 and 2 rows", DR_GRPO, DR_GRPO_PAPER, PROCESSES, OF_PAIRS),
+    split_case("dr-grpo-rows-6-2", "6 and 2 rows", DR_GRPO, DR_GRPO_PAPER, PROCESSES, PAIRED_ROWS),
     split_case(
         "gspo-uneven",
         "uneven",
@@ -348,7 +348,7 @@ CASES = [
         GRPO | {"empty_rows_count": False},
         NO_ROWS,
         LOCAL_2X2,
-        inputs=OF_PAIRS,
+        inputs=PAIRED_ROWS,
         catches="The other convention, 6 rows or 8, or a denominator of a piece of the step.",
         others=[TRUNCATED_ARE_ROWS],
     ),
