@@ -111,7 +111,7 @@ ADDED_UP = ("micro_batch_summed", "micro_batch_all", "over_processes")
 ONE_AND_TWO = "1 and 2 micro-batches"
 STEP = "the denominators are those of the whole optimizer step: "
 OVERLONG = "DAPO 2503.14476, section 3.4, leaves truncated rows out of the loss"
-NO_ROWS = f"{OVERLONG}; no paper says whether they are still rows, here they are not"
+NO_LONGER_ROWS = f"{OVERLONG}; no paper says whether they are still rows, here they are not"
 STILL_ROWS = f"{OVERLONG}; no paper says whether they are still rows, here they are"
 CATCHES = "The denominator of a micro-batch or of a process: the gradient depends on the cut."
 LAST_PAIRS = "The mean over the pairs of the micro-batch: the last one of an epoch is smaller."
@@ -332,7 +332,7 @@ CASES = [
         "truncated-rows-left-out",
         "2x2",
         GRPO | {"empty_rows_count": False},
-        NO_ROWS,
+        NO_LONGER_ROWS,
         catches="The other convention: 6 rows or 8.",
         others=[
             Other(
@@ -346,7 +346,7 @@ CASES = [
         "truncated-rows-left-out-1-2",
         ONE_AND_TWO,
         GRPO | {"empty_rows_count": False},
-        NO_ROWS,
+        NO_LONGER_ROWS,
         LOCAL_2X2,
         inputs=PAIRED_ROWS,
         catches="The other convention, 6 rows or 8, or a denominator of a piece of the step.",
