@@ -99,14 +99,7 @@ SCORED = [1, 1, 0, 1, 0, 0, 0, 0]  # no row of the second prompt has a reward
 KEPT = eight_rows.mask_without(1, 3)  # two rows were truncated
 LOCAL = ("micro_batch", "micro_batch_summed", "over_micro_batches")
 PROCESSES = ("process", "process_all", "over_processes")
-LOCAL_2X2 = (
-    "micro_batch",
-    "micro_batch_summed",
-    "micro_batch_all",
-    "process",
-    "process_all",
-    "over_processes",
-)
+LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "micro_batch_all", *PROCESSES)
 ADDED_UP = ("micro_batch_summed", "micro_batch_all", "over_processes")
 ONE_AND_TWO = "1 and 2 micro-batches"
 STEP = "the denominators are those of the whole optimizer step: "

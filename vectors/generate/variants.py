@@ -3,7 +3,7 @@
 import math
 
 from vectors.generate import eight_rows, steps
-from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
+from vectors.generate.advantages import ANY_EPSILON, centre, deviation, given, nearly_equal
 from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
 from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
@@ -172,17 +172,10 @@ def weighted(numbers, weights):
 
 def standardized(rewards, options):
     """The advantages of a group by its own mean and deviation; None without a reward."""
-    scored = given(rewards)
-    result = []
-    for reward in rewards:
-        if reward is None:
-            result.append(None)
-        elif nearly_equal(scored):
-            result.append(0.0)
-        else:
-            spread = math.sqrt(variance(scored, options["std_ddof"])) + options["std_eps"]
-            result.append((reward - mean(scored)) / spread)
-    return result
+    options = options | {"baseline": "group_mean", "deviation": "group"}
+    centred = centre(rewards, options)
+    divisor = deviation(rewards, [rewards], [centred], options)
+    return [None if difference is None else difference / divisor for difference in centred]
 
 
 def gae_with_two_lambdas(inputs, options):
