@@ -62,12 +62,15 @@ def weighted_logprob_step(inputs, options):
     if options.get("weight") == "unclipped":
         low = -math.inf
         high = math.inf
+
+    def factor_of(ratio, advantage):
+        if options.get("beyond_clip") == "dropped" and not low <= ratio <= high:
+            return 0.0
+        return -clip(ratio, low, high) * advantage
+
     factors = []
     for row, advantage in zip(ratios, advantages, strict=True):
-        factors.append([-clip(ratio, low, high) * advantage for ratio in row])
-        if options.get("beyond_clip") == "dropped":
-            kept = [low <= ratio <= high for ratio in row]
-            factors[-1] = [factor * keeps for factor, keeps in zip(factors[-1], kept, strict=True)]
+        factors.append([factor_of(ratio, advantage) for ratio in row])
 
     def loss_at(logprobs):
         losses = each(lambda factor, logprob: factor * logprob, factors, logprobs)
