@@ -15,8 +15,11 @@ import math
 import pathlib
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "cases"
-SAME, PART, OTHER = "same", "part", "OTHER"
-MISSING, NOT_OFFERED = "MISSING", "not offered"
+SAME = "same"
+PART = "part"
+OTHER = "OTHER"
+MISSING = "MISSING"
+NOT_OFFERED = "not offered"
 FOLLOWS = "it follows: "
 
 
@@ -28,11 +31,18 @@ def load_cases(folder=FOLDER):
         if file["format"] != 1:
             raise SystemExit(f"{path.name} has format {file['format']}, and this program reads 1")
         for case in file["cases"]:
-            shared = file["shared_inputs"][case["inputs_from"]] if "inputs_from" in case else {}
-            case["inputs"] = shared | case.get("inputs", {})
-            case.setdefault("tolerance", file["tolerance"])
+            case["inputs"] = whole_inputs(case, file)
+            case["tolerance"] = case.get("tolerance", file["tolerance"])
             cases[case["id"]] = case
     return cases
+
+
+def whole_inputs(case, file):
+    """The inputs of a case, with the shared ones that it starts from."""
+    inputs = case.get("inputs", {})
+    if "inputs_from" in case:
+        return file["shared_inputs"][case["inputs_from"]] | inputs
+    return inputs
 
 
 def differences(answer, expected, tolerance, place):
@@ -42,10 +52,10 @@ def differences(answer, expected, tolerance, place):
             return [(math.inf, place, f"not a list of {len(expected)}")]
         if len(answer) != len(expected):
             return [(math.inf, place, f"a list of {len(answer)} for one of {len(expected)}")]
-        found = []
-        for i, (inner, number) in enumerate(zip(answer, expected, strict=True)):
-            found += differences(inner, number, tolerance, f"{place}[{i}]")
-        return found
+        result = []
+        for i in range(len(expected)):
+            result += differences(answer[i], expected[i], tolerance, f"{place}[{i}]")
+        return result
     if not isinstance(answer, int | float) or math.isnan(answer):
         return [(math.inf, place, f"{answer} for {expected:.9g}")]
     size = abs(answer - expected)
@@ -56,18 +66,21 @@ def differences(answer, expected, tolerance, place):
 
 def differences_by_name(answer, expected, tolerance):
     """{name: its differences}, of the names that both have."""
-    found = {}
+    result = {}
     for name in expected:
         if name in answer:
-            found[name] = differences(answer[name], expected[name], tolerance, name)
-    return found
+            result[name] = differences(answer[name], expected[name], tolerance, name)
+    return result
 
 
 def flat(numbers):
     """The numbers of a list of lists in one list."""
     if not isinstance(numbers, list):
         return [numbers]
-    return [number for inner in numbers for number in flat(inner)]
+    result = []
+    for inner in numbers:
+        result += flat(inner)
+    return result
 
 
 def scaled(numbers, factor):
@@ -78,25 +91,38 @@ def scaled(numbers, factor):
 
 def common_factor(answer, expected, tolerance):
     """The factor that all numbers are off by, or None; two lists of one shape."""
-    given, wanted = flat(answer), flat(expected)
+    given = flat(answer)
+    wanted = flat(expected)
     square = sum(number * number for number in wanted)
     if square == 0 or len(wanted) == 1:
         return None
-    factor = sum(x * y for x, y in zip(given, wanted, strict=True)) / square
-    return None if differences(given, scaled(wanted, factor), tolerance, "") else factor
+    product = sum(x * y for x, y in zip(given, wanted, strict=True))
+    factor = product / square
+    if differences(given, scaled(wanted, factor), tolerance, ""):
+        return None
+    return factor
 
 
-def followed(case, answer, wrong, tolerance):
-    """What an answer follows: (the `others` that fit it, {name: those that fit this name alone})."""
-    whole, of_names = [], {}
+def followed(case, answer, tolerance):
+    """What each of the `others` says that fits all the names of an answer."""
+    result = []
     for other in case.get("others", []):
         found = differences_by_name(answer, other["expected"], tolerance)
         if not any(found.values()):
-            whole.append(other["says"])
-        for name in wrong:
-            if not found[name]:
-                of_names.setdefault(name, []).append(other["says"])
-    return whole, of_names
+            result.append(other["says"])
+    return result
+
+
+def followed_by_name(case, answer, names, tolerance):
+    """{name: what each of the `others` says that fits this name alone}."""
+    result = {}
+    for other in case.get("others", []):
+        expected = other["expected"]
+        for name in names:
+            if not differences(answer[name], expected[name], tolerance, name):
+                earlier = result.get(name, [])
+                result[name] = [*earlier, other["says"]]
+    return result
 
 
 def described(name, answer, expected, found, tolerance):
@@ -115,23 +141,40 @@ def described(name, answer, expected, found, tolerance):
 
 def explained(case, answer, found, tolerance):
     """What an answer follows, or else what is right and what differs. `found` is by name."""
-    wrong = [name for name in found if found[name]]
-    whole, of_names = followed(case, answer, wrong, tolerance)
+    whole = followed(case, answer, tolerance)
     if whole:
         return FOLLOWS + "; or ".join(whole)
-    texts = [f"in {name} alone, {'; or '.join(says)}" for name, says in of_names.items()]
+    wrong = [name for name in found if found[name]]
+    says_of = followed_by_name(case, answer, wrong, tolerance)
+    texts = [f"in {name} alone, {'; or '.join(says)}" for name, says in says_of.items()]
     texts += [f"{name} is right" for name in found if name not in wrong]
-    left = [name for name in wrong if name not in of_names]
-    if len(left) > 1 and all(math.isfinite(size) for name in left for size, _, _ in found[name]):
-        expected = [case["expected"][name] for name in left]
-        factor = common_factor([answer[name] for name in left], expected, tolerance)
+    unexplained = {name: found[name] for name in wrong if name not in says_of}
+    texts += explained_by_size(case["expected"], answer, unexplained, tolerance)
+    if says_of:
+        return FOLLOWS + "; ".join(texts)
+    return "; ".join(texts)
+
+
+def explained_by_size(expected, answer, found, tolerance):
+    """The factor that all the names of `found` are off by, or else a text for each name."""
+    if len(found) > 1 and all_have_sizes(found):
+        numbers = [answer[name] for name in found]
+        wanted = [expected[name] for name in found]
+        factor = common_factor(numbers, wanted, tolerance)
         if factor is not None:
-            texts.append(f"every number of {' and '.join(left)} x {factor:.6g}")
-            left = []
-    for name in left:
-        expected = case["expected"][name]
-        texts.append(described(name, answer[name], expected, found[name], tolerance))
-    return (FOLLOWS if of_names else "") + "; ".join(texts)
+            return [f"every number of {' and '.join(found)} x {factor:.6g}"]
+    texts = []
+    for name, differing in found.items():
+        texts.append(described(name, answer[name], expected[name], differing, tolerance))
+    return texts
+
+
+def all_have_sizes(found):
+    """Whether every difference has a size: an answer of another shape, or no number, has none."""
+    for differing in found.values():
+        if any(math.isinf(size) for size, _, _ in differing):
+            return False
+    return True
 
 
 def compare(case, answer, precision="float64"):
@@ -163,7 +206,8 @@ def compare(case, answer, precision="float64"):
 
 def report(cases, answers, precision):
     """A line for each case, and lines that gather them. Returns the exit code."""
-    counts, differing = {}, {}
+    counts = {}
+    differing = {}
     for name, case in cases.items():
         verdict, text = compare(case, answers.get(name), precision)
         counts[verdict] = counts.get(verdict, 0) + 1
@@ -174,10 +218,17 @@ def report(cases, answers, precision):
                 print(f"{'':36} {'':12} this case was made for: {case['catches']}")
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if differing:
-        named = [name for name, text in differing.items() if text.startswith(FOLLOWS)]
-        first = (named or list(differing))[0]
+        first = first_to_read(differing)
         print(f"Cases that differ: {len(differing)}. Begin with {first}: {differing[first]}")
     return int(OTHER in counts or MISSING in counts)
+
+
+def first_to_read(differing):
+    """The first case of {case: text} whose text names what it follows, or else the first one."""
+    for name, text in differing.items():
+        if text.startswith(FOLLOWS):
+            return name
+    return next(iter(differing))
 
 
 def main():
@@ -191,19 +242,22 @@ def main():
     if options.show in cases:
         print(json.dumps(cases[options.show], indent=1))
         return
-    if options.show or options.answers is None:
-        parser.error(f"no case {options.show}" if options.show else "no file of answers")
+    if options.show:
+        parser.error(f"no case {options.show}")
+    if options.answers is None:
+        parser.error("no file of answers")
     answers = json.loads(pathlib.Path(options.answers).read_text(encoding="utf-8"))
     if not isinstance(answers, dict):
         raise SystemExit(f"{options.answers} is no object {{case id: {{name: numbers}}}}")
-    unknown = [name for name in answers if name not in cases]
     chosen = {name: case for name, case in cases.items() if name.startswith(options.only)}
     if not chosen:
         parser.error(f"no case begins with {options.only}")
+    unknown = [name for name in answers if name not in cases]
     for name in unknown:
         print(f"{name:36} no case has this id")
-    code = report(chosen, answers, "float32" if options.float32 else "float64")
-    raise SystemExit(int(code or bool(unknown)))
+    precision = "float32" if options.float32 else "float64"
+    code = report(chosen, answers, precision)
+    raise SystemExit(1 if unknown else code)
 
 
 if __name__ == "__main__":

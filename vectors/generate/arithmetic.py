@@ -47,7 +47,10 @@ def filled(table, number):
 
 def flat(table):
     """The cells of a table in one list."""
-    return [cell for row in table for cell in row]
+    cells = []
+    for row in table:
+        cells += row
+    return cells
 
 
 def weighted_sum(weights, table):

@@ -13,10 +13,11 @@ TOLERANCE = {
     "float64": {"rtol": 1e-9, "atol": 1e-12},
     "float32": {"rtol": 2e-5, "atol": 2e-6},
 }
-FORMULA, CONVENTION = "formula", "convention"
+FORMULA = "formula"
+CONVENTION = "convention"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Other:
     """An answer that people also give: the operation with other inputs or options.
 
@@ -38,7 +39,7 @@ class Case:
     inputs_from: str | None = None  # a name in the subject's `shared_inputs`
     inputs: dict = field(default_factory=dict)
     options: dict
-    rests_on: str
+    rests_on: str = FORMULA
     source: str
     catches: str
     threads: list = field(default_factory=list)  # on GitHub, such as "huggingface/trl/issues/3021"
@@ -100,7 +101,8 @@ def entry(subject, case):
 def answers_of_others(case, inputs, expected):
     """[{"says", "expected"}]; each must differ from the expected numbers and from one another."""
     tolerance = (case.tolerance or TOLERANCE)["float32"]
-    result, known = [], [expected]
+    result = []
+    known = [expected]
     for other in case.others:
         answer, _ = case.operation(inputs | other.inputs, case.options | other.options)
         for earlier in known:
@@ -142,9 +144,11 @@ def text_of(value, indent=0):
     inner = indent + 1
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {text_of(part, inner)}" for name, part in value.items()]
-        opening, closing = "{", "}"
+        opening = "{"
+        closing = "}"
     else:
         parts = [text_of(part, inner) for part in value]
-        opening, closing = "[", "]"
+        opening = "["
+        closing = "]"
     separator = ",\n" + " " * inner
     return f"{opening}\n{' ' * inner}{separator.join(parts)}\n{' ' * indent}{closing}"

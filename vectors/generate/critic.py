@@ -3,22 +3,15 @@
 import math
 
 from vectors.generate import steps
-from vectors.generate.arithmetic import (
-    check_gradient,
-    clip,
-    each,
-    flat,
-    mean,
-    variance,
-    weighted_sum,
-)
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, variance, weighted_sum
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def shaped_rewards(inputs, options):
     """The KL of the old policy to the reference at each token, and the score on the last one."""
     coefficient = options["kl_coef"]
-    old_logprobs, ref_logprobs = inputs["old_logprobs"], inputs["ref_logprobs"]
+    old_logprobs = inputs["old_logprobs"]
+    ref_logprobs = inputs["ref_logprobs"]
     rewards = each(lambda old, ref: -coefficient * (old - ref), old_logprobs, ref_logprobs)
     for row, score in zip(rewards, inputs["scores"], strict=True):
         if options.get("score_on_every_token"):
@@ -30,7 +23,8 @@ def shaped_rewards(inputs, options):
 
 def gae(inputs, options):
     """Advantages by the sum of the definition, and returns; tokens outside the mask are skipped."""
-    advantages, returns = [], []
+    advantages = []
+    returns = []
     rows = zip(inputs["rewards"], inputs["values"], inputs["mask"], strict=True)
     for rewards, values, mask in rows:
         if options.get("masked_tokens_are_steps"):
@@ -62,7 +56,8 @@ def recursive_advantages(rewards, values, mask, options):
     """The same by the recursion that programs use."""
     decay = options["gamma"] * options["lambda"]
     result = [0.0] * len(values)
-    advantage, next_value = 0.0, 0.0
+    advantage = 0.0
+    next_value = 0.0
     for t in reversed(range(len(values))):
         if mask[t]:
             delta = rewards[t] + options["gamma"] * next_value - values[t]
@@ -119,7 +114,9 @@ def value_token_slope(value, old, target, options):
 
 def value_loss(inputs, options):
     """The critic's loss of one optimizer step, and its gradient by the values."""
-    values, old, returns = inputs["values"], inputs["old_values"], inputs["returns"]
+    values = inputs["values"]
+    old = inputs["old_values"]
+    returns = inputs["returns"]
     weights = steps.step_weights(inputs, values, options)
 
     def losses(table):
@@ -183,7 +180,8 @@ RAW = {
 }
 
 
-def value_case(name, catches, inputs=None, options=None, others=(), threads=()):
+def value_case(name, inputs=None, options=None, **fields):
+    """A step of the critic. `options` and `inputs` are those that differ."""
     return Case(
         id=name,
         operation=value_loss,
@@ -191,24 +189,14 @@ def value_case(name, catches, inputs=None, options=None, others=(), threads=()):
         options={"value_clip": 0.2, "mean": "tokens"} | (options or {}),
         rests_on=CONVENTION,
         source="OpenAI's baselines, ppo2: half the larger of two squared errors, mean over tokens",
-        catches=catches,
-        threads=list(threads),
-        others=list(others),
+        **fields,
     )
 
 
-def gae_case(name, mask, catches, options=DISCOUNTS, others=(), threads=()):
-    return Case(
-        id=f"ppo/{name}",
-        operation=gae,
-        inputs=ROLLOUT | {"mask": mask},
-        options=options,
-        rests_on=FORMULA,
-        source=GAE_PAPER,
-        catches=catches,
-        threads=list(threads),
-        others=list(others),
-    )
+def gae_case(name, mask, options=DISCOUNTS, **fields):
+    """Advantages of the two rows of `ROLLOUT` under a mask."""
+    inputs = ROLLOUT | {"mask": mask}
+    return Case(id=name, operation=gae, inputs=inputs, options=options, source=GAE_PAPER, **fields)
 
 
 def whiten_case(ddof, source):
@@ -220,14 +208,11 @@ def whiten_case(ddof, source):
         rests_on=CONVENTION,
         source=f"{source}; over the tokens that count",
         catches="Padding in the mean and the deviation, or another ddof.",
-        threads=[
-            "NovaSky-AI/SkyRL/issues/1305",
-            "ray-project/ray/pull/63900",
-        ],
+        threads=["NovaSky-AI/SkyRL/issues/1305", "ray-project/ray/pull/63900"],
         tolerance=ROUNDED,
         others=[
-            Other(says="padding counts", options={"padding_counts": True}),
-            Other(says=f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
+            Other("padding counts", options={"padding_counts": True}),
+            Other(f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
         ],
     )
 
@@ -242,89 +227,74 @@ CASES = [
             "scores": [0.8, -0.3],
         },
         options={"kl_coef": 0.1},
-        rests_on=FORMULA,
         source="InstructGPT 2203.02155; DeepSeekMath 2402.03300 Eq. 2",
         catches="A score that is not on the last token, or a KL of the wrong sign.",
-        threads=[
-            "huggingface/trl/issues/3750",
-            "huggingface/trl/pull/5338",
-        ],
+        threads=["huggingface/trl/issues/3750", "huggingface/trl/pull/5338"],
         others=[
-            Other(says="the KL has the other sign", options={"kl_coef": -0.1}),
-            Other(says="the score is on every token", options={"score_on_every_token": True}),
-            Other(says="the KL is left out", options={"kl_coef": 0.0}),
+            Other("the KL has the other sign", options={"kl_coef": -0.1}),
+            Other("the score is on every token", options={"score_on_every_token": True}),
+            Other("the KL is left out", options={"kl_coef": 0.0}),
         ],
     ),
     gae_case(
-        "gae",
+        "ppo/gae",
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-        "A value after the end, or of the padding.",
+        catches="A value after the end, or of the padding.",
         others=[
-            Other(says="lambda is 1", options={"lambda": 1.0}),
-            Other(says="gamma is 1", options={"gamma": 1.0}),
-            Other(says="padding counts", inputs={"mask": [[1] * 5, [1] * 5]}),
+            Other("lambda is 1", options={"lambda": 1.0}),
+            Other("gamma is 1", options={"gamma": 1.0}),
+            Other("padding counts", inputs={"mask": [[1] * 5, [1] * 5]}),
         ],
     ),
     gae_case(
-        "gae-lambda-1",
+        "ppo/gae-lambda-1",
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-        "A sum of rewards that does not telescope.",
         options={"gamma": 1.0, "lambda": 1.0},
+        catches="A sum of rewards that does not telescope.",
     ),
     gae_case(
-        "gae-observation-tokens",
+        "ppo/gae-observation-tokens",
         [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
-        "Tokens of a tool, which the policy did not write, as steps of the episode.",
-        threads=[
-            "verl-project/verl/pull/2337",
-            "radixark/miles/pull/1827",
-        ],
+        catches="Tokens of a tool, which the policy did not write, as steps of the episode.",
+        threads=["verl-project/verl/pull/2337", "radixark/miles/pull/1827"],
         others=[
             Other(
-                says="a masked token is a step with reward and value 0",
+                "a masked token is a step with reward and value 0",
                 options={"masked_tokens_are_steps": True},
             ),
-            Other(says="masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
+            Other("masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
         ],
     ),
     whiten_case(1, "TRL and verl have ddof 1"),
     whiten_case(0, "OpenAI's lm-human-preferences has ddof 0"),
     value_case(
         "ppo/value-clip",
-        "The smaller of the two errors, or a half that is missing.",
-        threads=[
-            "ray-project/ray/issues/2233",
-            "implementation-matters/code-for-paper/issues/1",
-        ],
+        catches="The smaller of the two errors, or a half that is missing.",
+        threads=["ray-project/ray/issues/2233", "implementation-matters/code-for-paper/issues/1"],
         others=[
-            Other(says="the smaller of the two errors", options={"smaller_error": True}),
-            Other(says="without the half", options={"without_half": True}),
-            Other(says="without the clip", options={"value_clip": 0.0}),
+            Other("the smaller of the two errors", options={"smaller_error": True}),
+            Other("without the half", options={"without_half": True}),
+            Other("without the clip", options={"value_clip": 0.0}),
         ],
     ),
     value_case(
         "ppo/value-plain",
-        "A clip that is still there with value_clip 0, or a half that is missing.",
         options={"value_clip": 0.0},
-        threads=[
-            "ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135",
-        ],
-        others=[Other(says="without the half", options={"without_half": True})],
+        catches="A clip that is still there with value_clip 0, or a half that is missing.",
+        threads=["ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135"],
+        others=[Other("without the half", options={"without_half": True})],
     ),
     Case(
         id="ppo/adaptive-kl",
         operation=adaptive_kl,
         inputs={"kl_coef": 0.2, "kl": [9.0, 5.4, 1.0]},
         options={"target": 6.0, "horizon": 10000, "samples": 256},
-        rests_on=FORMULA,
         source="Fine-Tuning Language Models from Human Preferences 1909.08593, section 2.2",
         catches="An error that is not clipped at 0.2, or steps that count where samples do.",
-        threads=[
-            "verl-project/verl/issues/1984",
-        ],
+        threads=["verl-project/verl/issues/1984"],
         others=[
-            Other(says="the error is not clipped", options={"without_clip": True}),
-            Other(says="an optimizer step counts as one sample", options={"counted": 1}),
+            Other("the error is not clipped", options={"without_clip": True}),
+            Other("an optimizer step counts as one sample", options={"counted": 1}),
         ],
     ),
     Case(
@@ -332,10 +302,9 @@ CASES = [
         operation=adaptive_penalty,
         inputs={"penalty_coef": 1.0, "kl": [0.02, 0.011, 0.001]},
         options={"target": 0.01},
-        rests_on=FORMULA,
         source="PPO 1707.06347, section 4",
         catches="A coefficient that falls where the KL is too large.",
-        others=[Other(says="the rule is inverted", options={"inverted": True})],
+        others=[Other("the rule is inverted", options={"inverted": True})],
     ),
 ]
 

@@ -3,7 +3,7 @@
 import math
 
 from vectors.generate.arithmetic import central_difference, check_gradient, each, softmax
-from vectors.generate.cases import FORMULA, Case, Other, Subject
+from vectors.generate.cases import Case, Other, Subject
 
 # --- of one token: d is log(pi / pi_ref), log_ratio is log(pi / pi_old) ---
 
@@ -55,7 +55,8 @@ def kl_slope(new, old, ref, estimator):
 def kl_tokens(inputs, options):
     """The estimate at each token, and its derivative by the log-prob of the token."""
     estimator = options["estimator"]
-    new, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    new = inputs["logprobs"]
+    ref = inputs["ref_logprobs"]
     old = inputs.get("old_logprobs", new)  # only a weighted estimate reads it
 
     def values(table):
@@ -69,7 +70,8 @@ def kl_tokens(inputs, options):
 
 def kl_expected_gradient(inputs, options):
     """The gradient by the logits, in expectation over tokens that the old policy samples."""
-    new, ref = softmax(inputs["logits"]), softmax(inputs["ref_logits"])
+    new = softmax(inputs["logits"])
+    ref = softmax(inputs["ref_logits"])
     old = softmax(inputs["old_logits"])
     estimator = options["estimator"]
     gradient = [0.0] * len(new)
@@ -126,108 +128,124 @@ SOURCE = "Schulman, Approximating KL Divergence (2020); k3 is DeepSeekMath 2402.
 WEIGHTED = "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, whose gradient counts"
 
 
-def token_case(name, estimator, catches, others, inputs=TOKENS, source=SOURCE, threads=()):
+def others_by(wrong):
+    """The others that are an estimator in the place of the right one, from [(says, estimator)]."""
+    return [Other(says, options={"estimator": estimator}) for says, estimator in wrong]
+
+
+def token_case(name, estimator, others, inputs=TOKENS, source=SOURCE, **fields):
     return Case(
-        id=f"kl/{name}",
+        id=name,
         operation=kl_tokens,
         inputs=inputs,
         options={"estimator": estimator},
-        rests_on=FORMULA,
         source=source,
-        catches=catches,
-        threads=list(threads),
-        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+        others=others_by(others),
+        **fields,
     )
 
 
-def expectation_case(name, estimator, inputs, means, catches, others, threads=()):
+def expectation_case(name, estimator, inputs, means, others, **fields):
     return Case(
-        id=f"kl/expected-{name}",
+        id=name,
         operation=kl_expected_gradient,
         inputs=inputs,
         options={"estimator": estimator},
-        rests_on=FORMULA,
         source=f"derived: {means}",
-        catches=catches,
-        threads=list(threads),
-        others=[Other(says=says, options={"estimator": wrong}) for says, wrong in others],
+        others=others_by(others),
+        **fields,
     )
 
 
 REVERSED = "log(pi_ref / pi) for log(pi / pi_ref)"
 CASES = [
-    token_case("k1", "k1", f"A sign: {REVERSED}.", [(REVERSED, "k1_of_ref")]),
-    token_case("k2", "k2", "A half that is missing.", [("without the half", "k2_without_half")]),
-    token_case("k3", "k3", f"A sign: {REVERSED}.", [(REVERSED, "k3_of_ref")]),
     token_case(
-        "k3-weighted",
+        "kl/k1",
+        "k1",
+        catches=f"A sign: {REVERSED}.",
+        others=[(REVERSED, "k1_of_ref")],
+    ),
+    token_case(
+        "kl/k2",
+        "k2",
+        catches="A half that is missing.",
+        others=[("without the half", "k2_without_half")],
+    ),
+    token_case(
+        "kl/k3",
+        "k3",
+        catches=f"A sign: {REVERSED}.",
+        others=[(REVERSED, "k3_of_ref")],
+    ),
+    token_case(
+        "kl/k3-weighted",
         "k3_weighted",
-        "A weight that is left out, or that has no gradient.",
-        [
+        source=WEIGHTED,
+        catches="A weight that is left out, or that has no gradient.",
+        threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
+        others=[
             ("k3 without the weight", "k3"),
             ("the weight has no gradient", "k3_frozen_weight"),
         ],
-        source=WEIGHTED,
-        threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
     ),
     token_case(
-        "k1-far",
+        "kl/k1-far",
         "k1",
-        "A KL that is clamped at 10 far from the reference.",
-        [("clamped to [-10, 10]", "k1_clamped")],
         inputs=FAR,
+        catches="A KL that is clamped at 10 far from the reference.",
         threads=["verl-project/verl/issues/2928"],
+        others=[("clamped to [-10, 10]", "k1_clamped")],
     ),
     token_case(
-        "k3-far",
+        "kl/k3-far",
         "k3",
-        "A KL that is clamped at 10: it has no gradient just where the policy has run away.",
-        [("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
         inputs=FAR,
+        catches="A KL that is clamped at 10: it has no gradient just where the policy has run away.",
         threads=["verl-project/verl/issues/2928"],
+        others=[("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
     ),
     expectation_case(
-        "k1",
+        "kl/expected-k1",
         "k1",
         ON_POLICY,
-        "over tokens of the policy the gradient of k1 is 0, only noise",
-        "k1 in a loss that is taken for a penalty.",
-        [("the gradient of KL(pi || ref), as of k2", "k2")],
+        means="over tokens of the policy the gradient of k1 is 0, only noise",
+        catches="k1 in a loss that is taken for a penalty.",
         threads=["allenai/open-instruct/pull/535"],
+        others=[("the gradient of KL(pi || ref), as of k2", "k2")],
     ),
     expectation_case(
-        "k2",
+        "kl/expected-k2",
         "k2",
         ON_POLICY,
-        "over tokens of the policy the gradient of k2 is that of KL(pi || ref)",
-        "An estimator whose gradient is not that of what it estimates.",
-        [("the gradient of KL(ref || pi), as of k3", "k3")],
+        means="over tokens of the policy the gradient of k2 is that of KL(pi || ref)",
+        catches="An estimator whose gradient is not that of what it estimates.",
+        others=[("the gradient of KL(ref || pi), as of k3", "k3")],
     ),
     expectation_case(
-        "k3",
+        "kl/expected-k3",
         "k3",
         ON_POLICY,
-        "over tokens of the policy the gradient of k3 is that of KL(ref || pi)",
-        "k3 in a loss that is taken for a penalty on KL(pi || ref).",
-        [("the gradient of KL(pi || ref), as of k2", "k2")],
+        means="over tokens of the policy the gradient of k3 is that of KL(ref || pi)",
+        catches="k3 in a loss that is taken for a penalty on KL(pi || ref).",
         threads=["verl-project/verl/pull/2953"],
+        others=[("the gradient of KL(pi || ref), as of k2", "k2")],
     ),
     expectation_case(
-        "k3-weighted",
+        "kl/expected-k3-weighted",
         "k3_weighted",
         ON_POLICY,
-        "the gradient of the weighted k3 is that of KL(pi || ref)",
-        "A weight without gradient: at ratio 1 it would change nothing.",
-        [("the weight has no gradient: that of KL(ref || pi)", "k3_frozen_weight")],
+        means="the gradient of the weighted k3 is that of KL(pi || ref)",
+        catches="A weight without gradient: at ratio 1 it would change nothing.",
         threads=["huggingface/trl/pull/6503"],
+        others=[("the weight has no gradient: that of KL(ref || pi)", "k3_frozen_weight")],
     ),
     expectation_case(
-        "k3-weighted-off-policy",
+        "kl/expected-k3-weighted-off-policy",
         "k3_weighted",
         OFF_POLICY,
-        "the gradient of the weighted k3 is that of KL(pi || ref), also for tokens of pi_old",
-        "A weight that is left out where the tokens are those of an older policy.",
-        [
+        means="the gradient of the weighted k3 is that of KL(pi || ref), also for tokens of pi_old",
+        catches="A weight that is left out where the tokens are those of an older policy.",
+        others=[
             ("k3 without the weight", "k3"),
             ("k2 without a weight", "k2"),
             ("the weight has no gradient", "k3_frozen_weight"),

@@ -1,11 +1,12 @@
 """Masks of completions from their token ids."""
 
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def completion_mask(inputs, options):
     """All tokens up to the first stop token, which counts; a row without one is truncated."""
-    masks, truncated = [], []
+    masks = []
+    truncated = []
     for tokens in inputs["tokens"]:
         length = counted_tokens(tokens, options)
         masks.append([int(t < length) for t in range(len(tokens))])
@@ -27,21 +28,25 @@ def by_pad(tokens, pad_token):
     return [int(token != pad_token) for token in tokens]
 
 
-WITHOUT_STOP = Other(says="the stop token is masked", options={"without_stop": True})
+WITHOUT_STOP = Other("the stop token is masked", options={"without_stop": True})
 BY_LAST = Other(
-    says="a row is truncated unless its last token is a stop token",
+    "a row is truncated unless its last token is a stop token",
     options={"truncated_by_last": True},
 )
-BY_PAD = Other(says="the mask is token != pad_token", options={"by_pad": True})
+BY_PAD = Other("the mask is token != pad_token", options={"by_pad": True})
 SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, and the stop is sampled"
 
+
+def mask_case(name, tokens, **fields):
+    """The mask of the completions with these token ids."""
+    return Case(id=name, operation=completion_mask, inputs={"tokens": tokens}, **fields)
+
+
 CASES = [
-    Case(
-        id="masks/pad-is-stop",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 5, 2, 2, 2], [2, 2, 2, 2, 2], [5, 7, 5, 7, 2]]},
+    mask_case(
+        "masks/pad-is-stop",
+        [[7, 5, 2, 2, 2], [2, 2, 2, 2, 2], [5, 7, 5, 7, 2]],
         options={"stop_tokens": [2], "pad_token": 2},
-        rests_on=FORMULA,
         source=SOURCE,
         threads=[
             "huggingface/trl/pull/6357",
@@ -51,54 +56,45 @@ CASES = [
         catches="A mask by `token != pad`, which drops the stop token: nothing learns to stop.",
         others=[
             Other(
-                says="the stop token is masked, as by token != pad_token",
+                "the stop token is masked, as by token != pad_token",
                 options={"without_stop": True},
             ),
         ],
     ),
-    Case(
-        id="masks/two-stop-tokens",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 3, 0, 0], [7, 5, 2, 0], [3, 2, 0, 0]]},
+    mask_case(
+        "masks/two-stop-tokens",
+        [[7, 3, 0, 0], [7, 5, 2, 0], [3, 2, 0, 0]],
         options={"stop_tokens": [2, 3], "pad_token": 0},
-        rests_on=FORMULA,
         source=SOURCE,
-        threads=[
-            "huggingface/trl/pull/7039",
-        ],
+        threads=["huggingface/trl/pull/7039"],
         catches="One stop token where the model has two: rows that ended count as truncated.",
         others=[
-            Other(says="only the first stop token ends a row", options={"stop_tokens": [2]}),
-            Other(says="only the second stop token ends a row", options={"stop_tokens": [3]}),
+            Other("only the first stop token ends a row", options={"stop_tokens": [2]}),
+            Other("only the second stop token ends a row", options={"stop_tokens": [3]}),
             WITHOUT_STOP,
             BY_PAD,
             BY_LAST,
         ],
     ),
-    Case(
-        id="masks/truncated",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]]},
+    mask_case(
+        "masks/truncated",
+        [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
-        rests_on=FORMULA,
         source=SOURCE,
         catches="A row that ends with its stop token at the limit, and passes for truncated.",
         others=[WITHOUT_STOP, BY_LAST],
     ),
-    Case(
-        id="masks/pad-sampled-inside",
-        operation=completion_mask,
-        inputs={"tokens": [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]]},
+    mask_case(
+        "masks/pad-sampled-inside",
+        [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
         rests_on=CONVENTION,
         source="a pad id that was sampled is a token like any other",
-        threads=[
-            "huggingface/trl/pull/4970",
-        ],
+        threads=["huggingface/trl/pull/4970"],
         catches="A sampled pad id that ends a completion, or that leaves a hole in it.",
         others=[
             BY_PAD,
-            Other(says="the pad id ends a row", options={"stop_tokens": [2, 0]}),
+            Other("the pad id ends a row", options={"stop_tokens": [2, 0]}),
             WITHOUT_STOP,
         ],
     ),

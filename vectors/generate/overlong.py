@@ -1,7 +1,7 @@
 """DAPO's soft punishment of long completions."""
 
 from vectors.generate.arithmetic import clip
-from vectors.generate.cases import FORMULA, Case, Other, Subject
+from vectors.generate.cases import Case, Other, Subject
 
 
 def soft_overlong(inputs, options):
@@ -20,15 +20,12 @@ CASES = [
         operation=soft_overlong,
         inputs={"lengths": [1, 5, 6, 7, 8, 9, 10, 11, 20]},
         options={"max_tokens": 10, "cache": 4},
-        rests_on=FORMULA,
         source="DAPO 2503.14476 Eq. 13",
         catches="A ramp on the wrong side of max_tokens, or a penalty below -1.",
-        threads=[
-            "modelscope/ms-swift/pull/5557",
-        ],
+        threads=["modelscope/ms-swift/pull/5557"],
         others=[
-            Other(says="without a floor at -1", options={"without_floor": True}),
-            Other(says="the ramp begins at max_tokens", options={"max_tokens": 14}),
+            Other("without a floor at -1", options={"without_floor": True}),
+            Other("the ramp begins at max_tokens", options={"max_tokens": 14}),
         ],
     ),
 ]

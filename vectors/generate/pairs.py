@@ -2,7 +2,7 @@
 
 from vectors.generate import steps
 from vectors.generate.arithmetic import central_difference, log_sigmoid, sigmoid
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 
 
 def pair_weights(inputs, pairs, options):
@@ -57,41 +57,46 @@ LOSSES = {  # of h, the difference of the log-ratios; and the derivative by h
 def preference_loss(inputs, options):
     """The loss of a step of pairs, and its gradients by the log-probs of each token."""
     loss, slope = LOSSES[options["loss"]]
-    beta, smoothing = options["beta"], options["label_smoothing"]
-    chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
-    weights = pair_weights(inputs, len(chosen), options)
-    margins, losses = [], []
-    total = 0.0
-    gradients = {"chosen_gradient": [], "rejected_gradient": []}
+    beta = options["beta"]
+    smoothing = options["label_smoothing"]
+    weights = pair_weights(inputs, len(inputs["chosen_logprobs"]), options)
+    expected = {"loss": 0.0, "chosen_gradient": [], "rejected_gradient": []}
+    worked = {"margins": [], "pair_losses": []}
     for pair, weight in enumerate(weights):
-        per_token = options["per_token"]
-        n = len(chosen[pair]) if per_token else 1
-        m = len(rejected[pair]) if per_token else 1
-        ref_chosen, ref_rejected = reference(inputs, pair, options)
-        h = (sum(chosen[pair]) - ref_chosen) / n - (sum(rejected[pair]) - ref_rejected) / m
+        chosen = inputs["chosen_logprobs"][pair]
+        rejected = inputs["rejected_logprobs"][pair]
+        h = log_ratio(chosen, inputs["ref_chosen_logprobs"][pair], options)
+        h -= log_ratio(rejected, inputs["ref_rejected_logprobs"][pair], options)
         by_h = slope(h, beta, smoothing)
         difference = central_difference(lambda x: loss(x, beta, smoothing), h)
         assert abs(difference - by_h) < 1e-7 * max(1.0, abs(by_h))
-        nll = options["nll_coef"] / len(chosen[pair])
-        pair_loss = loss(h, beta, smoothing) - nll * sum(chosen[pair])
-        total += weight * pair_loss
-        margins.append(h)
-        losses.append(pair_loss)
-        gradients["chosen_gradient"].append([weight * (by_h / n - nll)] * len(chosen[pair]))
-        gradients["rejected_gradient"].append([-weight * by_h / m] * len(rejected[pair]))
-    return {"loss": total} | gradients, {"margins": margins, "pair_losses": losses}
+        nll = options["nll_coef"] / len(chosen)
+        pair_loss = loss(h, beta, smoothing) - nll * sum(chosen)
+        by_chosen = by_h / divisor(chosen, options) - nll
+        by_rejected = -by_h / divisor(rejected, options)
+        expected["loss"] += weight * pair_loss
+        expected["chosen_gradient"].append([weight * by_chosen] * len(chosen))
+        expected["rejected_gradient"].append([weight * by_rejected] * len(rejected))
+        worked["margins"].append(h)
+        worked["pair_losses"].append(pair_loss)
+    return expected, worked
 
 
-def reference(inputs, pair, options):
-    """The reference's log-probs of both completions, or 0 where there is no reference."""
-    if options["reference_free"]:
-        return 0.0, 0.0
-    return sum(inputs["ref_chosen_logprobs"][pair]), sum(inputs["ref_rejected_logprobs"][pair])
+def log_ratio(logprobs, ref_logprobs, options):
+    """The log of pi / pi_ref of a completion, of its log-probs by token."""
+    reference = 0.0 if options["reference_free"] else sum(ref_logprobs)
+    return (sum(logprobs) - reference) / divisor(logprobs, options)
+
+
+def divisor(logprobs, options):
+    """What divides the log-ratio of a completion."""
+    return len(logprobs) if options["per_token"] else 1
 
 
 def reward_model_loss(inputs, options):
     """The Bradley-Terry loss of a step of pairs of scores, and its gradients by the scores."""
-    chosen, rejected = inputs["chosen"], inputs["rejected"]
+    chosen = inputs["chosen"]
+    rejected = inputs["rejected"]
     center = options["center_coef"]
     weights = pair_weights(inputs, len(chosen), options)
 
@@ -99,10 +104,12 @@ def reward_model_loss(inputs, options):
         return -log_sigmoid(better - worse) + center * (better + worse) ** 2
 
     loss = 0.0
-    up, down = [], []
+    up = []
+    down = []
     for better, worse, weight in zip(chosen, rejected, weights, strict=True):
         loss += weight * pair_loss(better, worse)
-        by_margin, by_sum = -sigmoid(worse - better), 2 * center * (better + worse)
+        by_margin = -sigmoid(worse - better)
+        by_sum = 2 * center * (better + worse)
         up.append(weight * (by_margin + by_sum))
         down.append(weight * (-by_margin + by_sum))
         by_better = central_difference(lambda x, worse=worse: pair_loss(x, worse), better)
@@ -128,24 +135,23 @@ DPO = {
     "nll_coef": 0.0,
 }
 DPO_PAPER = "DPO 2305.18290 Eq. 7, mean over pairs"
-PER_TOKEN = Other(says="each log-ratio is divided by its length", options={"per_token": True})
+PER_TOKEN = Other("each log-ratio is divided by its length", options={"per_token": True})
 
 
-def pair_case(name, catches, options=None, source=DPO_PAPER, inputs=None, others=(), **fields):
-    fields = {"rests_on": FORMULA} | fields
+def pair_case(name, options=None, inputs=None, source=DPO_PAPER, **fields):
+    """A step of the three pairs. `options` and `inputs` are those that differ from DPO's."""
     return Case(
         id=name,
         operation=preference_loss,
         inputs=PAIRS | (inputs or {}),
         options=DPO | (options or {}),
         source=source,
-        catches=catches,
-        others=list(others),
         **fields,
     )
 
 
-def reward_case(name, catches, center=0.0, inputs=None, others=()):
+def reward_case(name, center=0.0, inputs=None, **fields):
+    """A step of the four pairs of scores."""
     source = "InstructGPT 2203.02155 Eq. 1, mean over pairs"
     if center:
         source += "; centring: 2312.09244 Eq. 2"
@@ -154,93 +160,88 @@ def reward_case(name, catches, center=0.0, inputs=None, others=()):
         operation=reward_model_loss,
         inputs=SCORES | (inputs or {}),
         options={"center_coef": center},
-        rests_on=FORMULA,
         source=source,
-        catches=catches,
-        others=list(others),
+        **fields,
     )
 
 
 CASES = [
     pair_case(
         "preference/dpo",
-        "Means of log-probs for their sums, or no reference.",
+        catches="Means of log-probs for their sums, or no reference.",
         others=[
             PER_TOKEN,
-            Other(says="there is no reference", options={"reference_free": True}),
+            Other("there is no reference", options={"reference_free": True}),
         ],
     ),
     pair_case(
         "preference/dpo-beta",
-        "A beta that does not act, or that stands outside of the sigmoid.",
         options={"beta": 0.5},
-        others=[Other(says="beta is 0.1", options={"beta": 0.1})],
+        catches="A beta that does not act, or that stands outside of the sigmoid.",
+        others=[Other("beta is 0.1", options={"beta": 0.1})],
     ),
     pair_case(
         "preference/cdpo",
-        "A smoothing that is ignored, or that stands on the wrong side.",
         options={"label_smoothing": 0.1},
         source="cDPO (Mitchell 2023) Eq. 3",
+        catches="A smoothing that is ignored, or that stands on the wrong side.",
         others=[
-            Other(says="the smoothing is ignored", options={"label_smoothing": 0.0}),
-            Other(says="the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
-            Other(says="this is robust DPO", options={"loss": "robust"}),
+            Other("the smoothing is ignored", options={"label_smoothing": 0.0}),
+            Other("the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
+            Other("this is robust DPO", options={"loss": "robust"}),
         ],
     ),
     pair_case(
         "preference/robust",
-        "A plus for the minus, or no division by 1 - 2 smoothing.",
         options={"loss": "robust", "label_smoothing": 0.1},
         source="robust DPO 2403.00409",
+        catches="A plus for the minus, or no division by 1 - 2 smoothing.",
         others=[
-            Other(says="without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
-            Other(says="this is cDPO", options={"loss": "sigmoid"}),
+            Other("without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
+            Other("this is cDPO", options={"loss": "sigmoid"}),
         ],
     ),
     pair_case(
         "preference/ipo",
-        "Log-ratios that are divided by their lengths.",
         options={"loss": "ipo"},
         source="IPO 2310.12036 Eq. 17: of sums",
-        threads=[
-            "huggingface/trl/pull/1265",
-            "huggingface/trl/issues/1677",
-        ],
+        catches="Log-ratios that are divided by their lengths.",
+        threads=["huggingface/trl/pull/1265", "huggingface/trl/issues/1677"],
         others=[PER_TOKEN],
     ),
     pair_case(
         "preference/ipo-per-token",
-        "Tokens of the prompt or padding in the length.",
         options={"loss": "ipo", "per_token": True},
         source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
         rests_on=CONVENTION,
-        threads=[
-            "huggingface/trl/issues/6879",
-            "modelscope/ms-swift/pull/9925",
-        ],
-        others=[Other(says="sums, as in the paper", options={"per_token": False})],
+        catches="Tokens of the prompt or padding in the length.",
+        threads=["huggingface/trl/issues/6879", "modelscope/ms-swift/pull/9925"],
+        others=[Other("sums, as in the paper", options={"per_token": False})],
     ),
     pair_case(
         "preference/reference-free",
-        "A reference that still acts.",
         options={"reference_free": True},
         source="DPO 2305.18290 Eq. 7 with a uniform reference",
         rests_on=CONVENTION,
-        others=[Other(says="the reference acts", options={"reference_free": False})],
+        catches="A reference that still acts.",
+        others=[Other("the reference acts", options={"reference_free": False})],
     ),
     pair_case(
         "preference/nll",
-        "A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
         options={"nll_coef": 0.3},
         source="Iterative RPO 2404.19733 Eq. 1-2: the mean over the chosen completion's tokens",
-        others=[Other(says="the term is left out", options={"nll_coef": 0.0})],
+        catches="A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
+        others=[Other("the term is left out", options={"nll_coef": 0.0})],
     ),
-    reward_case("preference/reward-model", "A sum for the mean over pairs, or a sign."),
+    reward_case(
+        "preference/reward-model",
+        catches="A sum for the mean over pairs, or a sign.",
+    ),
     reward_case(
         "preference/reward-model-centred",
-        "A centring that is left out.",
         center=0.01,
-        others=[Other(says="the centring is left out", options={"center_coef": 0.0})],
+        catches="A centring that is left out.",
+        others=[Other("the centring is left out", options={"center_coef": 0.0})],
     ),
 ]
 

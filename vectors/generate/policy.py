@@ -3,148 +3,74 @@
 import math
 from functools import partial
 
-from vectors.generate import steps
-from vectors.generate.arithmetic import (
-    add,
-    check_gradient,
-    clip,
-    each,
-    filled,
-    flat,
-    mean,
-    moved_by,
-    weighted_sum,
-)
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate import eight_rows, steps
+from vectors.generate.arithmetic import add, check_gradient, each, filled, flat, weighted_sum
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.kl import FROZEN, kl_slope, kl_value
-
-# --- surrogates: the loss of a token, and its slope by the log of its ratio ---
-
-
-def clip_bounds_of(old_logprob, options):
-    """Lowest and highest ratio of a token, and the cap of the ratio where the advantage is < 0."""
-    cap = options.get("dual_clip", math.inf)
-    if "max_ratio" not in options:
-        return 1 - options["clip_low"], 1 + options["clip_high"], cap
-    probability = math.exp(old_logprob)
-    low = 0.5 + 0.5 * math.sqrt(max(0.0, 1 - 4 * options["clip_low"] / probability))
-    high = 0.5 + 0.5 * math.sqrt(1 + 4 * options["clip_high"] / probability)
-    return low, min(high, options["max_ratio"]), options["max_ratio"]
-
-
-def clipped_loss(log_ratio, advantage, old_logprob, options):
-    ratio = math.exp(log_ratio)
-    low, high, cap = clip_bounds_of(old_logprob, options)
-    objective = min(ratio * advantage, clip(ratio, low, high) * advantage)
-    if advantage < 0:
-        objective = max(objective, cap * advantage)
-    return -objective
-
-
-def clipped_slope(log_ratio, advantage, old_logprob, options):
-    """0 where a bound acts: above for A > 0, below (and above the cap) for A < 0."""
-    ratio = math.exp(log_ratio)
-    low, high, cap = clip_bounds_of(old_logprob, options)
-    if advantage > 0 and ratio > high:
-        return 0.0
-    if advantage < 0 and (ratio < low or ratio > cap):
-        return 0.0
-    return -ratio * advantage
-
-
-def penalized_loss(log_ratio, advantage, old_logprob, options):
-    """PPO's penalty: k1 of KL(old || new) is -log_ratio for a token of the old policy."""
-    return -math.exp(log_ratio) * advantage - options["penalty_coef"] * log_ratio
-
-
-def penalized_slope(log_ratio, advantage, old_logprob, options):
-    return -math.exp(log_ratio) * advantage - options["penalty_coef"]
-
-
-def loss_without_minimum(log_ratio, advantage, old_logprob, options):
-    """A mistake: the clipped ratio alone."""
-    low, high, _ = clip_bounds_of(old_logprob, options)
-    return -clip(math.exp(log_ratio), low, high) * advantage
-
-
-def slope_without_minimum(log_ratio, advantage, old_logprob, options):
-    low, high, _ = clip_bounds_of(old_logprob, options)
-    ratio = math.exp(log_ratio)
-    return -ratio * advantage if low <= ratio <= high else 0.0
-
-
-def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
-    """A mistake: with A > 0 the maximum with cap * A is always cap * A, a constant."""
-    if advantage > 0:
-        return -options["dual_clip"] * advantage
-    return clipped_loss(log_ratio, advantage, old_logprob, options)
-
-
-def slope_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
-    return 0.0 if advantage > 0 else clipped_slope(log_ratio, advantage, old_logprob, options)
-
-
-def turned_loss(log_ratio, advantage, old_logprob, options):
-    """A mistake: what is to be maximised, as a loss."""
-    return -clipped_loss(log_ratio, advantage, old_logprob, options)
-
-
-def turned_slope(log_ratio, advantage, old_logprob, options):
-    return -clipped_slope(log_ratio, advantage, old_logprob, options)
-
-
-def slope_without_clip(log_ratio, advantage, old_logprob, options):
-    """A mistake: a gradient through a ratio that was clipped."""
-    return -math.exp(log_ratio) * advantage
-
-
-def slope_without_cap(log_ratio, advantage, old_logprob, options):
-    """A mistake: a gradient through a ratio beyond the cap of dual clip."""
-    without_cap = options | {"dual_clip": math.inf}
-    return clipped_slope(log_ratio, advantage, old_logprob, without_cap)
-
-
-SURROGATES = {  # by `objective`; a variant adds its two functions here
-    "clip": (clipped_loss, clipped_slope),
-    "penalty": (penalized_loss, penalized_slope),
-    "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
-    "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
-    "turned": (turned_loss, turned_slope),
-    "clip_keeps_slope": (clipped_loss, slope_without_clip),
-    "cap_keeps_slope": (clipped_loss, slope_without_cap),
-}
-
-
-# --- the step ---
+from vectors.generate.methods import (
+    ADJACENT_GROUPS,
+    CAP_KEEPS_SLOPE,
+    CLIP,
+    CLIP_KEEPS_SLOPE,
+    DAPO,
+    DAPO_PAPER,
+    DCPO,
+    DCPO_PAPER,
+    DR_GRPO,
+    DR_GRPO_PAPER,
+    ENTROPY_OF_TOKENS,
+    GROUPS_ADDED,
+    GRPO,
+    GRPO_PAPER,
+    GSPO,
+    GSPO_PAPER,
+    K3,
+    KL_OF_TOKENS,
+    KL_TURNED,
+    KL_UNMASKED,
+    KL_UNWEIGHTED,
+    LOSS_UNMASKED,
+    MASKED_COUNT,
+    NO_CAP,
+    NO_MINIMUM,
+    NOTHING_MASKED,
+    OF_UNSCORED_ROWS,
+    PPO,
+    ROW_MEANS,
+    TOKEN_MEAN,
+    TURNED,
+    with_kl,
+)
+from vectors.generate.surrogates import SURROGATES, clip_bounds_of
 
 
 def policy_step(inputs, options):
     """The loss of one optimizer step, and its gradient by the log-probs (and by the entropies)."""
     logprobs = inputs["logprobs"]
-    weights = term_weights("loss", inputs, options)
+    weights = {}
+    for term in ("loss", "kl", "entropy"):
+        weights[term] = term_weights(term, inputs, options)
 
     def loss_at(table):
-        loss = weighted_sum(weights, policy_terms(table, inputs, options))
+        loss = weighted_sum(weights["loss"], policy_terms(table, inputs, options))
         if "kl" in options:
-            kl_weights = term_weights("kl", inputs, options)
-            loss += weighted_sum(kl_weights, kl_terms(table, inputs, options))
+            loss += weighted_sum(weights["kl"], kl_terms(table, inputs, options))
         if "entropy_coef" in options:
-            entropy_weights = term_weights("entropy", inputs, options)
-            loss -= options["entropy_coef"] * weighted_sum(entropy_weights, inputs["entropies"])
+            bonus = weighted_sum(weights["entropy"], inputs["entropies"])
+            loss -= options["entropy_coef"] * bonus
         return loss
 
-    gradient = policy_gradient(inputs, options, weights)
+    gradient = policy_gradient(inputs, options, weights["loss"])
     if "kl" in options and options.get("kl_gradient") != "none":
-        kl_weights = term_weights("kl", inputs, options)
-        gradient = add(gradient, kl_gradient(inputs, options, kl_weights))
+        gradient = add(gradient, kl_gradient(inputs, options, weights["kl"]))
     if not has_wrong_gradient(options):
         check_gradient(loss_at, logprobs, gradient)
     expected = {"loss": loss_at(logprobs), "gradient": gradient}
     if "entropy_coef" in options:
-        entropy_weights = term_weights("entropy", inputs, options)
         coefficient = -options["entropy_coef"]
-        expected["entropy_gradient"] = each(lambda weight: coefficient * weight, entropy_weights)
-    worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights}
+        by_entropy = each(lambda weight: coefficient * weight, weights["entropy"])
+        expected["entropy_gradient"] = by_entropy
+    worked = {"policy_terms": policy_terms(logprobs, inputs, options), "weights": weights["loss"]}
     if "kl" in options:
         worked["kl_terms"] = kl_terms(logprobs, inputs, options)
     return expected, worked
@@ -257,7 +183,8 @@ def policy_terms(table, inputs, options):
 
 def kl_terms(table, inputs, options):
     """The KL of each token to the reference, times its coefficient."""
-    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
+    coefficient = options["kl"]["coef"]
+    estimator = options["kl"]["estimator"]
 
     def term(new, log_ratio, ref):
         return coefficient * kl_value(new, new - log_ratio, ref, estimator)
@@ -306,8 +233,10 @@ def spread_over_row(by_log_ratio, inputs, options, ratio):
 
 
 def kl_gradient(inputs, options, weights):
-    coefficient, estimator = options["kl"]["coef"], options["kl"]["estimator"]
-    table, ref = inputs["logprobs"], inputs["ref_logprobs"]
+    coefficient = options["kl"]["coef"]
+    estimator = options["kl"]["estimator"]
+    table = inputs["logprobs"]
+    ref = inputs["ref_logprobs"]
     ratios = kl_log_ratios(table, inputs, options)
 
     def slope(new, log_ratio, ref, weight, estimator=estimator):
@@ -333,180 +262,22 @@ def clip_bounds(inputs, options):
 
 # --- the cases ---
 
-OLD = [
-    [-0.42, -1.35, -0.27],
-    [-1.9, -0.15, -0.66, -1.42, -0.38],
-    [-0.85, -2.8],
-    [-0.07, -0.55, -1.05, -0.23],
-    [-1.6],
-    [-0.33, -0.91],
-    [-2.2, -0.48, -0.12, -1.77, -0.6, -0.29],
-    [-0.75],
-]
-CHANGE = [
-    [0.34, -0.11, -0.06],
-    [-0.52, -0.035, 0.27, 0.045, -0.41],
-    [0.58, 1.45],
-    [0.02, -0.28, 0.13, -0.02],
-    [0.21],
-    [-0.31, 0.09],
-    [0.26, -0.17, 0.05, 1.25, -0.08, 0.21],
-    [-0.19],
-]
-REF = [
-    [-0.6, -1.2, -0.3],
-    [-1.7, -0.25, -0.7, -1.3, -0.5],
-    [-1.0, -2.4],
-    [-0.1, -0.5, -1.2, -0.2],
-    [-1.1],
-    [-0.4, -0.8],
-    [-1.5, -0.6, -0.1, -1.2, -0.7, -0.3],
-    [-0.5],
-]
-OF_TOKENS = [  # advantages
-    [-1.3, -0.3, 0.7],
-    [0.1, 1.1, -0.5, 0.5, -1.1],
-    [1.5, -0.1],
-    [0.3, 1.3, -0.3, 0.7],
-    [-0.9],
-    [0.5, -1.1],
-    [-0.7, 0.3, 1.3, -0.3, 0.9, -1.2],
-    [0.7],
-]
-ENTROPIES = [
-    [0.9, 1.4, 0.5],
-    [1.7, 0.4, 1.1, 1.3, 0.8],
-    [1.0, 2.1],
-    [0.2, 0.9, 1.2, 0.6],
-    [1.5],
-    [0.7, 1.1],
-    [1.8, 0.8, 0.3, 1.6, 1.0, 0.6],
-    [1.2],
-]
-SAMPLER = [
-    [-0.45, -1.2, -0.25],
-    [-2.1, -0.15, -0.6, -2.5, -0.4],
-    [-0.8, -4.1],
-    [-0.08, -0.5, -1.3, -0.2],
-    [-1.5],
-    [-0.3, -1.0],
-    [-2.0, -0.5, -0.1, -1.7, -0.7, -0.3],
-    [-0.7],
-]
-EIGHT_ROWS = {
-    "logprobs": moved_by(OLD, CHANGE),
-    "old_logprobs": OLD,
-    "advantages": [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, -0.8, 0.6],
-    "groups": [0, 0, 0, 0, 1, 1, 1, 1],  # the prompt of each row
-}
-PARTLY = [  # a mask with holes, as of a tool's tokens, and with cuts
-    [1, 1, 0],
-    [1, 0, 1, 1, 1],
-    [1, 1],
-    [1, 0, 0, 1],
-    [1],
-    [1, 1],
-    [1, 1, 0, 1, 1, 0],
-    [1],
-]
-ALL = [[1] * len(row) for row in OLD]
-EMPTY = [[int(row not in (1, 4, 5, 6, 7))] * len(cells) for row, cells in enumerate(OLD)]
-INTERLEAVED = [7, 3, 7, 3, 3, 7, 3, 7]  # prompts whose rows are not adjacent
-WITHOUT_REWARD = [1, 0, 1, 1, 0, 1, 1, 1]  # `scored`
-ZERO_WITHOUT_REWARD = [0.9, 0.0, -0.7, 0.9, 0.0, 1.3, -0.8, 0.6]  # advantages of rows
-ROW_ADVANTAGES = [mean(row) for row in OF_TOKENS]
-GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its band is a thousandth of the others'
-RARE_OLD = [list(row) for row in OLD]
-RARE_NEW = [list(row) for row in EIGHT_ROWS["logprobs"]]
-for _row, _token in ((0, 1), (6, 0)):  # A > 0 and A < 0: 13 times as likely as before
-    RARE_OLD[_row][_token] = -7.0
-    RARE_NEW[_row][_token] = -4.4
 
-CLIP = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
-PPO = CLIP | {"mean": "tokens"}
-GRPO = CLIP | {"mean": "rows"}
-DR_GRPO = CLIP | {"mean": "constant", "constant": 8}
-DAPO = CLIP | {"clip_high": 0.28, "mean": "tokens"}
-GSPO = GRPO | {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
-DCPO = CLIP | {"clip_low": 0.16, "clip_high": 0.2, "max_ratio": 10.0, "mean": "prompts"}
-GRPO_PAPER = "DeepSeekMath 2402.03300 Eq. 3"
-DAPO_PAPER = "DAPO 2503.14476 Eq. 8"
-GSPO_PAPER = "GSPO 2507.18071"
-K3 = {"kl": {"estimator": "k3", "coef": 0.04}}
-
-ROW_MEANS = Other(says="the mean over rows of the mean over tokens", options={"mean": "rows"})
-TOKEN_MEAN = Other(says="one mean over all tokens", options={"mean": "tokens"})
-NO_MINIMUM = Other(
-    says="the clipped ratio without the minimum",
-    options={"objective": "clip_without_minimum"},
-)
-TURNED = Other(says="the loss has the other sign", options={"objective": "turned"})
-CLIP_KEEPS_SLOPE = Other(
-    says="the gradient goes through a ratio that was clipped",
-    options={"objective": "clip_keeps_slope"},
-)
-CAP_KEEPS_SLOPE = Other(
-    says="the gradient goes through a ratio beyond the cap",
-    options={"objective": "cap_keeps_slope"},
-)
-NO_CAP = Other(says="there is no cap", options={"dual_clip": 1e9})
-GROUPS_ADDED = Other(
-    says="the prompts' means are added up",
-    options={"mean": "groups_added"},
-)
-KL_OF_TOKENS = Other(says="the KL is one mean over all tokens", options={"kl_mean": "tokens"})
-KL_UNMASKED = Other(says="the KL is not masked", options={"kl_mask": "none"})
-MASKED_COUNT = Other(
-    says="masked tokens are in the denominator",
-    options={"masked_tokens_count": True},
-)
-NOTHING_MASKED = Other(says="masked tokens are tokens like the others", inputs={"mask": ALL})
-LOSS_UNMASKED = Other(
-    says="loss and KL are not masked, and the denominator is right",
-    options={"loss_mask": "none", "kl_mask": "none"},
-)
-
-
-OF_UNSCORED_ROWS = [
-    Other(
-        says="rows without a reward are in the loss, and not in the count",
-        options={"loss_unscored": "weighed", "kl_unscored": "weighed"},
-    ),
-    Other(
-        says="rows without a reward are in the count, and not in the loss",
-        options={"loss_unscored": "counted", "kl_unscored": "counted"},
-    ),
-    Other(says="rows without a reward are rows like the others", inputs={"scored": [1] * 8}),
-]
-
-
-def with_kl(estimator, coef=0.04):
-    return {"kl": {"estimator": estimator, "coef": coef}}
-
-
-def step_case(name, options, source, catches, others=(), rests_on=FORMULA, inputs=None, **fields):
-    """A case that starts from the shared batch."""
-    return Case(
-        id=f"policy/{name}",
-        operation=policy_step,
-        inputs_from="eight rows",
-        inputs=inputs or {},
-        options=options,
-        rests_on=rests_on,
-        source=source,
-        catches=catches,
-        others=list(others),
-        **fields,
-    )
+def step_case(name, options, operation=policy_step, **fields):
+    """A case that starts from the eight rows. `fields` are those of `Case`, such as `others`."""
+    return Case(id=name, operation=operation, inputs_from="eight rows", options=options, **fields)
 
 
 CASES = [
     step_case(
-        "first-step",
+        "policy/first-step",
         GRPO,
-        f"{GRPO_PAPER} where pi is pi_old",
-        "A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
-        inputs={"logprobs": OLD, "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5]},
+        inputs={
+            "logprobs": eight_rows.OLD,
+            "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5],
+        },
+        source=f"{GRPO_PAPER} where pi is pi_old",
+        catches="A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
         others=[TOKEN_MEAN],
         threads=[
             "huggingface/open-r1/issues/239",
@@ -515,353 +286,319 @@ CASES = [
         ],
     ),
     step_case(
-        "ppo",
+        "policy/ppo",
         PPO,
-        "PPO 1707.06347 Eq. 7; the mean is over tokens",
-        "A sign, or a clip without the minimum.",
-        inputs={"advantages": OF_TOKENS},
+        inputs={"advantages": eight_rows.OF_TOKENS},
+        source="PPO 1707.06347 Eq. 7; the mean is over tokens",
+        catches="A sign, or a clip without the minimum.",
         others=[
             TURNED,
             CLIP_KEEPS_SLOPE,
             NO_MINIMUM,
             ROW_MEANS,
             Other(
-                says="the row's mean advantage for the token's",
-                inputs={"advantages": ROW_ADVANTAGES},
+                "the row's mean advantage for the token's",
+                inputs={"advantages": eight_rows.ROW_ADVANTAGES},
             ),
         ],
     ),
     step_case(
-        "dual-clip",
+        "policy/dual-clip",
         PPO | {"dual_clip": 3.0},
-        "dual-clip PPO 1912.09729",
-        "A cap for A < 0 that also acts on A > 0, or that is not there.",
+        source="dual-clip PPO 1912.09729",
+        catches="A cap for A < 0 that also acts on A > 0, or that is not there.",
         others=[
-            Other(says="the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
+            Other("the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
             NO_CAP,
             CAP_KEEPS_SLOPE,
         ],
-        threads=[
-            "thu-ml/tianshou/issues/433",
-        ],
+        threads=["thu-ml/tianshou/issues/433"],
     ),
     step_case(
-        "ppo-penalty",
+        "policy/ppo-penalty",
         {"objective": "penalty", "penalty_coef": 0.5, "ratio": "token", "mean": "tokens"},
-        "PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
-        "A penalty on KL(new || old), or its sign.",
-        inputs={"advantages": OF_TOKENS},
-        others=[Other(says="the penalty has the other sign", options={"penalty_coef": -0.5})],
+        inputs={"advantages": eight_rows.OF_TOKENS},
+        source="PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
+        catches="A penalty on KL(new || old), or its sign.",
+        others=[Other("the penalty has the other sign", options={"penalty_coef": -0.5})],
     ),
     step_case(
-        "grpo",
+        "policy/grpo",
         GRPO,
-        f"{GRPO_PAPER} with beta 0",
-        "One mean over all tokens in the place of the mean of the rows' means.",
+        source=f"{GRPO_PAPER} with beta 0",
+        catches="One mean over all tokens in the place of the mean of the rows' means.",
         others=[TOKEN_MEAN, NO_MINIMUM, TURNED, CLIP_KEEPS_SLOPE],
-        threads=[
-            "huggingface/trl/issues/2995",
-        ],
+        threads=["huggingface/trl/issues/2995"],
     ),
     step_case(
-        "grpo-kl",
+        "policy/grpo-kl",
         GRPO | K3,
-        f"{GRPO_PAPER}-4 with beta 0.04",
-        "A KL with other weights than the loss, or of the other direction.",
-        inputs={"ref_logprobs": REF},
+        inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER}-4 with beta 0.04",
+        catches="A KL with other weights than the loss, or of the other direction.",
         others=[
-            Other(says="log(pi / pi_ref) for log(pi_ref / pi)", options=with_kl("k3_of_ref")),
-            Other(says="k3 times the token's ratio", options=with_kl("k3_weighted")),
-            Other(says="the KL is left out", options=with_kl("k3", 0.0)),
-            Other(says="k2 for k3", options=with_kl("k2")),
+            KL_TURNED,
+            Other("k3 times the token's ratio", options=with_kl("k3_weighted")),
+            Other("the KL is left out", options=with_kl("k3", 0.0)),
+            Other("k2 for k3", options=with_kl("k2")),
             KL_OF_TOKENS,
-            Other(says="the KL has no gradient", options={"kl_gradient": "none"}),
+            Other("the KL has no gradient", options={"kl_gradient": "none"}),
         ],
-        threads=[
-            "huggingface/trl/issues/2995",
-            "allenai/open-instruct/pull/535",
-        ],
+        threads=["huggingface/trl/issues/2995", "allenai/open-instruct/pull/535"],
     ),
     step_case(
-        "grpo-k1",
+        "policy/grpo-k1",
         GRPO | with_kl("k1"),
-        f"{GRPO_PAPER} with k1 for the KL",
-        "Another estimator than k1, or its sign.",
-        inputs={"ref_logprobs": REF},
+        inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER} with k1 for the KL",
+        catches="Another estimator than k1, or its sign.",
         others=[
-            Other(says="log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
+            Other("log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
             KL_OF_TOKENS,
-            Other(says="k3 for k1", options=with_kl("k3")),
+            Other("k3 for k1", options=with_kl("k3")),
         ],
     ),
     step_case(
-        "grpo-k2",
+        "policy/grpo-k2",
         GRPO | with_kl("k2"),
-        f"{GRPO_PAPER} with k2 for the KL",
-        "Another estimator than k2, or a half that is missing.",
-        inputs={"ref_logprobs": REF},
+        inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GRPO_PAPER} with k2 for the KL",
+        catches="Another estimator than k2, or a half that is missing.",
         others=[
-            Other(says="k2 without the half", options=with_kl("k2_without_half")),
+            Other("k2 without the half", options=with_kl("k2_without_half")),
             KL_OF_TOKENS,
-            Other(says="k3 for k2", options=with_kl("k3")),
+            Other("k3 for k2", options=with_kl("k3")),
         ],
     ),
     step_case(
-        "grpo-kl-masked",
+        "policy/grpo-kl-masked",
         GRPO | K3,
-        f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
-        "A KL without the mask, or a mean over a row's length for one over its mask.",
-        inputs={"ref_logprobs": REF, "mask": PARTLY},
+        inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
+        source=f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
+        catches="A KL without the mask, or a mean over a row's length for one over its mask.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS],
     ),
     step_case(
-        "grpo-kl-missing-rewards",
+        "policy/grpo-kl-missing-rewards",
         GRPO | K3,
-        "a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
-        "A row without a reward that keeps its KL, or its place in the mean.",
-        inputs={"ref_logprobs": REF, "scored": WITHOUT_REWARD},
+        inputs={"ref_logprobs": eight_rows.REF, "scored": eight_rows.WITHOUT_REWARD},
+        source="a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
+        catches="A row without a reward that keeps its KL, or its place in the mean.",
         rests_on=CONVENTION,
         others=[
-            Other(says="rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
+            Other("rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
             Other(
-                says="rows without a reward have advantage 0, keep their KL, and are in the count",
-                inputs={"scored": [1] * 8, "advantages": ZERO_WITHOUT_REWARD},
+                "rows without a reward have advantage 0, keep their KL, and are in the count",
+                inputs={"scored": [1] * 8, "advantages": eight_rows.ZERO_WITHOUT_REWARD},
             ),
             *OF_UNSCORED_ROWS,
         ],
     ),
     step_case(
-        "grpo-kl-weighted",
+        "policy/grpo-kl-weighted",
         GRPO | with_kl("k3_weighted"),
-        "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
-        "k3 without the weight, or a weight without gradient.",
-        inputs={"ref_logprobs": REF},
+        inputs={"ref_logprobs": eight_rows.REF},
+        source="DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
+        catches="k3 without the weight, or a weight without gradient.",
         others=[
-            Other(says="k3 without the weight", options=with_kl("k3")),
-            Other(says="k2, which has this gradient only at ratio 1", options=with_kl("k2")),
-            Other(says="the weight has no gradient", options=with_kl("k3_frozen_weight")),
+            KL_UNWEIGHTED,
+            Other("k2, which has this gradient only at ratio 1", options=with_kl("k2")),
+            Other("the weight has no gradient", options=with_kl("k3_frozen_weight")),
             KL_OF_TOKENS,
         ],
-        threads=[
-            "huggingface/trl/pull/4638",
-            "huggingface/trl/pull/6503",
-        ],
+        threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
     ),
     step_case(
-        "grpo-entropy",
+        "policy/grpo-entropy",
         GRPO | {"entropy_coef": 0.01},
-        "an entropy bonus: each token's entropy has the weight of its loss",
-        "A bonus with the other sign, or with a mean of its own.",
-        inputs={"entropies": ENTROPIES},
+        inputs={"entropies": eight_rows.ENTROPIES},
+        source="an entropy bonus: each token's entropy has the weight of its loss",
+        catches="A bonus with the other sign, or with a mean of its own.",
         rests_on=CONVENTION,
         others=[
-            Other(says="the entropy has the other sign", options={"entropy_coef": -0.01}),
-            Other(says="the bonus is one mean over all tokens", options={"entropy_mean": "tokens"}),
+            Other("the entropy has the other sign", options={"entropy_coef": -0.01}),
+            ENTROPY_OF_TOKENS,
         ],
-        threads=[
-            "huggingface/trl/pull/6140",
-            "huggingface/trl/pull/6648",
-        ],
+        threads=["huggingface/trl/pull/6140", "huggingface/trl/pull/6648"],
     ),
     step_case(
-        "grpo-entropy-masked",
+        "policy/grpo-entropy-masked",
         GRPO | {"entropy_coef": 0.01},
-        "an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
-        "An entropy bonus without the mask.",
-        inputs={"entropies": ENTROPIES, "mask": PARTLY},
+        inputs={"entropies": eight_rows.ENTROPIES, "mask": eight_rows.PARTLY},
+        source="an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
+        catches="An entropy bonus without the mask.",
         rests_on=CONVENTION,
         others=[
-            Other(says="the entropy is not masked", options={"entropy_mask": "none"}),
-            Other(says="the bonus is one mean over all tokens", options={"entropy_mean": "tokens"}),
+            Other("the entropy is not masked", options={"entropy_mask": "none"}),
+            ENTROPY_OF_TOKENS,
             MASKED_COUNT,
             NOTHING_MASKED,
         ],
     ),
     step_case(
-        "grpo-empty-rows",
+        "policy/grpo-empty-rows",
         GRPO,
-        "a row whose tokens are all masked is still a row; no paper says so",
-        "0 / 0 in a row without a token, or another number of rows.",
-        inputs={"mask": EMPTY},
+        inputs={"mask": eight_rows.EMPTY},
+        source="a row whose tokens are all masked is still a row; no paper says so",
+        catches="0 / 0 in a row without a token, or another number of rows.",
         rests_on=CONVENTION,
-        others=[
-            Other(says="rows without a token are no rows", options={"empty_rows_count": False}),
-        ],
+        others=[Other("rows without a token are no rows", options={"empty_rows_count": False})],
     ),
     step_case(
-        "dr-grpo",
+        "policy/dr-grpo",
         DR_GRPO,
-        "Dr. GRPO 2503.20783, Listing 1, with the constant 8",
-        "The width of the batch, here 6, in the place of a constant, or no mean over rows.",
+        source=f"{DR_GRPO_PAPER}, with the constant 8",
+        catches="The width of the batch, here 6, in the place of a constant, or no mean over rows.",
         others=[
-            Other(says="the longest row for the constant", options={"constant": 6}),
+            Other("the longest row for the constant", options={"constant": 6}),
             Other(
-                says="the constant or the mean over 8 rows is missing, which is the same here",
+                "the constant or the mean over 8 rows is missing, which is the same here",
                 options={"constant": 1.0},
             ),
             ROW_MEANS,
             TOKEN_MEAN,
             CLIP_KEEPS_SLOPE,
         ],
-        threads=[
-            "allenai/open-instruct/issues/636",
-            "huggingface/trl/pull/3138",
-        ],
+        threads=["allenai/open-instruct/issues/636", "huggingface/trl/pull/3138"],
     ),
     step_case(
-        "sums",
+        "policy/sums",
         CLIP | {"mean": "sums"},
-        "the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
-        "A length that divides, or rows that are added up.",
+        source="the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
+        catches="A length that divides, or rows that are added up.",
         others=[
-            Other(says="the longest row divides", options={"mean": "constant", "constant": 6}),
-            Other(says="the rows are added up", options={"mean": "constant", "constant": 0.125}),
+            Other("the longest row divides", options={"mean": "constant", "constant": 6}),
+            Other("the rows are added up", options={"mean": "constant", "constant": 0.125}),
             ROW_MEANS,
             TOKEN_MEAN,
         ],
     ),
     step_case(
-        "dapo",
+        "policy/dapo",
         DAPO,
-        f"{DAPO_PAPER} over the whole step, as in verl",
-        "A symmetric clip, or the mean of the rows' means.",
+        source=f"{DAPO_PAPER} over the whole step, as in verl",
+        catches="A symmetric clip, or the mean of the rows' means.",
         rests_on=CONVENTION,
         others=[
-            Other(says="clip_low on both sides", options={"clip_high": 0.2}),
-            Other(says="clip_high on both sides", options={"clip_low": 0.28}),
+            Other("clip_low on both sides", options={"clip_high": 0.2}),
+            Other("clip_high on both sides", options={"clip_low": 0.28}),
             TURNED,
             CLIP_KEEPS_SLOPE,
             ROW_MEANS,
-            Other(says="one denominator for each prompt", options={"mean": "groups"}),
+            Other("one denominator for each prompt", options={"mean": "groups"}),
         ],
     ),
     step_case(
-        "dapo-group",
+        "policy/dapo-group",
         DAPO | {"mean": "groups"},
-        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
-        "The other reading of Eq. 8.",
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        catches="The other reading of Eq. 8.",
         others=[TOKEN_MEAN, GROUPS_ADDED],
-        threads=[
-            "verl-project/verl/issues/2776",
-        ],
+        threads=["verl-project/verl/issues/2776"],
     ),
     step_case(
-        "dapo-group-interleaved",
+        "policy/dapo-group-interleaved",
         DAPO | {"mean": "groups"},
-        f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
-        "Groups that are cut by position: the rows of a prompt are not adjacent here.",
-        inputs={"groups": INTERLEAVED, "mask": PARTLY},
+        inputs={"groups": eight_rows.INTERLEAVED, "mask": eight_rows.PARTLY},
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        catches="Groups that are cut by position: the rows of a prompt are not adjacent here.",
         others=[
             MASKED_COUNT,
-            Other(says="groups are four adjacent rows", inputs={"groups": EIGHT_ROWS["groups"]}),
+            ADJACENT_GROUPS,
             TOKEN_MEAN,
         ],
     ),
     step_case(
-        "dapo-group-empty-rows",
+        "policy/dapo-group-empty-rows",
         DAPO | {"mean": "groups"},
-        "a prompt whose tokens are all masked is still a prompt; no paper says so",
-        "0 / 0 in a prompt without a token, or another number of prompts.",
-        inputs={"mask": EMPTY, "groups": [0, 0, 1, 1, 2, 2, 3, 3]},
+        inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.GROUPS_OF_TWO},
+        source="a prompt whose tokens are all masked is still a prompt; no paper says so",
+        catches="0 / 0 in a prompt without a token, or another number of prompts.",
         rests_on=CONVENTION,
         others=[
             GROUPS_ADDED,
-            Other(
-                says="prompts without a token are no prompts",
-                options={"empty_rows_count": False},
-            ),
+            Other("prompts without a token are no prompts", options={"empty_rows_count": False}),
         ],
     ),
     step_case(
-        "dapo-kl-masked",
+        "policy/dapo-kl-masked",
         DAPO | K3,
-        f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
-        "A KL without the mask, or masked tokens in the denominator.",
-        inputs={"ref_logprobs": REF, "mask": PARTLY},
+        inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
+        source=f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
+        catches="A KL without the mask, or masked tokens in the denominator.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
     ),
     step_case(
-        "gspo",
+        "policy/gspo",
         GSPO,
-        f"{GSPO_PAPER} Eq. 5-7",
-        "A ratio of the batch in the place of the row's, or one that the length does not divide.",
-        inputs={"logprobs": GSPO_LOGPROBS},
+        inputs={"logprobs": eight_rows.GSPO_LOGPROBS},
+        source=f"{GSPO_PAPER} Eq. 5-7",
+        catches="A ratio of the batch in the place of the row's, or one that the length does not divide.",
         others=[
-            Other(says="one ratio for the whole batch", options={"ratio_of_batch": True}),
-            Other(says="each token's own ratio", options={"ratio": "token"}),
+            Other("one ratio for the whole batch", options={"ratio_of_batch": True}),
+            Other("each token's own ratio", options={"ratio": "token"}),
         ],
-        threads=[
-            "MakazhanAlpamys/Soup/issues/723",
+        threads=["MakazhanAlpamys/Soup/issues/723"],
+    ),
+    step_case(
+        "policy/gspo-masked",
+        GSPO,
+        inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "mask": eight_rows.PARTLY},
+        source=f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
+        catches="Masked tokens in the ratio of the row.",
+        others=[
+            Other("masked tokens are in the row's ratio", options={"ratio_of_masked_tokens": True}),
         ],
     ),
     step_case(
-        "gspo-masked",
-        GSPO,
-        f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
-        "Masked tokens in the ratio of the row.",
-        inputs={"logprobs": GSPO_LOGPROBS, "mask": PARTLY},
-        others=[
-            Other(
-                says="masked tokens are in the row's ratio",
-                options={"ratio_of_masked_tokens": True},
-            ),
-        ],
-    ),
-    step_case(
-        "gspo-token",
+        "policy/gspo-token",
         GSPO | {"ratio": "sequence_token"},
-        f"{GSPO_PAPER} Eq. 13-14",
-        "The row's mean advantage in the place of the token's.",
-        inputs={"logprobs": GSPO_LOGPROBS, "advantages": OF_TOKENS},
-        others=[
-            Other(says="each token moves the whole row's ratio", options={"ratio": "sequence"}),
-        ],
+        inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "advantages": eight_rows.OF_TOKENS},
+        source=f"{GSPO_PAPER} Eq. 13-14",
+        catches="The row's mean advantage in the place of the token's.",
+        others=[Other("each token moves the whole row's ratio", options={"ratio": "sequence"})],
     ),
     step_case(
-        "gspo-kl-weighted",
+        "policy/gspo-kl-weighted",
         GSPO | with_kl("k3_weighted"),
-        f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
-        "The row's ratio as the weight of the KL.",
-        inputs={"ref_logprobs": REF},
+        inputs={"ref_logprobs": eight_rows.REF},
+        source=f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
+        catches="The row's ratio as the weight of the KL.",
         rests_on=CONVENTION,
         others=[
-            Other(says="the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
-            Other(says="k3 without the weight", options=with_kl("k3")),
+            Other("the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
+            KL_UNWEIGHTED,
         ],
-        threads=[
-            "huggingface/trl/issues/6586",
-        ],
+        threads=["huggingface/trl/issues/6586"],
     ),
     step_case(
-        "dcpo",
+        "policy/dcpo",
         DCPO,
-        "DCPO 2509.02333v2 Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
-        "A cap that is left out for A > 0 or for A < 0, or another mean.",
-        inputs={"logprobs": RARE_NEW, "old_logprobs": RARE_OLD},
+        inputs=eight_rows.RARE,
+        source=f"{DCPO_PAPER} Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
+        catches="A cap that is left out for A > 0 or for A < 0, or another mean.",
         others=[
-            Other(says="there is no cap", options={"max_ratio": 1e9}),
+            Other("there is no cap", options={"max_ratio": 1e9}),
             ROW_MEANS,
             TOKEN_MEAN,
         ],
     ),
     step_case(
-        "tis",
+        "policy/tis",
         GRPO | {"sampler_cap": 2.0},
-        "truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
-        "A weight that is not capped, or that stands on its head.",
-        inputs={"sampler_logprobs": SAMPLER},
+        inputs={"sampler_logprobs": eight_rows.SAMPLER},
+        source="truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
+        catches="A weight that is not capped, or that stands on its head.",
         rests_on=CONVENTION,
         others=[
-            Other(says="there is no weight", inputs={"sampler_logprobs": OLD}),
-            Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+            Other("there is no weight", inputs={"sampler_logprobs": eight_rows.OLD}),
+            Other("the weight has no cap", options={"sampler_cap": 1e9}),
             Other(
-                says="the current policy stands in the place of the old one",
+                "the current policy stands in the place of the old one",
                 options={"sampler_numerator": "logprobs"},
             ),
         ],
-        threads=[
-            "THUDM/slime/pull/179",
-        ],
+        threads=["THUDM/slime/pull/179"],
     ),
     Case(
         id="policy/dcpo-bounds",
@@ -873,16 +610,15 @@ CASES = [
             ]
         },
         options={"clip_low": 0.16, "clip_high": 0.2, "max_ratio": 10.0},
-        rests_on=FORMULA,
-        source="DCPO 2509.02333v2 Eq. 4 and 27",
+        source=f"{DCPO_PAPER} Eq. 4 and 27",
         catches="A bound that is not capped at 10, or the root of a negative number.",
-        others=[Other(says="there is no cap", options={"max_ratio": 1e9})],
+        others=[Other("there is no cap", options={"max_ratio": 1e9})],
     ),
 ]
 
 SUBJECT = Subject(
     name="policy",
     about="The policy's loss of one optimizer step, and its gradient by the log-probs.",
-    shared_inputs={"eight rows": EIGHT_ROWS},
+    shared_inputs={"eight rows": eight_rows.BATCH},
     cases=CASES,
 )

@@ -14,6 +14,8 @@ mistakes that people make there:
     over_micro_batches    the step's, divided once more by the number of micro-batches
 """
 
+from vectors.generate.arithmetic import each, flat
+
 
 def mask_of(inputs, table):
     """The mask of a batch: given, or 1 on every token of `table`; 0 in a row without a reward."""
@@ -51,8 +53,8 @@ def step_weights(inputs, table, options):
 
 def scopes(pieces, totals):
     """(rows that are counted together, factor of their loss) as `totals` says."""
-    processes = [[row for piece in process for row in piece] for process in pieces]
-    everything = [row for rows in processes for row in rows]
+    processes = [flat(process) for process in pieces]
+    everything = flat(processes)
     if totals == "step":
         return [(everything, 1.0)]
     if totals == "over_processes":
@@ -127,7 +129,7 @@ def with_unscored_rows(inputs, table, options):
     scored = inputs["scored"]
     weights = step_weights(inputs | {"scored": [1] * len(scored)}, table, options)
     factor = len(scored) / sum(scored)
-    return [[factor * weight for weight in row] for row in weights]
+    return each(lambda weight: factor * weight, weights)
 
 
 def with_unscored_count(inputs, table, options):
@@ -135,4 +137,4 @@ def with_unscored_count(inputs, table, options):
     scored = inputs["scored"]
     factor = sum(scored) / len(scored)
     weights = step_weights(inputs, table, options)
-    return [[factor * weight for weight in row] for row in weights]
+    return each(lambda weight: factor * weight, weights)

@@ -2,32 +2,14 @@
 
 import math
 
-from vectors.generate import steps
-from vectors.generate.advantages import ANY_EPSILON, given, nearly_equal
-from vectors.generate.arithmetic import (
-    check_gradient,
-    clip,
-    each,
-    mean,
-    sigmoid,
-    variance,
-    weighted_sum,
-)
-from vectors.generate.cases import CONVENTION, FORMULA, Case, Other, Subject
+from vectors.generate import eight_rows, steps
+from vectors.generate.advantages import ANY_EPSILON, centre, deviation, given, nearly_equal
+from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
+from vectors.generate.cases import CONVENTION, Case, Other, Subject
 from vectors.generate.critic import gae
-from vectors.generate.policy import (
-    CLIP,
-    EIGHT_ROWS,
-    GRPO,
-    OLD,
-    RARE_NEW,
-    RARE_OLD,
-    ROW_MEANS,
-    SAMPLER,
-    SURROGATES,
-    TOKEN_MEAN,
-    policy_step,
-)
+from vectors.generate.methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
+from vectors.generate.policy import step_case
+from vectors.generate.surrogates import SURROGATES
 
 # --- gates: the loss of a token, and its slope by the log of its ratio ---
 
@@ -71,18 +53,24 @@ SURROGATES["divergence"] = (divergence_loss, divergence_loss)  # -r A is its own
 
 def weighted_logprob_step(inputs, options):
     """CISPO: -w A log pi of each token, where w is the clipped ratio, a constant."""
-    advantages, table = inputs["advantages"], inputs["logprobs"]
-    low, high = 1 - options["clip_low"], 1 + options["clip_high"]
+    advantages = inputs["advantages"]
+    table = inputs["logprobs"]
+    low = 1 - options["clip_low"]
+    high = 1 + options["clip_high"]
     weights = steps.step_weights(inputs, table, options)
     ratios = each(lambda new, old: math.exp(new - old), table, inputs["old_logprobs"])
     if options.get("weight") == "unclipped":
-        low, high = -math.inf, math.inf
+        low = -math.inf
+        high = math.inf
+
+    def factor_of(ratio, advantage):
+        if options.get("beyond_clip") == "dropped" and not low <= ratio <= high:
+            return 0.0
+        return -clip(ratio, low, high) * advantage
+
     factors = []
     for row, advantage in zip(ratios, advantages, strict=True):
-        factors.append([-clip(ratio, low, high) * advantage for ratio in row])
-        if options.get("beyond_clip") == "dropped":
-            kept = [low <= ratio <= high for ratio in row]
-            factors[-1] = [factor * keeps for factor, keeps in zip(factors[-1], kept, strict=True)]
+        factors.append([factor_of(ratio, advantage) for ratio in row])
 
     def loss_at(logprobs):
         losses = each(lambda factor, logprob: factor * logprob, factors, logprobs)
@@ -98,7 +86,8 @@ def weighted_logprob_step(inputs, options):
 
 def mean_log_ratio(log_ratios, advantage, options):
     """The mean of a row's clipped log-ratios, and 1 or 0 for each token: whether it moves it."""
-    low, high = -options["clip_low"], options["clip_high"]
+    low = -options["clip_low"]
+    high = options["clip_high"]
     if options.get("sides") != "both":
         low, high = (-math.inf, high) if advantage > 0 else (low, math.inf)
     if options.get("clip") == "row":
@@ -109,7 +98,8 @@ def mean_log_ratio(log_ratios, advantage, options):
 
 def geometric_mean_step(inputs, options):
     """GMPO: the mean over rows of -A times the geometric mean of the clipped ratios."""
-    advantages, table = inputs["advantages"], inputs["logprobs"]
+    advantages = inputs["advantages"]
+    table = inputs["logprobs"]
     shares = [sum(row) for row in steps.step_weights(inputs, table, options)]
 
     def ratios_at(logprobs):
@@ -153,18 +143,23 @@ def mean_normalized_advantages(inputs, options):
 
 def decoupled_advantages(inputs, options):
     """GDPO: each part standardized in its group, the weighted sum, and that over the batch."""
-    parts, weights = inputs["parts"], options["weights"]
+    parts = inputs["parts"]
+    weights = options["weights"]
     if options.get("missing") == "zero":  # a mistake
         parts = [each(lambda reward: reward or 0.0, groups) for groups in parts]
     if options.get("order") == "sum_first":
         summed = each(lambda *rewards: weighted(rewards, weights), *parts)
-        parts, weights = [summed], [1.0]
-    standard = [[standardized(group, options) for group in groups] for groups in parts]
+        parts = [summed]
+        weights = [1.0]
+    standard = []
+    for groups in parts:
+        standard.append([standardized(group, options) for group in groups])
     sums = each(lambda *advantages: weighted(advantages, weights), *standard)
     if options.get("over_batch") is False:
         return {"advantages": each(lambda number: number or 0.0, sums)}, {}
-    numbers = given([number for row in sums for number in row])
-    center, spread = mean(numbers), math.sqrt(variance(numbers, options["std_ddof"]))
+    numbers = given(flat(sums))
+    center = mean(numbers)
+    spread = math.sqrt(variance(numbers, options["std_ddof"]))
 
     def over_batch(number):
         return 0.0 if number is None else (number - center) / (spread + options["std_eps"])
@@ -180,17 +175,10 @@ def weighted(numbers, weights):
 
 def standardized(rewards, options):
     """The advantages of a group by its own mean and deviation; None without a reward."""
-    scored = given(rewards)
-    result = []
-    for reward in rewards:
-        if reward is None:
-            result.append(None)
-        elif nearly_equal(scored):
-            result.append(0.0)
-        else:
-            spread = math.sqrt(variance(scored, options["std_ddof"])) + options["std_eps"]
-            result.append((reward - mean(scored)) / spread)
-    return result
+    options = options | {"baseline": "group_mean", "deviation": "group"}
+    centred = centre(rewards, options)
+    divisor = deviation(rewards, [rewards], [centred], options)
+    return [None if difference is None else difference / divisor for difference in centred]
 
 
 def gae_with_two_lambdas(inputs, options):
@@ -244,138 +232,115 @@ GMPO_ADVANTAGES = [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, 0.8, 0.6]
 GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
-RARE = {"logprobs": RARE_NEW, "old_logprobs": RARE_OLD}
-HARD_CLIP = Other(says="GRPO's clip of the ratio", options=CLIP)
+NO_FACTOR = Other("the factor 4 / tau is missing", options={"factor": "none"})
+HARD_CLIP = Other("GRPO's clip of the ratio", options=CLIP)
 
 CASES = [
-    Case(
-        id="variants/sapo",
-        operation=policy_step,
-        inputs_from="eight rows",
-        options=SAPO,
-        rests_on=FORMULA,
+    step_case(
+        "variants/sapo",
+        SAPO,
         source="SAPO 2511.20347 Eq. 5-6",
         catches="One steepness for both signs, or a gate without its factor 4 / tau.",
         others=[
             HARD_CLIP,
-            Other(says="tau_positive for both signs", options={"tau_negative": 1.0}),
-            Other(says="the ratio chooses tau", options={"steepness_by": "ratio"}),
-            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
+            Other("tau_positive for both signs", options={"tau_negative": 1.0}),
+            Other("the ratio chooses tau", options={"steepness_by": "ratio"}),
+            NO_FACTOR,
             TOKEN_MEAN,
         ],
     ),
-    Case(
-        id="variants/sapo-first-step",
-        operation=policy_step,
-        inputs_from="eight rows",
-        inputs={"logprobs": OLD},
-        options=SAPO,
-        rests_on=FORMULA,
+    step_case(
+        "variants/sapo-first-step",
+        SAPO,
+        inputs={"logprobs": eight_rows.OLD},
         source="SAPO 2511.20347 Eq. 5-6 where pi is pi_old: the gradient is GRPO's",
         catches="A gate whose slope at ratio 1 is not 1.",
-        others=[
-            Other(says="the factor 4 / tau is missing", options={"factor": "none"}),
-            TOKEN_MEAN,
-        ],
+        others=[NO_FACTOR, TOKEN_MEAN],
     ),
-    Case(
-        id="variants/cispo",
+    step_case(
+        "variants/cispo",
+        CISPO,
         operation=weighted_logprob_step,
-        inputs_from="eight rows",
-        inputs=RARE,
-        options=CISPO,
-        rests_on=FORMULA,
+        inputs=eight_rows.RARE,
         source="CISPO 2506.13585 Eq. 4-5, with weights up to 5 and no lower bound",
         catches="A token beyond the clip that loses its gradient, which this method keeps.",
         others=[
-            Other(says="tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
-            Other(says="the weight is not clipped", options={"weight": "unclipped"}),
+            Other("tokens beyond the clip are dropped", options={"beyond_clip": "dropped"}),
+            Other("the weight is not clipped", options={"weight": "unclipped"}),
             ROW_MEANS,
         ],
     ),
-    Case(
-        id="variants/gmpo",
+    step_case(
+        "variants/gmpo",
+        GMPO,
         operation=geometric_mean_step,
-        inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES},
-        options=GMPO,
-        rests_on=FORMULA,
         source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
         catches="The clip after the mean, or on both sides.",
         others=[
-            Other(says="the clip is on both sides", options={"sides": "both"}),
-            Other(says="the row's mean is clipped, as in GSPO", options={"clip": "row"}),
+            Other("the clip is on both sides", options={"sides": "both"}),
+            Other("the row's mean is clipped, as in GSPO", options={"clip": "row"}),
         ],
     ),
-    Case(
-        id="variants/gmpo-cut",
+    step_case(
+        "variants/gmpo-cut",
+        GMPO,
         operation=geometric_mean_step,
-        inputs_from="eight rows",
         inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
-        options=GMPO,
-        rests_on=FORMULA,
         source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
         catches="The mean over the rows of a micro-batch, whose losses are added up.",
         threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
         others=[
             Other(
-                says="this is the sum of the micro-batches' means",
+                "this is the sum of the micro-batches' means",
                 options={"totals": "micro_batch_summed"},
             ),
         ],
     ),
-    Case(
-        id="variants/dppo",
-        operation=policy_step,
-        inputs_from="eight rows",
-        inputs=RARE,
-        options=DPPO,
-        rests_on=FORMULA,
+    step_case(
+        "variants/dppo",
+        DPPO,
+        inputs=eight_rows.RARE,
         source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
         catches="A mask that also stops tokens on their way back, or that measures the ratio.",
         others=[
             HARD_CLIP,
-            Other(says="the mask acts in both directions", options={"direction": "any"}),
-            Other(says="delta bounds the ratio", options={"measure": "ratio"}),
+            Other("the mask acts in both directions", options={"direction": "any"}),
+            Other("delta bounds the ratio", options={"measure": "ratio"}),
             TOKEN_MEAN,
         ],
     ),
-    Case(
-        id="variants/masked-sampling",
-        operation=policy_step,
-        inputs_from="eight rows",
-        inputs={"sampler_logprobs": SAMPLER},
-        options=GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
+    step_case(
+        "variants/masked-sampling",
+        GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
+        inputs={"sampler_logprobs": eight_rows.SAMPLER},
         rests_on=CONVENTION,
         source="masked importance sampling: 0 where pi_old / pi_sampler is above 2",
         catches="A weight that is cut to the cap, or left as it is.",
         others=[
-            Other(says="the weight is cut to the cap", options={"beyond_cap": "truncate"}),
-            Other(says="the weight has no cap", options={"sampler_cap": 1e9}),
+            Other("the weight is cut to the cap", options={"beyond_cap": "truncate"}),
+            Other("the weight has no cap", options={"sampler_cap": 1e9}),
         ],
     ),
-    Case(
-        id="variants/icepop",
-        operation=policy_step,
-        inputs_from="eight rows",
-        inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *SAMPLER[1:]]},
-        options=GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
+    step_case(
+        "variants/icepop",
+        GRPO | {"sampler_cap": 5.0, "beyond_cap": "mask", "sampler_floor": 0.5},
+        inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *eight_rows.SAMPLER[1:]]},
         rests_on=CONVENTION,
         source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
         catches="A mask that has one bound only.",
-        others=[Other(says="there is no lower bound", options={"sampler_floor": 0.0})],
+        others=[Other("there is no lower bound", options={"sampler_floor": 0.0})],
     ),
     Case(
         id="variants/maxrl",
         operation=mean_normalized_advantages,
         inputs={"rewards": [*RIGHT, [1.0, None, 0.0, 0.0]]},
         options={"divisor": "mean"},
-        rests_on=FORMULA,
         source="MaxRL 2602.02710, Algorithm 1; the mean over rows has its 1 / N",
         catches="0 / 0 where no completion is right, or the deviation for the mean.",
         others=[
-            Other(says="the divisor is the deviation", options={"divisor": "deviation"}),
-            Other(says="nothing divides", options={"divisor": "none"}),
+            Other("the divisor is the deviation", options={"divisor": "deviation"}),
+            Other("nothing divides", options={"divisor": "none"}),
         ],
     ),
     Case(
@@ -383,14 +348,13 @@ CASES = [
         operation=decoupled_advantages,
         inputs={"parts": [RIGHT, SHORT]},
         options=GDPO,
-        rests_on=FORMULA,
         source="GDPO 2601.05242 Eq. 4-6; it gives no ddof and no epsilon, here 1 and 1e-6",
         catches="A sum whose parts are not standardized, or one that the batch does not divide.",
         tolerance=ANY_EPSILON,
         others=[
-            Other(says="the sum is standardized, not its parts", options={"order": "sum_first"}),
-            Other(says="the batch does not divide", options={"over_batch": False}),
-            Other(says="the parts have no weights", options={"weights": [1.0, 1.0]}),
+            Other("the sum is standardized, not its parts", options={"order": "sum_first"}),
+            Other("the batch does not divide", options={"over_batch": False}),
+            Other("the parts have no weights", options={"weights": [1.0, 1.0]}),
         ],
     ),
     Case(
@@ -409,19 +373,18 @@ CASES = [
         catches="One missing part that makes a group NaN, or that counts as 0.",
         threads=["modelscope/ms-swift/issues/8123"],
         tolerance=ANY_EPSILON,
-        others=[Other(says="a missing part is 0", options={"missing": "zero"})],
+        others=[Other("a missing part is 0", options={"missing": "zero"})],
     ),
     Case(
         id="variants/vc-ppo",
         operation=gae_with_two_lambdas,
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 0.9, "lambda_critic": 1.0},
-        rests_on=FORMULA,
         source="VC-PPO 2503.01491: lambda 1 for the returns, a smaller one for the advantages",
         catches="Returns that are made of the policy's advantages.",
         others=[
-            Other(says="both have the policy's lambda", options={"lambda_critic": 0.9}),
-            Other(says="both have the critic's lambda", options={"lambda": 1.0}),
+            Other("both have the policy's lambda", options={"lambda_critic": 0.9}),
+            Other("both have the critic's lambda", options={"lambda": 1.0}),
         ],
     ),
     Case(
@@ -429,12 +392,11 @@ CASES = [
         operation=gae_with_two_lambdas,
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 1.0, "lambda_critic": 1.0, "length_adaptive_alpha": 0.4},
-        rests_on=FORMULA,
         source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length); below 0 it is 0 here",
         catches="One lambda for all lengths, or a negative one.",
         others=[
-            Other(says="lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
-            Other(says="a negative lambda stays", options={"clamped": False}),
+            Other("lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
+            Other("a negative lambda stays", options={"clamped": False}),
         ],
     ),
     Case(
@@ -450,8 +412,8 @@ CASES = [
         "rate p does (2504.03380); p moves halfway at each visit",
         catches="A rate that is replaced at each visit, or chances that go with 1 - p.",
         others=[
-            Other(says="the last visit is the rate", options={"step": 1.0}),
-            Other(says="no share is uniform", options={"uniform_share": 0.0}),
+            Other("the last visit is the rate", options={"step": 1.0}),
+            Other("no share is uniform", options={"uniform_share": 0.0}),
         ],
     ),
 ]
@@ -459,6 +421,6 @@ CASES = [
 SUBJECT = Subject(
     name="variants",
     about="Variants of the policy's loss, of advantages and of the draw of prompts.",
-    shared_inputs={"eight rows": EIGHT_ROWS},
+    shared_inputs={"eight rows": eight_rows.BATCH},
     cases=CASES,
 )
