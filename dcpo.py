@@ -320,8 +320,6 @@ def main(argv=None):
     args = parse_args(Args, argv)
     if args.group_size < 2:
         raise InputError(f"--group_size {args.group_size}: a group of one has no baseline, at least 2 are needed")
-    if not 1 < args.max_ratio < float("inf"):
-        raise InputError(f"--max_ratio {args.max_ratio}: must be above 1, it caps the ratio of both signs")
     if args.smooth_advantage and not args.normalize_std:
         raise InputError("--no_normalize_std needs --no_smooth_advantage, which mixes standardized advantages")
     reward_functions = load_rewards(args)
