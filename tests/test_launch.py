@@ -93,7 +93,8 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
         assert result.returncode == 2 and "processes was 2, is 1" in result.stderr
 
 
-def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_path):
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name in ("grpo", "dr_grpo", "gspo", "ppo")])
+def test_two_processes_share_the_prompts_and_sample_different_completions(name, tmp_path):
     # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
     # writes down what each process was given.
     (tmp_path / "spy.py").write_text(
@@ -107,7 +108,7 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(tmp_pa
     options = (
         "--max_steps 1 --prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 0".split()
     )
-    command = ["grpo.py", "--reward", "spy.py:spy", *options]
+    command = [f"{name}.py", "--reward", "spy.py:spy", *options, "--num_minibatches", "1"]
     result = run_processes(*command, "--output_dir", "run", processes=2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     seen = [
