@@ -125,6 +125,21 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(name, 
     assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
 
 
+@pytest.mark.parametrize("name", [name for name in ("dpo", "reward_model") if (ROOT / f"{name}.py").exists()])
+def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
+    # With the same pairs on both, the second step's loss would be that of half of them.
+    options = [*few_pairs, "--pairs_per_step", "8", "--max_steps", "2", "--eval_every", "0"]
+    losses = []
+    for processes in (1, 2):
+        command = [f"{name}.py", *options, "--output_dir", f"run-{processes}"]
+        result = run_processes(*command, processes=processes, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        rows = metric_rows(tmp_path / f"run-{processes}")
+        losses.append([row["optim/loss"] for row in rows if "optim/loss" in row])
+    assert losses[0][1] != losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_one_failing_process_ends_all_within_seconds(tmp_path):
     # A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason. By the real launcher.
     (tmp_path / "bad.py").write_text(
