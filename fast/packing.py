@@ -59,10 +59,12 @@ def lay_out(batch):
     place in the packed row that predicts it. For each sequence: the places of its `keys`; where its
     queries and its keys end.
     """
-    lengths = [batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1)]
-    facts = torch.stack([*lengths, batch["prompt_index"][:, 0]])
-    prompt_lengths, completion_lengths, index = facts.tolist()  # the only wait for the GPU
     rows, prompt_width = batch["prompts"].shape
+    index = torch.arange(rows, device=batch["prompts"].device)
+    if "prompt_index" in batch:
+        index = batch["prompt_index"][:, 0]
+    facts = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1), index])
+    prompt_lengths, completion_lengths, index = facts.tolist()  # the only wait for the GPU
     completion_width = batch["completions"].shape[1]
     parts = {name: [] for name in ("sources", "positions", "predicting", "keys")}
     query_lengths, key_lengths = [0], [0]

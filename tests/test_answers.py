@@ -4,12 +4,14 @@ import json
 import random
 import time
 import tracemalloc
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from common import answers
-from common.answers import answers_match, extract_answer
+from common.answers import answers_match, extract_answer, read_gold
 from common.rewards import accuracy_reward, format_reward
 from testbed import GSM8K
 
@@ -415,6 +417,101 @@ def test_rationals_match_exactly_when_equal():
         assert answers_match(text_a, text_b) == answers_match(text_b, text_a) == (a == b), (text_a, text_b)
 
 
+# --- golds ---
+
+
+@pytest.mark.parametrize(
+    ("value", "gold"),
+    [
+        ("4", "4"),
+        (" New York\n", "New York"),
+        ("2+2=4\n#### 4", "4"),
+        (r"So $\boxed{\frac12}$.", r"\frac12"),
+        (4, "4"),
+        (7.0, "7"),
+        (7.25, "7.25"),
+        (1e-7, "1e-07"),
+        (True, "True"),
+        (Decimal("2.50"), "2.50"),
+        (Decimal("0.1234567890123456789"), "0.1234567890123456789"),
+        (Fraction(1, 2), "1/2"),
+        (np.float32(7), "7"),
+        (np.array(["2", "3"]), ["2", "3"]),
+        ({"ground_truth": "4", "style": "rule"}, "4"),
+        ({"ground_truth": ["4"]}, "4"),
+        ({"ground_truth": ["2", 3]}, ["2", "3"]),
+        ('{"ground_truth": "2"}', "2"),
+        ('{"style": "rule", "ground_truth": ["2"]}', "2"),
+        ('{"ground_truth": 0.1234567890123456789}', "0.1234567890123456789"),
+        ('{"ground_truth": ', '{"ground_truth":'),
+        ('{"answer": "2"}', '{"answer": "2"}'),
+        (["4"], "4"),
+        (["4", None, 4.0], "4"),
+        ([["2"], ["3", "#### 4"]], ["2", "3", "4"]),
+        ("[2, 3]", "[2, 3]"),  # an interval
+        # no gold
+        (None, None),
+        ("", None),
+        (" \n", None),
+        ([], None),
+        ([None, ""], None),
+        ({}, None),
+        ({"answer": "4"}, None),
+        ('{"ground_truth": NaN}', None),
+        (float("nan"), None),
+        (float("-inf"), None),
+        (np.float64("nan"), None),
+        (Decimal("NaN"), None),
+        (Decimal("sNaN"), None),
+        (Decimal("Infinity"), None),
+        (b"4", None),
+    ],
+)
+def test_gold_of_a_value(value, gold):
+    """A column of numbers, verl's dictionaries and their JSON became texts that nothing matches."""
+    assert read_gold(value) == (gold, False)
+
+
+PROSE = {
+    "The sum is 153.": "153", "It is -3": "-3", "There are 12 apples in the box.": "12",
+    "He earns 15 dollars per hour, so $1,234.50 in all.": "$1,234.50", "Jo ends up with 7 marbles": "7",
+    "She sold 48/2 = <<48/2=24>>24 clips in May.\nTogether 48+24=72 clips in both months.": "72",
+    r"The probability is $\frac{1}{2}$.": "0.5", "Her share of it is 50%.": "50%", "They need 3 1/2 cups.": "3.5",
+    "The city has 5 600 inhabitants.": "5600", "The area is 5 cm^2.": "5", "It costs 5 million dollars": "5000000",
+    "So she is **12** years old.": "12", "总和是153。": "153", "小明有5个苹果。": "5",
+}  # fmt: skip
+NO_PROSE = [
+    "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x = 3 or x = 4", "12:30", "x is 3",
+    "It is five.", "The roots are 2 and 3.", "a is 3 and b is 4", "The values are a = 3 and b = 4.",
+    "It took 3 hours and 20 minutes.", "There are 3 out of 5 left.", "The ratio is 3 : 5.", "The time is 12:30.",
+    "at least 3 of the boys", "all but 3 of them", "It is not 3.", "the multiples of 3", "There are 5 dozen eggs",
+    "Then there are 3 and a half apples.", "It is 20 degrees below zero.", r"The length is $3\sqrt{2}$.",
+    r"The area is $12 \pi$.", "The result is 3x + 2.", "The result is x + 2.", "The value is 3 x here.",
+    "一共用了5个半小时", "The next train is the 5th.", r"It lies between 3 and $4$.", r"The value is \boxed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_the_gold_of_prose_is_its_last_number(text):
+    """No completion matches a sentence, and no error says that all of them score 0."""
+    gold, from_prose = read_gold(text)
+    assert from_prose and answers_match(gold, PROSE[text]) and accuracy_reward(f"The answer is {gold}.", gold) == 1.0
+    assert read_gold({"ground_truth": [text, "8"]}) == ([gold, "8"], True)
+
+
+@pytest.mark.parametrize("text", NO_PROSE)
+def test_a_number_that_is_a_part_of_the_gold_is_not_the_gold(text):
+    """`5` for `5 dozen`, or one root of two, would be a wrong answer with a reward of 1."""
+    assert read_gold(text) == (text, False)
+
+
+def test_any_gold_of_a_list_is_right():
+    for golds in (["2", "0.5"], ("2", "0.5")):
+        assert answers_match("1/2", golds) and answers_match("2.0", golds)
+        assert not answers_match("2, 0.5", golds) and not answers_match("1", golds)
+    assert not answers_match("2", [])
+
+
 # --- any text, in bounded time ---
 
 
@@ -494,6 +591,7 @@ def test_huge_completions_take_no_time(name):
         lambda: accuracy_reward(text, "3", truncated=True),
         lambda: accuracy_reward("#### 3", text),
         lambda: answers_match(text, "3"),
+        lambda: read_gold(text),
     ):
         assert fastest(function) < LIMIT
 
@@ -506,6 +604,7 @@ def test_dense_answers_take_no_longer(piece):
     for text in (piece * 2 * half, "1 " + piece * half + "!", piece * half + "1" + closing * half):
         assert len(text) < answers.MAX_ANSWER
         assert fastest(lambda text=text: answers_match(text, text + " ")) < LIMIT
+        assert fastest(lambda text=text: read_gold(f"The sum is {text}")) < LIMIT
 
 
 @pytest.mark.parametrize("name", ["boxes", "answers", "answers in Chinese", "headings"])
