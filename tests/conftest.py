@@ -15,8 +15,8 @@ import types
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from common.harness.distributed import choose_device
-from common.harness.embedded import EMBEDDED_PAIRS
+from common.data import EMBEDDED
+from common.launch import uses_cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "benchmarks", "vectors", "README.md")
@@ -84,7 +84,7 @@ def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu"):
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
-        if choose_device().type == "cpu":
+        if uses_cpu():
             pytest.skip("needs a GPU with float64, and torch sees none here")
     missing = {name for mark in item.iter_markers("needs") for name in mark.args if not importlib.util.find_spec(name)}
     if missing:
@@ -127,7 +127,7 @@ def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):
-        lines = (EMBEDDED_PAIRS / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
+        lines = (EMBEDDED["embedded-pairs"] / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
         (folder / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return ["--dataset", str(folder)]
 

@@ -1,93 +1,66 @@
-"""The decoding loop against stock `generate`, and the sampling configuration."""
+"""The decoding loop of fast/ against stock `generate`, and the sampling configuration.
+
+Greedy decoding and log-probs of sampled tokens over two dozen architectures are in test_architectures.py.
+"""
 
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import GenerationConfig
 
-import common.generation
+import fast.decoding
 import grpo
 from common.batches import left_pad
 from common.errors import InputError
-from common.generation import decode, inverse_cdf_sample, race_sample, sampling_config, seeded
-from common.harness.data import Prompt, load_prompts
-from common.masked import completion_mask
-from small_models import ARCHITECTURES, HYBRIDS, IDS, random_policy
-from testbed import embedded
+from common.sampling import sampling_config, sampling_mode
+from fast.decoding import race, sample
+from small_models import IDS, random_policy
+from testbed import embedded, embedded_prompts
+
+CPU = torch.device("cpu")
 
 
-def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, drop_finished=True, prompts=None, length=24):
-    prompts = prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]]
-    ids, mask = left_pad(prompts, 0, torch.device("cpu"))
-    config = sampling_config(policy, temperature, top_p, length, n if stock else 1)
-    inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-    with seeded(seed, torch.device("cpu")):
-        if stock:
-            return policy.lm.generate(**inputs)[:, ids.shape[1] :]
-        return policy.lm.generate(**inputs, custom_generate=decode, n=n, drop_finished=drop_finished)
+def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, prompts=None, length=24):
+    """Completions (R, T) by the loop of fast/, or by stock `generate`."""
+    ids, mask = left_pad(prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]], 0, CPU)
+    config = sampling_config(policy, temperature, top_p, length)
+    options = {"num_return_sequences": n} if stock else policy.generate_options(n)
+    with sampling_mode(policy, seed, CPU):
+        output = policy.lm.generate(
+            input_ids=ids, attention_mask=mask.long(), generation_config=config, **options
+        )
+    return output.sequences[:, ids.shape[1] :]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.fixture
+def as_stock(monkeypatch):
+    """The loop draws as stock `generate` does, for as many rows: a number for each token of the vocabulary."""
+    monkeypatch.setattr(fast.decoding, "sample", race)
+    monkeypatch.setattr(fast.decoding, "worth_dropping", lambda *inputs: False)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "mistral", "granite"])
 @pytest.mark.parametrize("prompts", [None, [[5, 6, 7], [8, 9, 10]]], ids=["padded", "equal lengths"])
-def test_sampling_without_dropping_equals_stock_generate(name, prompts):
+def test_with_the_same_draws_sampling_equals_stock_generate(name, prompts, as_stock):
     policy = random_policy(name)
-    policy.stop_tokens = list(range(2, 40, 5))  # one of five: all rows have ended before the limit, at different places
+    policy.stop_tokens = list(range(2, 40, 5))  # one of five: all rows end before the limit, at different places
     stock = generate(policy, 6, stock=True, prompts=prompts)
-    tokens, _ = generate(policy, 6, drop_finished=False, prompts=prompts)
-    assert len({tuple(row) for row in tokens.tolist()}) > 6  # the rows differ, so equality says something
+    assert len({tuple(row) for row in stock.tolist()}) > 6  # the rows differ, so equality says something
     assert stock.shape[1] < 24
-    assert torch.equal(tokens, stock)
+    assert torch.equal(generate(policy, 6, prompts=prompts), stock)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_with_dropping_equals_stock_generate(name):
-    policy = random_policy(name)
-    policy.stop_tokens = list(range(2, 40, 5))  # one of five: rows end early and at different places
-    prompts = [[5 + i, 6 + 2 * i % 7, 9 + i][: 1 + i % 3] for i in range(12)]
-    stock = generate(policy, 1, stock=True, temperature=0, prompts=prompts)
-    tokens, _ = generate(policy, 1, temperature=0, prompts=prompts)
-    assert completion_mask(stock, policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
-    assert torch.equal(tokens, stock)
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_a_hybrid_is_sampled_by_stock_generate(name):
-    # Its cache cannot be repeated and selected. Greedy tokens are those of a plain forward of each row alone.
-    policy, args = random_policy(name), grpo.Args(max_new_tokens=6)
-    prompts = [Prompt(ids, "", None, {}) for ids in ([5, 6, 7, 8, 9], [11, 12])]
-    batch = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, args)
-    assert "rollout_logprobs" not in batch and "prompt_index" not in batch
-    for prompt, tokens, mask in zip(prompts, batch["completions"], batch["completion_mask"], strict=True):
-        row = torch.tensor([[*prompt.ids, *tokens[mask]]])
-        expected = policy.lm(row).logits[0, len(prompt.ids) - 1 : -1].argmax(dim=-1)
-        assert torch.equal(tokens[mask], expected)
-    assert len(grpo.rollout(policy, prompts, 3, 1.0, 1.0, 0, args)["completions"]) == 6
-
-
-def test_top_p_reaches_the_loop():
+def test_top_p_reaches_the_loop(as_stock):
     policy = random_policy("qwen2", scale=1.0)
-    stock = generate(policy, 4, stock=True, top_p=0.3)
-    tokens, _ = generate(policy, 4, top_p=0.3, drop_finished=False)
-    assert torch.equal(tokens, stock)
-    assert not torch.equal(tokens, generate(policy, 4, drop_finished=False)[0])
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_rollout_logprobs_equal_the_training_forward(name, temperature):
-    # trl#3029, #6800: scored at another temperature, or without position ids under left padding (1.23 nats on GPT-2).
-    policy = random_policy(name, temperature=temperature, scale=3.0)
-    args = grpo.Args(max_new_tokens=24)
-    prompts = [type("Row", (), {"ids": ids}) for ids in ([5, 6, 7, 8, 9], [11, 12], [13, 14, 15])]
-    batch = grpo.rollout(policy, prompts, 5, temperature, 1.0, 3, args)
-    logprobs, _ = policy(batch)
-    assert batch["completion_mask"].sum(dim=1).unique().numel() > 1  # unequal lengths
-    assert (logprobs - batch["rollout_logprobs"]).abs().max() < 1e-5
+    tokens = generate(policy, 4, top_p=0.3)
+    assert torch.equal(tokens, generate(policy, 4, stock=True, top_p=0.3))
+    assert not torch.equal(tokens, generate(policy, 4))
 
 
 def test_sampled_tokens_follow_the_softmax():
     # trl#5783: near-greedy rollouts under somebody's top_k and top_p. Chi-square of 10,000 draws of one token.
     policy = random_policy("llama", scale=1.5)
-    tokens, _ = generate(policy, 10_000, prompts=[[5, 6, 7]], length=1)
+    tokens = generate(policy, 10_000, prompts=[[5, 6, 7]], length=1)
     probs = policy.lm(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1).detach()
     counts = torch.bincount(tokens[:, 0], minlength=40)
     chi_square = float(((counts - 10_000 * probs) ** 2 / (10_000 * probs)).sum())
@@ -98,32 +71,32 @@ def test_more_than_fifty_tokens_can_be_sampled(monkeypatch):
     # An unset top_k is 50 in transformers; the models of the other tests have fewer tokens than that.
     monkeypatch.setitem(IDS, "vocab_size", 100)
     policy = random_policy("llama", scale=0.1)  # nearly uniform
-    assert generate(policy, 5_000, prompts=[[5, 6, 7]], length=1)[0].unique().numel() == 100
+    assert generate(policy, 5_000, prompts=[[5, 6, 7]], length=1).unique().numel() == 100
 
 
-def test_inverse_cdf_sampling_follows_the_probabilities_and_never_takes_an_impossible_token():
+def test_sampling_on_a_cpu_follows_the_probabilities_and_never_takes_an_impossible_token():
     torch.manual_seed(0)
     probs = torch.tensor([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]).expand(20_000, 6)
-    counts = torch.bincount(inverse_cdf_sample(probs)[:, 0], minlength=6).double()
+    counts = torch.bincount(sample(probs)[:, 0], minlength=6).double()
     assert counts[[0, 2, 5]].sum() == 0
     expected = 20_000 * probs[0, [1, 3, 4]]
     assert float(((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()) < 18.4  # 2 degrees of freedom, 0.9999
 
 
 @pytest.mark.parametrize("drawn, token", [(0.0, 1), (1 - 2**-24, 3), (1.0, 3)])
-def test_inverse_cdf_sampling_takes_a_possible_token_at_the_ends_of_the_random_numbers(drawn, token, monkeypatch):
+def test_sampling_on_a_cpu_takes_a_possible_token_at_the_ends_of_the_random_numbers(drawn, token, monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda rows, *size, **options: torch.full((rows, 1), drawn))
-    assert inverse_cdf_sample(torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])).tolist() == [[token]]
+    assert sample(torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])).tolist() == [[token]]
 
 
-def test_inverse_cdf_sampling_is_exact_over_a_large_vocabulary():
+def test_sampling_on_a_cpu_is_exact_over_a_large_vocabulary():
     # A float32 sum of 200,000 probabilities one after the other would be off by 1e-3: the cdf must be added in float64.
     probs = torch.rand(2, 200_000, generator=torch.Generator().manual_seed(0))
     probs = probs / probs.sum(dim=1, keepdim=True)
     assert (probs.cumsum(dim=1) - probs.double().cumsum(dim=1)).abs().max() < 1e-7
     torch.manual_seed(0)
-    tokens = torch.cat([inverse_cdf_sample(probs) for _ in range(2000)])[:, 0]
-    assert float(tokens.double().mean()) == pytest.approx(100_000, abs=4 * 57_735 / 4000**0.5)
+    tokens = torch.cat([sample(probs) for _ in range(500)])[:, 0]
+    assert float(tokens.double().mean()) == pytest.approx(100_000, abs=4 * 57_735 / 1000**0.5)
 
 
 def test_rows_of_nan_do_not_move_the_draws_of_the_others():
@@ -133,23 +106,23 @@ def test_rows_of_nan_do_not_move_the_draws_of_the_others():
     draws = []
     for table in (probs, broken):
         torch.manual_seed(1)
-        draws.append(inverse_cdf_sample(table)[:, 0])
+        draws.append(sample(table)[:, 0])
     assert draws[1].max() < 7 and draws[0][[0, 1, 3]].equal(draws[1][[0, 1, 3]])
 
 
-@pytest.mark.parametrize("drop_finished", [True, False])
-def test_a_model_that_computes_no_numbers_is_one_line(drop_finished):
-    """Where a GPU draws, NaN would end the process."""
+def test_a_model_that_computes_no_numbers_is_one_line():
+    """Where `torch.multinomial` draws on a GPU, NaN would end the process."""
     policy = random_policy("qwen2")
     policy.lm.model.norm.weight.data[3] = float("nan")
     with pytest.raises(InputError, match="sampling: log-probs are not finite"):
-        generate(policy, 2, drop_finished=drop_finished)
+        generate(policy, 2)
 
 
-def test_dropping_leaves_the_distribution_alone():
+def test_dropping_leaves_the_distribution_alone(monkeypatch):
     policy = random_policy("llama", scale=1.5)
-    kept, _ = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, drop_finished=False, seed=1)
-    dropped, _ = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, seed=2)
+    dropped = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, seed=2)
+    monkeypatch.setattr(fast.decoding, "worth_dropping", lambda *inputs: False)
+    kept = generate(policy, 4000, prompts=[[5, 6, 7]], length=4, seed=1)
     for t in range(4):
         a, b = (torch.bincount(x[:, t], minlength=40).double() for x in (kept, dropped))
         chi_square = float(((a - b) ** 2 / (a + b).clamp(min=1)).sum())
@@ -168,17 +141,13 @@ def test_a_hostile_generation_config_is_neutralised(tmp_path):
     policy.lm.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     args.model_name_or_path = str(tmp_path)
-    loaded = grpo.load_policy(args, tokenizer)
+    loaded = grpo.load_policy(args, tokenizer, Accelerator(cpu=True))
     assert set(loaded.stop_tokens) == {policy.stop_tokens[0], 7}  # trl#7039: every stop token of the file is honoured
     loaded.stop_tokens = policy.stop_tokens
-    prompts = [[5, 6, 7, 8]]
     _, _, _, clean = embedded()
-    expected, _ = generate(clean, 32, prompts=prompts)
-    tokens, _ = generate(loaded, 32, prompts=prompts)
-    assert torch.equal(tokens, expected)
-    assert torch.equal(
-        generate(loaded, 32, stock=True, prompts=prompts), generate(clean, 32, stock=True, prompts=prompts)
-    )
+    for stock in (False, True):
+        expected = generate(clean, 32, stock=stock, prompts=[[5, 6, 7, 8]])
+        assert torch.equal(generate(loaded, 32, stock=stock, prompts=[[5, 6, 7, 8]]), expected)
 
 
 def rows_of(*lists):
@@ -200,7 +169,7 @@ def test_rollout_with_gradient_checkpointing_is_not_garbage():
 def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
     """bfloat16 in place of float32: half the memory, and the same bits, since attention casts what it gets."""
     _, args, _, policy = embedded(max_new_tokens=20)
-    layers, plain = [], common.generation.RoomyLayer
+    layers, plain = [], fast.decoding.RoomyLayer
 
     def kept(layer, dtype):
         layers.append(plain(layer, dtype))
@@ -211,10 +180,10 @@ def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
             batch = grpo.rollout(policy, rows_of([5, 6, 7, 8], [9, 10]), 4, 1.0, 1.0, 0, args)
         return batch["completions"], batch["rollout_logprobs"]
 
-    monkeypatch.setattr(common.generation, "RoomyLayer", kept)
+    monkeypatch.setattr(fast.decoding, "RoomyLayer", kept)
     narrow, dtypes = sampled(), {x.dtype for layer in layers for x in (layer.keys, layer.values)}
     assert dtypes == {torch.bfloat16}
-    monkeypatch.setattr(common.generation, "RoomyLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
+    monkeypatch.setattr(fast.decoding, "RoomyLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
     wide = sampled()
     assert layers[-1].keys.dtype == torch.float32
     assert all(map(torch.equal, narrow, wide))
@@ -240,10 +209,10 @@ def test_rollout_depends_on_its_seed_alone():
     )
 
 
-@pytest.mark.parametrize("how", ["shared", "hf"])
-def test_generate_batch_size_caps_the_rows_of_a_call(how, monkeypatch):
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_generate_batch_size_caps_the_rows_of_a_call(is_fast, monkeypatch):
     # nanochat#758: what does not divide is silently lost.
-    _, args, _, policy = embedded(max_new_tokens=20, generate_batch_size=10, rollout=how)
+    _, args, _, policy = embedded(max_new_tokens=20, generate_batch_size=10, fast=is_fast)
     calls = []
     generate_ = policy.lm.generate
     monkeypatch.setattr(policy.lm, "generate", lambda **kw: calls.append(len(kw["input_ids"])) or generate_(**kw))
@@ -252,18 +221,19 @@ def test_generate_batch_size_caps_the_rows_of_a_call(how, monkeypatch):
     assert len(batch["completions"]) == 20
     assert batch["prompts"][:, 1].tolist() == [6 + i for i in range(5) for _ in range(4)]  # rows of a prompt adjacent
     logprobs, _ = policy(batch)
-    if how == "shared":
+    assert ("rollout_logprobs" in batch) == is_fast
+    if is_fast:
         assert (logprobs - batch["rollout_logprobs"]).abs().max() < 1e-5
 
 
 def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeypatch):
     # early stop proven by the number of forwards; a finished row costs nothing more.
-    _, args, tokenizer, policy = embedded(max_new_tokens=64)
+    _, args, _, policy = embedded(max_new_tokens=64)
     rows = []
     base = policy.lm.base_model
     forward = base.forward
     monkeypatch.setattr(base, "forward", lambda *a, **kw: rows.append(len(kw["input_ids"])) or forward(*a, **kw))
-    prompts = load_prompts(args, tokenizer, True)[0][:2]
+    prompts = embedded_prompts()[:2]
     batch = grpo.rollout(policy, prompts, 16, 1.0, 1.0, 0, args)
     lengths = batch["completion_mask"].sum(dim=1)
     assert rows[0] == 2, "the prefill runs each prompt once"
@@ -280,7 +250,7 @@ def test_the_first_to_arrive_is_the_token_that_multinomial_draws(seed, shape):
     probs = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).softmax(dim=-1)
     probs[:, 0] = 0
     drawn = []
-    for draw in (race_sample, lambda probs: torch.multinomial(probs, 1)):
+    for draw in (race, lambda probs: torch.multinomial(probs, 1)):
         torch.manual_seed(seed)
         drawn.append((draw(probs.clone()), torch.rand(4)))
     (tokens, after), (expected, expected_after) = drawn

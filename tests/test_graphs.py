@@ -1,36 +1,28 @@
-"""The fixed cache of common/shortcuts/graphs.py, without graphs on a CPU: tokens and log-probs are as without it."""
+"""The fixed cache of fast/graphs.py, without graphs on a CPU: tokens and log-probs are as without it."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
-import common.shortcuts.graphs
+import fast.graphs
 from common.batches import left_pad
-from common.generation import decode, sampling_config, seeded
-from common.harness import gpu_probes, probes
-from common.harness.gpu_probes import graphs_are_exact, nearer
 from common.masked import completion_mask
-from common.shortcuts.graphs import FixedLayer, OneTokenByGraph, widen
-from small_models import ARCHITECTURES, random_policy
+from common.sampling import sampling_config, sampling_mode
+from fast import exact
+from fast.decoding import decode
+from fast.exact import is_near
+from fast.graphs import ROOM, FixedLayer, OneTokenByGraph, widen
+from fast.shortcuts import graphs_are_exact
+from small_models import ARCHITECTURES, SCALED, random_lm, random_policy
 
-MORE = {
-    "qwen3": dict(num_key_value_heads=2, head_dim=8),
-    "gemma2": dict(num_key_value_heads=2, head_dim=8, sliding_window=4),
-    "gemma3_text": dict(num_key_value_heads=2, head_dim=8, sliding_window=4),
-    "olmo2": dict(num_key_value_heads=2),
-    "phi3": dict(num_key_value_heads=2),
-    "gpt_neox": {},
-    "granite": dict(num_key_value_heads=2),
-    "bloom": dict(n_head=4, n_layer=2),
-    "qwen3_moe": dict(
-        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
-    ),
-}
 PROMPTS = {
     "padded": [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]],
     "equal lengths": [[5, 6, 7], [8, 9, 10]],
     "one padded, whose rows end first": [[5, 6, 7, 8], [4]],
 }
+CASES = [("padded", name) for name in (*ARCHITECTURES, *SCALED)]
+CASES += [(kind, name) for kind in [*PROMPTS][1:] for name in ("qwen2", "gpt2", "mistral", "gemma3_text")]
 
 
 def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
@@ -38,25 +30,25 @@ def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
     ids, mask = left_pad(prompts, 0, torch.device("cpu"))
     config = sampling_config(policy, temperature, 1.0, length)
     inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-    with seeded(seed, torch.device("cpu")):
-        own = dict(n=n, head_is_last=policy.head_is_last, graphs=graphs)
-        completions, logprobs = policy.lm.generate(**inputs, custom_generate=decode, **own)
+    own = dict(n=n, head_is_last=policy.head_is_last, graphs=graphs)
+    with sampling_mode(policy, seed, torch.device("cpu")):
+        output = policy.lm.generate(**inputs, custom_generate=decode, **own)
+    completions = output.sequences[:, ids.shape[1] :]
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch |= {"completions": completions, "completion_mask": completion_mask(completions, policy.stop_tokens)[0]}
-    return completions, logprobs, batch
+    return completions, output.logprobs, batch
 
 
 @pytest.fixture
 def narrow(monkeypatch):
     """The cache grows every few tokens."""
-    monkeypatch.setattr(common.shortcuts.graphs, "ROOM", 6)
+    monkeypatch.setattr(fast.graphs, "ROOM", 6)
 
 
-@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *MORE])
+@pytest.mark.parametrize("kind, name", CASES)
 @torch.no_grad()
-def test_log_probs_and_tokens_are_those_without_it(name, prompts, narrow):
-    policy = random_policy(name, **MORE.get(name, {}))
+def test_log_probs_and_tokens_are_those_without_it(kind, name, narrow):
+    policy, prompts = random_policy(name), PROMPTS[kind]
     policy.stop_tokens = list(range(2, 40, 5))  # one of five: rows end at different places, and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
     assert torch.equal(*greedy)
@@ -79,7 +71,7 @@ def test_no_token_copies_the_cache_or_changes_its_addresses():
 
     def watched(self):
         cache = [x for layer in self.layers for x in (layer.keys, layer.values)]
-        seen.append([x.data_ptr() for x in (self.tokens, self.mask, self.positions, self.at, *cache)])
+        seen.append([x.data_ptr() for x in (self.tokens, self.mask, self.places, self.at, *cache)])
         return run(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -94,15 +86,34 @@ def test_what_was_recorded_is_not_replayed_once_the_cache_has_another_shape():
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
     start = torch.ones(2, 3).long(), torch.full((2, 1), 3)
-    token = OneTokenByGraph(lambda inputs: "run", cache, *start, n=2, most=4 * common.shortcuts.graphs.ROOM)
+    token = OneTokenByGraph(lambda **inputs: "run", cache, *start, n=2, most=4 * ROOM, dtype=None)
     token.logits = "recorded"
     token.select(torch.tensor([0, 3]))
-    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (
-        4,
-        4 * common.shortcuts.graphs.ROOM - 1,
-    )
+    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (4, 4 * ROOM - 1)
     token.logits, token.next = "recorded", token.mask.shape[1]
     assert token(torch.zeros(2, 1).long()) == "run"
+
+
+class Looks(TorchDispatchMode):
+    """Raises where a program asks for a number of a tensor: on a GPU it would wait, and could not be recorded."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        asks = torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select
+        assert function.overloadpacket not in asks, function
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma3_text", "gpt_neox"])
+def test_a_token_asks_for_no_number(name, prompts, monkeypatch):
+    policy, run = random_policy(name), OneTokenByGraph.run
+
+    def watched(self):
+        with Looks():
+            return run(self)
+
+    monkeypatch.setattr(OneTokenByGraph, "run", watched)
+    sample(policy, prompts, True, length=12)
 
 
 def test_the_cache_is_freed_at_the_end(monkeypatch):
@@ -144,14 +155,14 @@ def test_columns_grow_by_half_up_to_the_last_token(width, most, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, monkeypatch):
-    lm = random_policy(name).lm.to(dtype)
+def test_the_trial_at_the_start_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, monkeypatch):
+    lm = random_lm(name).to(dtype)
     assert graphs_are_exact(lm)
     with monkeypatch.context() as patch:  # transformers leaves out a mask that is all true
         patch.setattr(FixedLayer, "is_compileable", False)
-        patch.setattr(gpu_probes, "rows_of_two_prompts", unpadded)
+        patch.setattr(exact, "rows_of_two_prompts", unpadded)
         assert not graphs_are_exact(lm)
     if dtype == torch.float32:
         with monkeypatch.context() as patch:  # the mask hides the newest token
@@ -159,30 +170,34 @@ def test_the_probe_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, mo
             assert not graphs_are_exact(lm)
 
 
-def test_the_probe_takes_no_wrong_cache_for_rounding(monkeypatch):
+def test_the_trial_takes_no_wrong_cache_for_rounding(monkeypatch):
     """Log-probs of a nearly uniform model hardly depend on what it sees."""
-    lm = random_policy("qwen2", scale=1.0).lm.to(torch.bfloat16)
+    lm = random_lm("qwen2", scale=1.0).bfloat16()
     assert graphs_are_exact(lm)
     monkeypatch.setattr(FixedLayer, "is_compileable", False)
-    monkeypatch.setattr(gpu_probes, "rows_of_two_prompts", unpadded)
+    monkeypatch.setattr(exact, "rows_of_two_prompts", unpadded)
     assert not graphs_are_exact(lm)
 
 
-def test_the_probe_knows_that_nothing_could_be_recorded(monkeypatch):
+def test_the_trial_knows_that_nothing_could_be_recorded(monkeypatch):
     close = OneTokenByGraph.close
     monkeypatch.setattr(OneTokenByGraph, "problem", None)  # what it was before comes back
     monkeypatch.setattr(
-        OneTokenByGraph, "close", lambda self: setattr(OneTokenByGraph, "problem", "it waits") or close(self)
+        OneTokenByGraph, "close", lambda self: setattr(OneTokenByGraph, "problem", "no memory") or close(self)
     )
-    assert not graphs_are_exact(random_policy("qwen2").lm)
+    assert not graphs_are_exact(random_lm("qwen2"))
 
 
-def unpadded(lm, original=probes.rows_of_two_prompts):
+def unpadded(lm, original=exact.rows_of_two_prompts):
     batch = original(lm)
     return batch | {"prompt_mask": torch.ones_like(batch["prompt_mask"])}
 
 
-def test_nearer_is_a_tenth_of_the_effect_and_never_true_of_nan():
+@pytest.mark.parametrize("dtype, share", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
+def test_near_is_a_small_part_of_what_other_prompts_change_and_never_true_of_nan(dtype, share):
+    lm = random_lm("qwen2").to(dtype)
     plain, wrong = torch.zeros(3), torch.tensor([0.0, 1.0, 0.5])
-    assert nearer(plain + 0.09, plain, wrong) and not nearer(plain + 0.11, plain, wrong)
-    assert not nearer(plain + torch.nan, plain, wrong) and not nearer(plain, plain, wrong + torch.nan)
+    assert is_near(lm, plain + 0.9 * share, plain, wrong)
+    assert not is_near(lm, plain + 1.1 * share, plain, wrong)
+    assert not is_near(lm, plain + torch.nan, plain, wrong)
+    assert not is_near(lm, plain, plain, wrong + torch.nan)

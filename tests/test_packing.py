@@ -1,4 +1,6 @@
-"""Packed passes of common/shortcuts/packing.py, with attention as a loop on a CPU, against plain passes."""
+"""Packed passes of fast/packing.py, with attention as a loop on a CPU, against plain passes."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -6,17 +8,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
-import common.shortcuts.packing
-from common.batches import micro_batches
-from common.harness import gpu_probes, ladder, probes
-from common.harness.gpu_probes import packing_is_exact
-from common.harness.pairs import Pair
-from common.shortcuts import packing
-from small_models import ARCHITECTURES, backward, random_policy
-from test_graphs import MORE
+from common.pairs import Pair, pair_batches
+from fast import exact, packing, shortcuts
+from fast.shortcuts import packing_is_exact
+from small_models import ARCHITECTURES, backward, random_lm, random_policy
 from testbed import SCRIPTS, embedded, fill, gradients, hand_made_batch, largest_difference, script
 
-WRONG = {"gemma2": "a soft cap", "bloom": "biases of position"}  # and StableLM, whose layers pass no keyword on
+WRONG = ("bloom", "stablelm")  # biases of position; layers that pass no keyword on
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +35,11 @@ def groups_of_heads(request, monkeypatch):
 
         monkeypatch.setattr(packing, "varlen_attn", without)
         monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", False)
+
+
+def pack(policy):
+    """Let `policy` pack its passes."""
+    policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
 
 
 def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
@@ -61,14 +64,14 @@ def results(policy, rows):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *(name for name in MORE if name not in WRONG)])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WRONG])
 def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing, groups_of_heads):
-    policy, rows = random_policy(name, **MORE.get(name, {})), batch()
+    policy, rows = random_policy(name), batch()
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     if checkpointing:
         policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
-    policy.packs = True
+    pack(policy)
     logprobs, other = results(policy, rows)
     assert float((logprobs - expected).abs().max()) < 1e-5
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
@@ -83,7 +86,7 @@ def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
         return attention.varlen_attn(*inputs, **options)
 
     monkeypatch.setattr(packing, "varlen_attn", watched)
-    policy.packs = True
+    pack(policy)
     with torch.autocast("cpu", torch.bfloat16):
         policy(batch())
     assert dtypes == {torch.bfloat16}
@@ -93,7 +96,7 @@ def test_all_tokens_lie_in_one_pass_and_each_prompt_once(monkeypatch):
     policy, rows, passes = random_policy("qwen2"), batch(), []
     forward = policy.lm.base_model.forward
     monkeypatch.setattr(policy.lm.base_model, "forward", lambda **x: passes.append(x) or forward(**x))
-    policy.packs = True
+    pack(policy)
     policy(rows)
     (only,) = passes
     tokens = 9 + 1 + 5 + int(rows["completion_mask"].sum()) - 12  # the last one of each completion predicts nothing
@@ -108,6 +111,16 @@ def firsts(rows):
     return [index.index(i) for i in dict.fromkeys(index)]
 
 
+def test_rows_of_which_none_is_known_to_share_a_prompt_are_packed_too():
+    policy, rows = random_policy("qwen2"), batch()
+    del rows["prompt_index"]
+    expected, gradient = results(policy, rows)
+    pack(policy)
+    found, other = results(policy, rows)
+    assert float((found - expected).abs().max()) < 1e-5
+    assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
     """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
@@ -117,9 +130,10 @@ def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
             name, group_size=4, prompts_per_step=8, num_minibatches=2, micro_batch_size=5, entropy_coef=0.01
         )
         rows, rewards = hand_made_batch(policy, tokenizer, args)
-        policy.shares_prompts, policy.packs = False, packs
-        del rows["prompt_index"]
-        rows |= policy.prompt_columns(8, 4)
+        if packs:
+            pack(policy)
+        else:
+            policy.fast = None
         found.append(gradients(script(name), args, policy, fill(module, rows, rewards, args)))
     (plain, metrics), (packed, others) = found
     for step, other in zip(plain, packed, strict=True):
@@ -128,75 +142,68 @@ def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
 
 
 def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
-    """Of dpo.py and reward_model.py: first the chosen completions, then the rejected ones, of the same prompts."""
+    """Of dpo.py: first the chosen completions, then the rejected ones, of the same prompts."""
     policy = random_policy("qwen2")
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
-    rows = script("dpo").pair_batch(pairs, torch.device("cpu"))
+    args = script("dpo").Args(micro_batch_size=8)
+    (rows,) = pair_batches(pairs, args, torch.device("cpu"))
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
-    policy.packs = True
+    pack(policy)
     found, other = results(policy, rows)
     assert float((found - expected).abs().max()) < 1e-5
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
 
 
-def test_the_columns_of_a_batch_say_how_it_is_computed():
-    policy = random_policy("qwen2")
-    assert policy.prompt_columns(2, 1) == {}
-    assert policy.prompt_columns(2, 3)["prompt_index"].tolist() == [[0], [0], [0], [1], [1], [1]]
-    assert not policy.prompt_columns(2, 3)["packed"]
-    policy.packs = True
-    assert policy.prompt_columns(2, 1)["prompt_index"].tolist() == [[0], [1]]
-    assert policy.prompt_columns(2, 2)["packed"]
-
-
-@pytest.mark.parametrize(
-    "most, expected", [(30, [[0, 1], [2], [3]]), (37, [[0, 1], [2, 3]]), (1, [[0], [1], [2], [3]])]
-)
-def test_the_tokens_of_a_packed_forward_are_counted_without_padding_and_a_prompt_once(most, expected):
-    """Prompts of 10 and 20 tokens, completions of 5 to 9: 10 + 5 + 9 = 24, 20 + 8 = 28, 20 + 8 + 9 = 37."""
-    args = type("Args", (), {"micro_batch_tokens": most})
-    lengths = [(10, 5), (10, 9), (20, 8), (20, 9)]
-    assert micro_batches(range(4), lengths, args, [0, 0, 1, 1], packed=True) == expected
-
-
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_accepts_what_is_exact(dtype, name):
-    assert packing_is_exact(random_policy(name).lm.to(dtype))
+def test_the_trial_at_the_start_accepts_what_is_exact(name):
+    lm = random_lm(name)
+    assert exact.is_exact(lm, packing.packed_states)
+    assert packing_is_exact(lm.bfloat16())
+
+
+def test_float32_is_never_packed():
+    """The kernel of a GPU takes 16 bits alone; under autocast it gets them."""
+    lm = random_lm("qwen2")
+    assert not packing_is_exact(lm)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert packing_is_exact(lm)
 
 
 def test_a_hybrid_is_never_packed(monkeypatch):
-    """Its states would run on from one completion into the next: in Falcon-H1 by less than the probe sees."""
-    lm = random_policy("falcon_h1").lm.to(torch.bfloat16)
-    assert not ladder.has_plain_cache(lm)
-    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    """Its states would run on from one completion into the next: in Falcon-H1 by less than the trial sees."""
+    lm = random_lm("falcon_h1").bfloat16()
     asked = []
-    monkeypatch.setattr(gpu_probes, "packing_is_exact", lambda lm: asked.append(lm) or True)
-    for module in (ladder, gpu_probes):
-        monkeypatch.setattr(module, "tried", lambda name, *inputs: name not in ("plain_cache", "fused_norms"))
-    assert not ladder.find_shortcuts(lm).get("packs") and not asked
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
+    monkeypatch.setattr(shortcuts, "fuse_norms", lambda *inputs: 0)
+    monkeypatch.setattr(shortcuts, "tried", lambda check, lm: bool(asked.append(check.__name__)))
+    assert not shortcuts.find_shortcuts(lm, True).packs and asked == ["has_plain_cache"]
 
 
-@pytest.mark.parametrize("name", [*WRONG, "stablelm"])
+@pytest.mark.parametrize("name", [*WRONG, "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_refuses_what_is_not(dtype, name):
-    lm = random_policy(name, **MORE.get(name, dict(num_key_value_heads=2))).lm.to(dtype)
-    if name == "gemma2":  # as it is loaded
+def test_the_trial_at_the_start_refuses_what_is_not(dtype, name):
+    lm = random_lm(name).to(dtype)
+    if name == "gemma2":  # a soft cap, for which transformers asks for eager attention
         lm.set_attn_implementation("eager")
-    assert not probes.tried("packs", packing_is_exact, lm, {})
+
+    def is_exact(lm):
+        return exact.is_exact(lm, packing.packed_states)
+
+    assert not shortcuts.tried(is_exact, lm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
+def test_the_trial_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
     """Keys one place off: those of the neighbour in the row."""
-    lm, original = random_policy("qwen2").lm.to(dtype), common.shortcuts.packing.Layout
-    monkeypatch.setattr(common.shortcuts.packing, "Layout", lambda keys, *rest: original(keys.roll(1), *rest))
-    assert not packing_is_exact(lm)
+    lm, original = random_lm("qwen2").to(dtype), packing.Layout
+    monkeypatch.setattr(packing, "Layout", lambda keys, **rest: original(keys.roll(1), **rest))
+    assert not exact.is_exact(lm, packing.packed_states)
 
 
 def test_a_layer_does_not_ask_for_the_signature_of_a_function(monkeypatch):
     """It took a quarter of a millisecond, in each layer of each pass."""
     policy = random_policy("qwen2")
-    policy.packs = True
+    pack(policy)
     monkeypatch.setattr("inspect.signature", lambda function: pytest.fail("asked for"))
     policy(batch())

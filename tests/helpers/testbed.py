@@ -15,9 +15,10 @@ import torch
 from accelerate import Accelerator
 
 from common.batches import left_pad
-from common.harness.data import load_prompts
-from common.harness.loading import load_policy, load_tokenizer
+from common.data import load_prompts
 from common.masked import completion_mask
+from common.metrics import Metrics
+from common.model import load_policy, load_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,7 @@ def loaded(name, options):
     own = script(name).Args  # a script of your own may have no entropy bonus
     args = own(**{option: value for option, value in options if option != "entropy_coef" or hasattr(own, option)})
     tokenizer = load_tokenizer(args)
-    return args, tokenizer, load_policy(args, tokenizer)
+    return args, tokenizer, load_policy(args, tokenizer, Accelerator(cpu=True))
 
 
 def embedded(name="grpo", **options):
@@ -80,7 +81,7 @@ def embedded(name="grpo", **options):
 @functools.cache
 def embedded_prompts():
     args = script(SCRIPTS[0]).Args()
-    return load_prompts(args, load_tokenizer(args), True)[0]
+    return load_prompts(args, load_tokenizer(args))[0]
 
 
 def advantages_of(module, rewards, args):
@@ -101,7 +102,7 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
             solution,
             f"#### {i}",
             solution[: 5 + 2 * i] + "?" * (i % 3),
-            f"{i}+{i}={2 * i}\n#### {prompt.answer}",
+            f"{i}+{i}={2 * i}\n#### {prompt.gold}",
         ]
     stop = tokenizer.eos_token_id
     rows = [tokenizer(text).input_ids + ([] if i % 5 == 4 else [stop]) for i, text in enumerate(texts)]
@@ -159,13 +160,11 @@ def gradients(module, args, policy, batch, reference=None, accelerator=None):
 
     What is trained moves to the device of `accelerator`, which is by default the CPU; the rest has to be there.
     """
-    from common.harness.metrics import Metrics
-
     model, groups, extra = trainable(module, args, policy)
     accelerator = accelerator or Accelerator(cpu=True)
     model.to(accelerator.device)
     recorder, metrics = GradientRecorder(model, groups), Metrics()
-    module.update(accelerator, model, reference, recorder, batch, 1, args, metrics, *extra)
+    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
     return recorder.steps, metrics.reduce(accelerator)
 
 
@@ -225,9 +224,7 @@ def pretend_gpus():
     process of several on CPU (gloo) is one of several on GPUs; all that follows is the real thing. Not on GPUs."""
     from accelerate.state import AcceleratorState, DistributedType, PartialState
 
-    from common.harness.distributed import choose_device
-
-    if choose_device().type != "cpu":
+    if torch.accelerator.is_available():
         return
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         state, kind = PartialState(cpu=True), DistributedType.MULTI_GPU
