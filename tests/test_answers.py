@@ -216,7 +216,7 @@ WORK = [
     r"\boxed{7} wait, no: \boxed{3}", r"\boxed{\boxed{7}} \boxed{3}",
     r"\boxed{7} and \boxed{} \boxed{3}", r"\boxed{7} {\boxed{3}", r"\boxed{3} or \boxed{3}",
     r"\boxed{6/2}, \boxed{3}", r"$x = \boxed{3}$, $x = \boxed{3}$",
-    r"\boxed{7} and " + "so many words that it is no enumeration " * 3 + r"\boxed{3}",
+    r"\boxed{7} and " + "with as many words as here, " * 4 + r"\boxed{3}",
 ]  # fmt: skip
 
 
@@ -250,6 +250,9 @@ def test_a_box_of_the_work_is_no_part_of_the_answer(text):
         (r"\boxed{5}, \boxed{234}", "5, 234"),
         (r"\boxed{2} or \boxed{3", None),
         (r"\boxed{2} or \boxed{}", None),
+        (r"x = \boxed{2} or x = \boxed{}", None),
+        (r"\left( \boxed{2}, \boxed{3} \right]", "(2, 3]"),
+        (r"\boxed{1} \boxed{2} and \boxed{{{{{3}}}}}", "{{{{3}}}}"),  # braces too deep to be listed
     ],
 )
 def test_text_of_a_list(text, answer):
@@ -464,7 +467,9 @@ CHOICES = [
     "The answer is **B.** blue", "The answer is **(B)** blue", "Answer: (B)", "Answer: B)",
     "Answer: (B): 45", "Answer: (B) -3", "Answer: B - blue", "Answer: (B) – blue", "The answer is 'B'",
     "The answer is B because it is blue.", "The answer is B, since A is red.",
-    "Answer: B is the correct one", "The answer is (B) because (A) is red.", "Answer: (B) A dog",
+    "Answer: B is the correct one", "The answer is (B) because (A) is red.",
+    "The answer is (B) because it is blue or green.", "The answer is B because b) is blue or green.",
+    "Answer: (B) A dog",
     "Answer: (B) I and II", "<answer>B. 2, 3</answer>", "答案是B。", "答案：B、45", "答案：B．45", "答案：B：蓝色",
     "答案：选B", "答案是（B）45", "答案是B，因为是蓝色",
 ]  # fmt: skip
@@ -608,6 +613,7 @@ NO_PROSE = [
     r"The length is $3\sqrt{2}$.", r"The area is $12 \pi$.", "The result is 3x + 2.",
     "The result is x + 2.", "The value is 3 x here.", "一共用了5个半小时", "The next train is the 5th.",
     r"It lies between 3 and $4$.", r"The value is \boxed",
+    r"The value is \boxed{3 or 4",
 ]  # fmt: skip
 
 
@@ -630,7 +636,7 @@ def test_any_gold_of_a_list_is_right():
     for golds in (["2", "0.5"], ("2", "0.5")):
         assert answers_match("1/2", golds) and answers_match("2.0", golds)
         assert not answers_match("2, 0.5", golds) and not answers_match("1", golds)
-    assert not answers_match("2", [])
+    assert not answers_match("2", []) and not answers_match("", "") and not answers_match("", [""])
 
 
 # --- any text, in bounded time ---
