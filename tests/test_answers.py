@@ -632,6 +632,13 @@ def test_a_number_that_is_a_part_of_the_gold_is_not_the_gold(text):
     assert read_gold(text) == (text, False)
 
 
+def test_gold_with_and_without_marker():
+    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
+    for value in (r"Therefore \boxed{\frac12}.", "1/2"):
+        assert accuracy_reward("#### 0.5", read_gold(value)[0]) == 1.0
+    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
+
+
 def test_any_gold_of_a_list_is_right():
     for golds in (["2", "0.5"], ("2", "0.5")):
         assert answers_match("1/2", golds) and answers_match("2.0", golds)
@@ -767,9 +774,9 @@ def test_gsm8k_solutions_score_one_against_themselves(split):
     solutions = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(solutions) == {"train": 7473, "test": 1319}[split]
     for solution in solutions:
-        gold = extract_answer(solution)
+        gold = solution.rpartition("#### ")[2]
         body = solution.rpartition("#### ")[0]
         off_by_one = str(int(gold.replace(",", "")) + 1)
-        assert accuracy_reward(solution, solution) == accuracy_reward(solution, gold) == 1.0, solution
+        assert read_gold(solution) == (gold, False) and accuracy_reward(solution, gold) == 1.0, solution
         assert accuracy_reward(rf"{body}\boxed{{{gold}}}", gold) == 1.0
         assert accuracy_reward(f"{body}#### {off_by_one}", gold) == 0.0, solution
