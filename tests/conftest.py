@@ -19,7 +19,7 @@ from common.harness.distributed import choose_device
 from common.harness.embedded import EMBEDDED_PAIRS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BESIDE = ("tools", "lab", "docs", "configs", "examples", "benchmarks", "vectors", "README.md")
+BESIDE = ("tools", "lab", "docs", "configs", "examples", "vectors", "README.md")
 ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it

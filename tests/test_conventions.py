@@ -35,14 +35,14 @@ def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
     assert report.n_cases == 64
 
 
-@pytest.mark.beside("benchmarks", "vectors")
+@pytest.mark.beside("vectors")
 @pytest.mark.parametrize(
     "library",
     [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")],
 )
 def test_each_difference_of_a_library_has_a_reason(monkeypatch, library):
     """An adapter that no longer fits its library, or a case that changed under the page."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "conventions"))
+    monkeypatch.syspath_prepend(str(ROOT / "vectors" / "libraries"))
     import report
 
     adapter = report.adapter_of(library, pathlib.Path("unused"))

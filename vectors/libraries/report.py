@@ -2,7 +2,7 @@
 
     pip install trl==1.16.0 polgrad==0.2.1
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
-    python benchmarks/conventions/report.py runs/packages --write docs/conventions.md
+    python vectors/libraries/report.py runs/packages --write docs/conventions.md
 
 verl and OpenRLHF are not imported, so that none of their other requirements is needed.
 The exit code is 1 where a difference has no reason in reasons.toml, or a reason no difference.
