@@ -19,9 +19,11 @@ learning finds out and turns round.
 Training draws fresh problems and never one of `test.jsonl`. The lists are finite and disjoint, so
 that a run meets its prompts again and is evaluated on sums that no training has shown.
 
-Takes about two minutes on one core; again on the same machine it writes the same bytes. Measured on
-`test.jsonl`, 32 samples a problem at temperature 1: a third of the answers in steps, 0.95 of them
-right; two thirds straight, 0.07 of them right; pass@1 0.36, 17 tokens on average, 47 at most.
+Takes about two minutes on one core. Again on the same machine it writes the same bytes; another
+kind of processor rounds otherwise, and gives other weights.
+
+Measured on `test.jsonl`, 32 samples a problem at temperature 1: a third of the answers in steps, 0.95
+of them right; two thirds straight, 0.07 of them right; pass@1 0.36, 17 tokens on average, 47 at most.
 
 `pairs/`, the default data of reward_model.py, holds preference pairs that dpo.py sampled from this
 model at commit 2c387f5: of 1,024 prompts of the training list, and of 128 of the test list with

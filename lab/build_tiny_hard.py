@@ -28,9 +28,11 @@ careless ones. That draws fresh problems throughout and never one of `test.jsonl
 of two terms in all: 80 of them are in the lists. The lists are disjoint, with 512 and 128 problems:
 a run of 80 steps of 32 prompts meets each problem five times, and its evaluation takes seconds.
 
-Takes about three minutes on one core; again on the same machine it writes the same bytes. Measured
-on `test.jsonl`, 32 samples a problem at temperature 1 (`straight`: the share of answers that are,
-and how many of those are right):
+Takes about three minutes on one core. Again on the same machine it writes the same bytes; another
+kind of processor rounds otherwise, and gives other weights.
+
+Measured on `test.jsonl`, 32 samples a problem at temperature 1 (`straight`: the share of answers that
+are, and how many of those are right):
 
     class     pass@1   in steps   straight          tokens   longest
     easy      0.87     0.87       0.01, 0.00 right    15.4        31

@@ -17,6 +17,7 @@ DIGESTS = {
     registry.CLAIMS: "6a1570e7193b0fb074b10c204b193f031701a90fcb58a7573f4822473caa1b95",
     registry.LEAD: "3416e0181176bd1c0429f1409495d732d0daeaa962ca5871696ee31019c48185",
 }
+HAS_HISTORY = (ROOT / ".git").exists() and shutil.which("git")
 statistics = pytest.mark.needs("scipy")
 both = pytest.mark.parametrize("path", DIGESTS, ids=lambda path: path.stem)
 
@@ -39,7 +40,7 @@ def test_every_registered_run_has_its_rows_its_start_and_no_fault(path):
 
 
 @both
-@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs git and the history")
+@pytest.mark.skipif(not HAS_HISTORY, reason="needs git and the history")
 def test_runs_were_begun_by_commits_that_have_the_registration(path):
     registration = registry.Registration(path)
     commits = {start["commit"] for start in registration.starts}
