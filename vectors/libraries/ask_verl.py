@@ -149,7 +149,9 @@ class Adapter:
             return self.core.compute_reinforce_plus_plus_baseline_outcome_advantage
         is_grpo = kind in (("group_mean", "group"), ("group_mean", "none"))
         refuse_if(not is_grpo, f"no estimator has baseline {baseline} and deviation {deviation}")
-        return functools.partial(self.core.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=deviation == "group")
+        return functools.partial(
+            self.core.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=deviation == "group"
+        )
 
     def decoupled_advantages(self, inputs, options):
         groups = inputs["parts"][0]
