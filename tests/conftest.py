@@ -19,7 +19,7 @@ from common.data import EMBEDDED
 from common.launch import uses_cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BESIDE = ("tools", "lab", "docs", "configs", "examples", "benchmarks", "vectors", "README.md")
+BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
 ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
@@ -112,7 +112,7 @@ def ended(tmp_path_factory):
     run, optimizer, numbers = start(tmp_path_factory.mktemp("ended"))
     numbers.values = [0.1 + 0.2]
     advance(run, optimizer)
-    run.close()
+    run.close(0)
     return run.folder
 
 

@@ -188,6 +188,78 @@ def test_truncated_completion(text, answer):
     assert format_reward(text, truncated=True) == float(answer is not None)
 
 
+ROOTS = r"The roots are $\boxed{2}$ and $\boxed{3}$."
+ONE_LIST = [
+    ROOTS, r"\boxed{2} and \boxed{3}", r"\boxed{3}, \boxed{2}", r"\boxed{2}; \boxed{3}",
+    r"\boxed{2} & \fbox{3}", r"$\boxed{2}$ or $\boxed{3}$.", r"$$\boxed{2}\text{ or }\boxed{3}$$",
+    r"\(\boxed{2}\) as well as \(\boxed{3}\)", r"\boxed{2} \quad \boxed{3}", r"$\boxed{2}$ $\boxed{3}$",
+    r"\boxed{2}\boxed{3}", r"**\boxed{2}** and **\boxed{3}**", r"x = \boxed{2} or x = \boxed{3}",
+    r"$x_1=\boxed{2}$, $x_2=\boxed{3}$", r"\(x = \boxed{2} or \boxed{3}\)",
+    r"\boxed{x=2} or \boxed{x=3}", r"\boxed{2} cm, \boxed{3} cm", r"\boxed{2} (or \boxed{3})",
+    r"The smaller root is \boxed{2} and the larger one is \boxed{3}.", r"\boxed{2}和\boxed{3}",
+    r"\boxed{2}、\boxed{3}。", "$$\\boxed{2}$$\nand\n$$\\boxed{3}.$$", "\\boxed{2},\n\\boxed{3}",
+    r"\\boxed{2} and \\boxed{3}", r"#### \boxed{2} and \boxed{3}",
+    r"<answer>\boxed{2} and \boxed{3}</answer>", r"The answer is \boxed{2} or \boxed{3}",
+    # boxes of the work stand before it
+    r"We need \boxed{7}. Then \boxed{2} and \boxed{3}.",
+    r"From \boxed{7} we get \boxed{2} and \boxed{3}.", "\\boxed{7}\n\\boxed{2} and \\boxed{3}",
+    r"2x = \boxed{4}, x = \boxed{2} or x = \boxed{3}",
+]  # fmt: skip
+WORK = [
+    r"The sum is \boxed{7}. The answer is \boxed{3}.",
+    r"The sum is \boxed{7}. \boxed{3} and that is all", r"We get \boxed{7}, so \boxed{3}",
+    r"\boxed{7} and hence \boxed{3}", r"\boxed{7} gives \boxed{3}",
+    r"\boxed{7}, and the answer is \boxed{3}", r"2x = \boxed{6}, x = \boxed{3}",
+    r"\boxed{2+1} = \boxed{3}", "\\boxed{7}\n\\boxed{3}",
+    "\\boxed{7}\nThe sum and half of it are \\boxed{3}", "\\boxed{7}\n\nand \\boxed{3}",
+    r"\boxed{7} > \boxed{3}", r"\boxed{7} - \boxed{3}", r"\boxed{7} \implies \boxed{3}",
+    r"\boxed{7} wait, no: \boxed{3}", r"\boxed{\boxed{7}} \boxed{3}",
+    r"\boxed{7} and \boxed{} \boxed{3}", r"\boxed{7} {\boxed{3}", r"\boxed{3} or \boxed{3}",
+    r"\boxed{6/2}, \boxed{3}", r"$x = \boxed{3}$, $x = \boxed{3}$",
+    r"\boxed{7} and " + "with as many words as here, " * 4 + r"\boxed{3}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ONE_LIST)
+def test_boxes_of_one_sentence_are_a_list(text):
+    """Of two roots the last one scored 1, and both of them 0; so did a guess with several boxes."""
+    for gold in ("2, 3", "3 or 2", r"\{2, 3\}", read_gold(ROOTS)[0], read_gold(text)[0]):
+        assert accuracy_reward(text, gold) == 1.0
+    for gold in ("3", "2", "2, 4", "2, 3, 7", "(2, 3)"):
+        assert accuracy_reward(text, gold) == 0.0
+    one_more = r"\boxed{2}, \boxed{3} or \boxed{4}"
+    for wrong in (r"\boxed{3}", r"\boxed{2}", r"\boxed{7} and \boxed{3}", one_more):
+        assert accuracy_reward(wrong, read_gold(text)[0]) == 0.0
+
+
+@pytest.mark.parametrize("text", WORK)
+def test_a_box_of_the_work_is_no_part_of_the_answer(text):
+    assert accuracy_reward(text, "3") == 1.0 and accuracy_reward(text, "7, 3") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"),
+        (r"$a = \boxed{2}$ and $b_{1} = \boxed{3}$", "a = 2, b_{1} = 3"),
+        (r"x + y = \boxed{2} or \boxed{3}", "2, 3"),  # y is not 2
+        (r"(\boxed{2}, \boxed{3})", "(2, 3)"),
+        (r"\left[\boxed{2}, \boxed{3}\right)", "[2, 3)"),
+        (r"(\boxed{2}, \boxed{2})", "(2, 2)"),
+        (r"\boxed{1,234} and \boxed{5}", "1,234, 5"),
+        (r"\boxed{5}, \boxed{234}", "5, 234"),
+        (r"\boxed{2} or \boxed{3", None),
+        (r"\boxed{2} or \boxed{}", None),
+        (r"x = \boxed{2} or x = \boxed{}", None),
+        (r"\left( \boxed{2}, \boxed{3} \right]", "(2, 3]"),
+        (r"\boxed{1} \boxed{2} and \boxed{{{{{3}}}}}", "{{{{3}}}}"),  # braces too deep to be listed
+    ],
+)
+def test_text_of_a_list(text, answer):
+    """Without its names or its brackets a list would match another order."""
+    assert extract_answer(text) == answer
+
+
 # --- equivalence ---
 
 
@@ -387,6 +459,53 @@ def test_a_noun_is_a_unit_and_a_number_word_is_none():
     assert [text for text in CHINESE.split() if not answers_match(text, "5")] == []
 
 
+CHOICES = [
+    r"\boxed{B. 45}", r"\boxed{(B) 45}", "The answer is (B) because it is blue.", "Answer: B) blue",
+    r"\boxed{B}", r"\boxed{\text{(B) }45}", r"\boxed{\textbf{(B)}\ \frac{1}{2}}",
+    r"\boxed{\mathrm{(B)}~45}", r"\boxed{(b) 45}", r"\boxed{B.45}", r"\boxed{(B)45}", r"\boxed{B: $45}",
+    r"\boxed{\text{Option B}}", "The answer is option B.", "The answer is **B**.",
+    "The answer is **B.** blue", "The answer is **(B)** blue", "Answer: (B)", "Answer: B)",
+    "Answer: (B): 45", "Answer: (B) -3", "Answer: B - blue", "Answer: (B) – blue", "The answer is 'B'",
+    "The answer is B because it is blue.", "The answer is B, since A is red.",
+    "Answer: B is the correct one", "The answer is (B) because (A) is red.",
+    "The answer is (B) because it is blue or green.", "The answer is B because b) is blue or green.",
+    "Answer: (B) A dog",
+    "Answer: (B) I and II", "<answer>B. 2, 3</answer>", "答案是B。", "答案：B、45", "答案：B．45", "答案：B：蓝色",
+    "答案：选B", "答案是（B）45", "答案是B，因为是蓝色",
+]  # fmt: skip
+NO_CHOICES = [
+    "A or B", "AB", "A, B", "B, A", "A and B", "(A) or (B)", "(B) or (C)", "B or C", "B. 45 or C. 50",
+    "(B) 45 (C) 50", "(b) 45 (c) 50", "b) 4 c) 5", "(A)(B)", "(B)(C)", "(B)(B)", "B/C", "B:C", "B-C",
+    "B.C.", "B + 1", "(B) + 1", "(B)^2", "(B)x", "B^2", "B_1", "B'", "2B", "B2", "B blue", "Bob",
+    "P(B)", r"B \cup C", "not B", "B is wrong", "(B) is wrong", "(B) or not", "(B)?", "b because",
+    "A because (B)", "B because it is, or (C)", "Bbecause", "(B) 45; 3", "B or 45",
+    r"(B) \text{ or } 45", "the vitamin B", "B, 45", "A或B", "B或C", "B、C", "45",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CHOICES)
+def test_the_letter_of_a_choice_is_its_answer(text):
+    """A right letter with its text, as the problem prints it, scored 0."""
+    for gold in ("B", "(B)", r"\text{(B)}", r"$\textbf{B}$", ["B", "D"]):
+        assert accuracy_reward(text, gold) == 1.0
+    for gold in ("A", "C", "I", "45", "blue", "BC"):
+        assert accuracy_reward(text, gold) == 0.0
+
+
+@pytest.mark.parametrize("text", NO_CHOICES)
+def test_two_choices_or_another_letter_are_none(text):
+    """A hedge with several choices, or a word or a formula with the letter, would score 1."""
+    assert accuracy_reward(rf"\boxed{{{text}}}", "B") == 0.0 and not answers_match(text, "B")
+
+
+def test_only_a_gold_of_one_letter_is_a_choice():
+    assert not answers_match("B", "B. 45") and not answers_match("B) 4", "B) 5")
+    assert not answers_match("A cat", "A") and not answers_match("I think so", "I")
+    for hedge in (r"\boxed{(B) 45} or \boxed{3}", r"\boxed{A} or \boxed{B}"):
+        assert accuracy_reward(hedge, "B") == 0.0
+    assert accuracy_reward(r"\boxed{A} and \boxed{C}", "A, C") == 1.0
+
+
 def spellings(value: Fraction, rng: random.Random) -> str:
     top, bottom = abs(value.numerator), value.denominator
     factor = rng.randint(1, 9)
@@ -448,7 +567,10 @@ def test_rationals_match_exactly_when_equal():
         (["4"], "4"),
         (["4", None, 4.0], "4"),
         ([["2"], ["3", "#### 4"]], ["2", "3", "4"]),
+        ('["2", "3"]', ["2", "3"]),
+        ({"ground_truth": '["4"]'}, "4"),
         ("[2, 3]", "[2, 3]"),  # an interval
+        ('["a" or "b"]', '["a" or "b"]'),
         # no gold
         (None, None),
         ("", None),
@@ -476,18 +598,22 @@ PROSE = {
     "The sum is 153.": "153", "It is -3": "-3", "There are 12 apples in the box.": "12",
     "He earns 15 dollars per hour, so $1,234.50 in all.": "$1,234.50", "Jo ends up with 7 marbles": "7",
     "She sold 48/2 = <<48/2=24>>24 clips in May.\nTogether 48+24=72 clips in both months.": "72",
-    r"The probability is $\frac{1}{2}$.": "0.5", "Her share of it is 50%.": "50%", "They need 3 1/2 cups.": "3.5",
-    "The city has 5 600 inhabitants.": "5600", "The area is 5 cm^2.": "5", "It costs 5 million dollars": "5000000",
+    r"The probability is $\frac{1}{2}$.": "0.5", "Her share of it is 50%.": "50%",
+    "They need 3 1/2 cups.": "3.5", "The city has 5 600 inhabitants.": "5600",
+    "The area is 5 cm^2.": "5", "It costs 5 million dollars": "5000000",
     "So she is **12** years old.": "12", "总和是153。": "153", "小明有5个苹果。": "5",
 }  # fmt: skip
 NO_PROSE = [
-    "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x = 3 or x = 4", "12:30", "x is 3",
-    "It is five.", "The roots are 2 and 3.", "a is 3 and b is 4", "The values are a = 3 and b = 4.",
-    "It took 3 hours and 20 minutes.", "There are 3 out of 5 left.", "The ratio is 3 : 5.", "The time is 12:30.",
-    "at least 3 of the boys", "all but 3 of them", "It is not 3.", "the multiples of 3", "There are 5 dozen eggs",
-    "Then there are 3 and a half apples.", "It is 20 degrees below zero.", r"The length is $3\sqrt{2}$.",
-    r"The area is $12 \pi$.", "The result is 3x + 2.", "The result is x + 2.", "The value is 3 x here.",
-    "一共用了5个半小时", "The next train is the 5th.", r"It lies between 3 and $4$.", r"The value is \boxed",
+    "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x = 3 or x = 4",
+    "12:30", "x is 3", "It is five.", "The roots are 2 and 3.", "a is 3 and b is 4",
+    "The values are a = 3 and b = 4.", "It took 3 hours and 20 minutes.", "There are 3 out of 5 left.",
+    "The ratio is 3 : 5.", "The time is 12:30.", "at least 3 of the boys", "all but 3 of them",
+    "It is not 3.", "the multiples of 3", "There are 5 dozen eggs",
+    "Then there are 3 and a half apples.", "It is 20 degrees below zero.",
+    r"The length is $3\sqrt{2}$.", r"The area is $12 \pi$.", "The result is 3x + 2.",
+    "The result is x + 2.", "The value is 3 x here.", "一共用了5个半小时", "The next train is the 5th.",
+    r"It lies between 3 and $4$.", r"The value is \boxed",
+    r"The value is \boxed{3 or 4",
 ]  # fmt: skip
 
 
@@ -495,7 +621,8 @@ NO_PROSE = [
 def test_the_gold_of_prose_is_its_last_number(text):
     """No completion matches a sentence, and no error says that all of them score 0."""
     gold, from_prose = read_gold(text)
-    assert from_prose and answers_match(gold, PROSE[text]) and accuracy_reward(f"The answer is {gold}.", gold) == 1.0
+    assert from_prose and answers_match(gold, PROSE[text])
+    assert accuracy_reward(f"The answer is {gold}.", gold) == 1.0
     assert read_gold({"ground_truth": [text, "8"]}) == ([gold, "8"], True)
 
 
@@ -505,11 +632,18 @@ def test_a_number_that_is_a_part_of_the_gold_is_not_the_gold(text):
     assert read_gold(text) == (text, False)
 
 
+def test_gold_with_and_without_marker():
+    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
+    for value in (r"Therefore \boxed{\frac12}.", "1/2"):
+        assert accuracy_reward("#### 0.5", read_gold(value)[0]) == 1.0
+    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
+
+
 def test_any_gold_of_a_list_is_right():
     for golds in (["2", "0.5"], ("2", "0.5")):
         assert answers_match("1/2", golds) and answers_match("2.0", golds)
         assert not answers_match("2, 0.5", golds) and not answers_match("1", golds)
-    assert not answers_match("2", [])
+    assert not answers_match("2", []) and not answers_match("", "") and not answers_match("", [""])
 
 
 # --- any text, in bounded time ---
@@ -555,6 +689,8 @@ HUGE = {
     "boxes in boxes": (r"\boxed{" * 9 + "{}" * 4_500 + r"\boxed{") * 99 + "{}" * 4_500 + "}" * 20,
     "million digits": "#### " + "1" * 10**6, "boxed million": r"\boxed{" + "1" * 10**6 + "}",
     "power": "#### 10**10**10",
+    "list": r"\boxed{1} and " * (M // 15) + r"\boxed{2}",
+    "names": r"\boxed{1}" + "a_aaaa=  " * 99 + r"x = \boxed{2}",
     "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
 }  # fmt: skip
 DENSE = ["(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\frac{1}{", r"\text{", "a ", "a-", "1,111,",
@@ -605,6 +741,9 @@ def test_dense_answers_take_no_longer(piece):
         assert len(text) < answers.MAX_ANSWER
         assert fastest(lambda text=text: answers_match(text, text + " ")) < LIMIT
         assert fastest(lambda text=text: read_gold(f"The sum is {text}")) < LIMIT
+        assert fastest(lambda text=text: answers_match(f"B. {text}", "B")) < LIMIT
+        boxes = rf"\boxed{{{text[:450]}}} and \boxed{{{text[:450]}}}"
+        assert fastest(lambda boxes=boxes: extract_answer(boxes)) < LIMIT
 
 
 @pytest.mark.parametrize("name", ["boxes", "answers", "answers in Chinese", "headings"])
@@ -635,9 +774,9 @@ def test_gsm8k_solutions_score_one_against_themselves(split):
     solutions = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(solutions) == {"train": 7473, "test": 1319}[split]
     for solution in solutions:
-        gold = extract_answer(solution)
+        gold = solution.rpartition("#### ")[2]
         body = solution.rpartition("#### ")[0]
         off_by_one = str(int(gold.replace(",", "")) + 1)
-        assert accuracy_reward(solution, solution) == accuracy_reward(solution, gold) == 1.0, solution
+        assert read_gold(solution) == (gold, False) and accuracy_reward(solution, gold) == 1.0, solution
         assert accuracy_reward(rf"{body}\boxed{{{gold}}}", gold) == 1.0
         assert accuracy_reward(f"{body}#### {off_by_one}", gold) == 0.0, solution

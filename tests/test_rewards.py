@@ -15,7 +15,6 @@ from common.errors import InputError
 from common.harness.metrics import take_logged
 from common.rewards import (
     Reward,
-    accuracy_reward,
     check_signatures,
     load_rewards,
     score,
@@ -45,12 +44,6 @@ def sampled(*texts):
 
 
 # --- rules ---
-
-
-def test_gold_with_and_without_marker():
-    """MATH's gold is a whole solution, DAPO-Math's the bare answer."""
-    assert accuracy_reward("#### 0.5", r"Therefore \boxed{\frac12}.") == accuracy_reward("#### 0.5", "1/2") == 1.0
-    assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
 
 
 def test_a_thought_that_the_prompt_opened_is_no_answer():

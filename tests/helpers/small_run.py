@@ -10,8 +10,9 @@ from accelerate import Accelerator
 
 from common.batches import Completion
 from common.errors import InputError
-from common.harness.data import Prompt
-from common.harness.run import Run
+from common.data import Prompt
+from common.model import load_tokenizer
+from common.run import Run
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
@@ -34,10 +35,10 @@ def start(folder, script=None, **options):
     """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
     script = script or importlib.import_module("grpo")
     accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
-    run = Run(accelerator, script.Args(output_dir=folder and str(folder), **options), script.__name__)
+    args = script.Args(output_dir=folder and str(folder), **options)
+    run = Run(script.__name__, args, accelerator, load_tokenizer(args))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    run.keep(numbers=numbers)
-    run.start()
+    run.start(numbers=numbers)
     return run, optimizer, numbers
 
 
@@ -54,8 +55,8 @@ def advance(run, optimizer, save=True):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    run.step += 1
-    run.log({"reward/mean": 0.5}, shown=([Prompt([1], "1+1", None, {})], [completion("2")], [0.5], {}))
+    run.step_start = 0
+    run.end_step({"reward/mean": 0.5}, [Prompt([1], "1+1", None)], [completion("2")], [0.5])
     if save:
         run.save()
 

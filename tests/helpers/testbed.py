@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ from common.batches import left_pad
 from common.data import load_prompts
 from common.masked import completion_mask
 from common.metrics import Metrics
-from common.model import load_policy, load_tokenizer
+from common.model import load_policy, load_reference, load_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -85,10 +86,12 @@ def embedded_prompts():
 
 
 def advantages_of(module, rewards, args):
-    """The advantages of a first rollout by the script's own function; dcpo's also takes and gives a history."""
-    if module.__name__ != "dcpo":
+    """The advantages of a first rollout by the script's own function; some also take and give a history."""
+    names = list(inspect.signature(module.compute_advantages).parameters)
+    if names == ["rewards", "args"]:
         return module.compute_advantages(rewards, args)
-    history = torch.zeros(len(rewards) // args.group_size, 5, dtype=torch.float64)
+    assert names == ["rewards", "args", "history"], names
+    history = torch.zeros(len(rewards) // args.group_size, 3, dtype=torch.float64)
     return module.compute_advantages(rewards, args, history)[0]
 
 
@@ -127,12 +130,14 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
 def fill(module, batch, rewards, args):
     """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself."""
     batch = batch | {"rewards": rewards}
-    return batch if module.__name__ == "ppo" else batch | {"advantages": advantages_of(module, rewards, args)}
+    if hasattr(module, "load_critic"):
+        return batch
+    return batch | {"advantages": advantages_of(module, rewards, args)}
 
 
 def trainable(module, args, policy):
     """What is prepared, the optimizer's parameters, and what `update` takes at its end; ppo's critic with a head."""
-    if module.__name__ != "ppo":
+    if not hasattr(module, "load_critic"):
         return policy, policy.parameters(), ()
     critic = module.load_critic(args, policy)
     with torch.no_grad():
@@ -166,6 +171,11 @@ def gradients(module, args, policy, batch, reference=None, accelerator=None):
     recorder, metrics = GradientRecorder(model, groups), Metrics()
     module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
     return recorder.steps, metrics.reduce(accelerator)
+
+
+def reference_of(policy, args):
+    """The frozen reference of a policy on the CPU, or None."""
+    return load_reference(policy, args, Accelerator(cpu=True))
 
 
 def largest_difference(a, b):
