@@ -74,6 +74,7 @@ def test_a_run_without_shortcuts_takes_the_same_steps(tmp_path):
         script("dpo").main([*options, *sizes, "--output_dir", str(tmp_path / is_fast)])
         rows.append(metric_rows(tmp_path / is_fast))
     assert len(rows[0]) > 3
+    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # at a margin of 0 rounding decides
     for fast, plain in zip(*rows, strict=True):
         assert fast == pytest.approx(plain, rel=1e-4, abs=1e-5)
 
