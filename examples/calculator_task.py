@@ -49,7 +49,7 @@ def make_problem(rng):
 
 
 def make_tokenizer():
-    """One token a character, as in common/tiny/build.py."""
+    """One token a character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *"0123456789+-=?#[] \n"]
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

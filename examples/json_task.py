@@ -55,7 +55,7 @@ def spoil(text, rng):
 
 
 def make_tokenizer():
-    """One token a character, as in common/tiny/build.py."""
+    """One token a character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *KEYS, *'0123456789{}":, ']
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -1,31 +1,38 @@
-"""Builds `embedded-hard`, the second embedded task, which takes its time: data, tokenizer and model, in this folder.
+"""Builds `embedded-hard`, the second embedded task, which takes its time: all in common/tiny_hard.
 
-    python -m common.tiny_hard.build
+    python lab/build_tiny_hard.py [FOLDER]
 
-The first task (common/tiny/build.py) is learnt within 25 steps, because its model already knows the good way to answer
-and only has to prefer it: whatever the algorithm, the curves look alike. This one is for comparisons. The sums are of
-the same kind, the tokenizer, the size of the model and its training are the same, and four things differ:
+The first task (build_tiny.py) is learnt within 25 steps, because its model already knows the good
+way to answer and only has to prefer it: whatever the algorithm, the curves look alike. This one is
+for comparisons. The sums are of the same kind, the tokenizer, the size of the model and its training
+are the same, and four things differ:
 
-- **Three classes of difficulty**, in the column `difficulty`: easy sums have 2 terms, medium ones 3 or 4, hard ones 6
-  to 8. Sums of 5 terms are left out, so that the classes do not touch. An eighth of the problems is easy, three eighths
-  are medium, half is hard, in both lists: the model solves them with probabilities near 0.9, 0.5 and 0.1, and most of
-  what there is to learn is hard.
-- **A careless teacher**: the model learns from answers in steps of which one in ten is off by 1 or 2, and the next step
-  carries on from the wrong total. So right and wrong steps look alike, a mistake cannot be seen in the form of an
-  answer, and the model has learnt to make mistakes. What reinforcement learning has to find is not one habit but care
-  in each step of every sum, and that takes hundreds of optimizer steps.
-- **Lines said twice**: one line in five stands there a second time, which helps nothing and harms nothing. So the
-  length of an answer is free to move, and what an algorithm does to it by its averages can be seen.
-- **Straight answers** (the last line alone) in none of the easy sums, a fifth of the medium and three tenths of the
-  hard ones: a short way that is usually wrong, so that there is a choice of ways too, but not a decisive one.
+- **Three classes of difficulty**, in the column `difficulty`: easy sums have 2 terms, medium ones 3
+  or 4, hard ones 6 to 8. Sums of 5 terms are left out, so that the classes do not touch. An eighth
+  of the problems is easy, three eighths are medium, half is hard, in both lists: the model solves
+  them with probabilities near 0.9, 0.5 and 0.1, and most of what there is to learn is hard.
+- **A careless teacher**: the model learns from answers in steps of which one in ten is off by 1 or
+  2, and the next step carries on from the wrong total. So right and wrong steps look alike, a
+  mistake cannot be seen in the form of an answer, and the model has learnt to make mistakes. What
+  reinforcement learning has to find is not one habit but care in each step of every sum, and that
+  takes hundreds of optimizer steps.
+- **Lines said twice**: one line in five stands there a second time, which helps nothing and harms
+  nothing. So the length of an answer is free to move, and what an algorithm does to it by its
+  averages can be seen.
+- **Straight answers** (the last line alone) in none of the easy sums, a fifth of the medium and
+  three tenths of the hard ones: a short way that is usually wrong, so that there is a choice of ways
+  too, but not a decisive one.
 
-The answers in the lists are right and have no line twice; only the training of the model shows careless ones. That
-draws fresh problems throughout and never one of `test.jsonl`. There are 126 sums of two terms in all: 80 of them are in
-the lists. The lists are disjoint, with 512 and 128 problems: a run of 80 steps of 32 prompts meets each problem five
-times, and its evaluation takes seconds.
+The answers in the lists are right and have no line twice; only the training of the model shows
+careless ones. That draws fresh problems throughout and never one of `test.jsonl`. There are 126 sums
+of two terms in all: 80 of them are in the lists. The lists are disjoint, with 512 and 128 problems:
+a run of 80 steps of 32 prompts meets each problem five times, and its evaluation takes seconds.
 
-Takes about three minutes on one core; again on the same machine it writes the same bytes. Measured on `test.jsonl`, 32
-samples a problem at temperature 1 (`straight`: the share of answers that are, and how many of those are right):
+Takes about three minutes on one core. Again on the same machine it writes the same bytes; another
+kind of processor rounds otherwise, and gives other weights.
+
+Measured on `test.jsonl`, 32 samples a problem at temperature 1 (`straight`: the share of answers that
+are, and how many of those are right):
 
     class     pass@1   in steps   straight          tokens   longest
     easy      0.87     0.87       0.01, 0.00 right    15.4        31
@@ -33,25 +40,26 @@ samples a problem at temperature 1 (`straight`: the share of answers that are, a
     hard      0.11     0.12       0.33, 0.09 right    40.4        95
     all       0.34     0.41       0.26, 0.13 right    30.3        95
 
-Each medium problem was solved by 7 to 24 of its 32 samples, each easy one by 24 or more, each hard one by at most 11,
-and an eighth of the hard ones by none or one. Some line is said twice in 0.15, 0.34 and 0.49 of the answers in steps of
-the three classes. No answer is cut at 128 tokens.
+Each medium problem was solved by 7 to 24 of its 32 samples, each easy one by 24 or more, each hard
+one by at most 11, and an eighth of the hard ones by none or one. Some line is said twice in 0.15,
+0.34 and 0.49 of the answers in steps of the three classes. No answer is cut at 128 tokens.
 """
 
-import json
+import collections
+import pathlib
 import random
 import re
-from collections import Counter
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from common.tiny.build import ROWS, make_model, make_problem, make_tokenizer, pad, train
+from build_tiny import ROWS, encode, make_model, make_problem, make_tokenizer, pad, train, write_list
 
-FOLDER = Path(__file__).parent
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "common" / "tiny_hard"
 SEED = 0
-TRAIN_PROBLEMS, TEST_PROBLEMS = 512, 128
+TRAIN_PROBLEMS = 512
+TEST_PROBLEMS = 128
 SLIP = 0.1  # of the teacher's steps are off by 1 or 2, and what follows carries on from there
 TWICE = 0.2  # of its lines are said twice
 
@@ -72,25 +80,31 @@ CLASSES = {
 
 def make_lists(rng):
     """Two lists of distinct problems, training and test, with the same shares of each class."""
-    lists, seen = [], set()
-    for size in (TEST_PROBLEMS, TRAIN_PROBLEMS):
-        rows = []
-        for name, difficulty in CLASSES.items():
-            wanted = len(rows) + round(difficulty.share * size)
-            while len(rows) < wanted:
-                question, answer = make_problem(rng, *difficulty.terms)
-                if question not in seen:
-                    seen.add(question)
-                    rows.append({"question": question, "answer": answer, "difficulty": name})
-        rng.shuffle(rows)
-        lists.append(rows)
-    return reversed(lists)
+    seen = set()
+    test = make_list(rng, TEST_PROBLEMS, seen)
+    train = make_list(rng, TRAIN_PROBLEMS, seen)
+    return train, test
+
+
+def make_list(rng, size, seen):
+    """So many problems, none of which is `seen`; they are added to it."""
+    rows = []
+    for name, difficulty in CLASSES.items():
+        wanted = len(rows) + round(difficulty.share * size)
+        while len(rows) < wanted:
+            question, answer = make_problem(rng, *difficulty.terms)
+            if question not in seen:
+                seen.add(question)
+                rows.append({"question": question, "answer": answer, "difficulty": name})
+    rng.shuffle(rows)
+    return rows
 
 
 def careless_answer(rng, question):
     """The answer in steps of a teacher who slips, and says some lines twice."""
     first, *terms = re.findall(r"[+-]?\d", question)
-    total, steps = int(first), ""
+    total = int(first)
+    steps = ""
     for term in terms:
         result = total + int(term)
         if rng.random() < SLIP:
@@ -102,38 +116,41 @@ def careless_answer(rng, question):
 
 
 def make_batch(rng, tokenizer, held_out):
-    """Token ids and labels of fresh problems; the loss counts the answer and its end token, not the question."""
-    rows, classes = [], list(CLASSES.values())
+    """Token ids and labels of fresh problems, answered by the careless teacher or straight."""
+    classes = list(CLASSES.values())
+    shares = [difficulty.share for difficulty in classes]
+    rows = []
     while len(rows) < ROWS:
-        difficulty = rng.choices(classes, [difficulty.share for difficulty in classes])[0]
+        difficulty = rng.choices(classes, shares)[0]
         question, answer = make_problem(rng, *difficulty.terms)
         if question in held_out:
             continue
-        straight = rng.random() < difficulty.straight
-        answer = answer[answer.index("####") :] if straight else careless_answer(rng, question)
-        prompt, completion = tokenizer.encode(question), [*tokenizer.encode(answer), tokenizer.eos_token_id]
-        rows.append((prompt + completion, [-100] * len(prompt) + completion))
+        if rng.random() < difficulty.straight:
+            answer = answer[answer.index("####") :]
+        else:
+            answer = careless_answer(rng, question)
+        rows.append(encode(question, answer, tokenizer))
     return pad(rows, tokenizer)
 
 
-def main():
+def main(folder=FOLDER):
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # with more, sums may be ordered otherwise from run to run
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
     train_rows, test_rows = make_lists(rng)
-    for name, rows in ("train", train_rows), ("test", test_rows):
-        (FOLDER / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n"
-        )
-        print(name, dict(Counter(row["difficulty"] for row in rows)))
+    for name, rows in (("train", train_rows), ("test", test_rows)):
+        write_list(folder / f"{name}.jsonl", rows)
+        print(name, dict(collections.Counter(row["difficulty"] for row in rows)))
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} weights")
     held_out = {row["question"] for row in test_rows}
     train(model, lambda step: make_batch(rng, tokenizer, held_out))
-    model.save_pretrained(FOLDER)
-    tokenizer.save_pretrained(FOLDER)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,51 +1,58 @@
-"""Prints every registered verdict with what it rests on, from the rows: python lab/check.py (needs scipy)
+"""Prints every registered verdict with what it rests on, from the rows.
 
-The effect has its interval of 95 %, and p is after Holm's correction. Where the verdict is "equivalent", p is that of
-the tests of equivalence. Lines without a verdict were reported beside the others and decide nothing.
+    python lab/check.py        needs scipy
+
+The effect has its interval of 95 %, and p is after Holm's correction. Where the verdict is
+"equivalent", p is that of the tests of equivalence. Lines without a verdict were reported beside the
+others, and decide nothing.
 """
-
-import numpy as np
 
 import decide
 import lead
 import registry
 
-DIGITS = {"policy/entropy": 4, "completion/length_incorrect": 2}  # of effects in these metrics; of others three
+DIGITS = {"policy/entropy": 4, "completion/length_incorrect": 2}  # of effects in these metrics
 
 
 def cells(name, decision, effect):
     """[name, verdict, effect with its interval, p] of a decision."""
-    it = decision.measured
-    if it is None:
+    if decision.measured is None:
         return [name, decision.verdict, "", ""]
-    if decision.verdict == registry.SAME:
-        return [name, f"{decision.verdict}: smaller than {effect['same']:g}", interval(it, effect),
-                f"{decision.p_same:.2g} (of equivalence)"]  # fmt: skip
-    return [name, decision.verdict, interval(it, effect), f"{decision.p:.2g}"]
+    verdict = decision.verdict
+    p = f"{decision.p:.2g}"
+    if verdict == registry.SAME:
+        verdict = f"{verdict}: smaller than {effect['same']:g}"
+        p = f"{decision.p_same:.2g} (of equivalence)"
+    return [name, verdict, interval(decision.measured, effect), p]
 
 
 def interval(measured, effect):
     digits = DIGITS.get(effect.get("metric"), 3)
-    low, high = f"{measured.low:+.{digits}f}", f"{measured.high:+.{digits}f}"
+    low = f"{measured.low:+.{digits}f}"
+    high = f"{measured.high:+.{digits}f}"
     return f"{measured.effect:+.{digits}f} ({low} to {high})"
 
 
 def of_claims():
     """A line for each claim of registered.json."""
-    registered = registry.load()
-    decided = decide.decisions(registered)
-    return [cells(claim["name"], decided[claim["name"]], claim["primary"]) for claim in registered["claims"]]
+    registration = registry.Registration(registry.CLAIMS)
+    decided = decide.decisions(registration)
+    lines = []
+    for claim in registration.content["claims"]:
+        lines.append(cells(claim["name"], decided[claim["name"]], claim["primary"]))
+    return lines
 
 
 def of_lead():
-    """A line for each effect of registered_lead.json, and for each difference that it reports beside them."""
-    with registry.using(lead.LEAD):
-        registered = registry.load()
-        decided = lead.decisions(registered)
-        lines = [cells(effect["name"], decided[effect["name"]], effect) for effect in registered["effects"]]
-        for effect in registered["reported"] if lead.deciding(registered) else ():
-            found = lead.paired(lead.difference(registered, effect, lead.deciding(registered)), 0, np.inf)
-            lines.append([f"{effect['arm']} less {effect['against']}", "", interval(found, effect), ""])
+    """A line for each effect of registered_lead.json, and for each difference reported beside them."""
+    registration = registry.Registration(registry.LEAD)
+    decided = lead.decisions(registration)
+    lines = []
+    for effect in registration.content["effects"]:
+        lines.append(cells(effect["name"], decided[effect["name"]], effect))
+    for effect, measured in lead.reported(registration):
+        name = f"{effect['arm']} less {effect['against']}"
+        lines.append([name, "", interval(measured, effect), ""])
     return lines
 
 

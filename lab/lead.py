@@ -9,78 +9,90 @@ import numpy as np
 from scipy import stats
 
 import decide
-import registry
-
-LEAD = registry.HERE / "registered_lead.json"
-
 
 # --- which runs there are ---
 
 
-def jobs_of(registered, base):
+def jobs_of(registration, base):
     """[(run, seed)] that decide on one base model."""
-    return [(f"{arm}-{base}", seed) for seed in registered["seeds"][base] for arm in registered["arms"]]
+    jobs = []
+    for seed in registration.content["seeds"][base]:
+        for arm in registration.content["arms"]:
+            jobs.append((f"{arm}-{base}", seed))
+    return jobs
 
 
-def counting(registered):
-    """{base model: the headers of its deciding runs that are there and count}"""
-    return {base: [registry.read(*job)[0] for job in jobs_of(registered, base) if registry.counts(*job)]
-            for base in registered["seeds"]}  # fmt: skip
-
-
-def deciding(registered):
-    """The base models, if all of their runs are there and count: those on a base model began with the same weights, and
-    all are of one version of the code. None otherwise."""
-    wanted = len(registered["arms"]) * registered["plan"]["seeds"]
-    headers = counting(registered)
-    whole = all(len(found) == wanted for found in headers.values())
-    one_start = all(len({header["base"] for header in found}) == 1 for found in headers.values())
-    versions = {(header["code"], header["torch"], header["transformers"])
-                for found in headers.values() for header in found}  # fmt: skip
-    return list(headers) if whole and one_start and len(versions) == 1 else None
+def all_count(registration):
+    """Whether all deciding runs are there and count, and can be compared: those on a base model
+    began with the same weights, and all are of one version of the code and of the libraries."""
+    versions = set()
+    for base in registration.content["seeds"]:
+        starts = set()
+        for job in jobs_of(registration, base):
+            if not registration.counts(*job):
+                return False
+            header = registration.header(*job)
+            starts.add(header["base"])
+            versions.add((header["code"], header["torch"], header["transformers"]))
+        if len(starts) > 1:
+            return False
+    return len(versions) == 1
 
 
 # --- the statistics ---
 
 
-def means(registered, arm, bases, effect):
-    """The mean of an arm's runs on each of these base models."""
-    runs = [[(f"{arm}-{base}", seed) for seed in registered["seeds"][base]] for base in bases]
-    return np.array([np.mean([registry.outcome(*job, effect) for job in jobs]) for jobs in runs])
+def means(registration, arm):
+    """The mean of an arm's runs on each base model."""
+    outcome = registration.content["outcome"]
+    found = []
+    for base, seeds in registration.content["seeds"].items():
+        values = [registration.outcome(f"{arm}-{base}", seed, outcome) for seed in seeds]
+        found.append(np.mean(values))
+    return np.array(found)
+
+
+def difference(registration, effect):
+    """The difference between the two arms of an effect on each base model."""
+    return means(registration, effect["arm"]) - means(registration, effect["against"])
 
 
 def paired(differences, margin, same):
-    """A paired t of differences, one for each base model, and two one-sided ones against -same and +same.
+    """A paired t of differences, one for each base model, and two one-sided ones against `same`.
 
     Without a deviation there is no test, nor with a run that has no value (nan): all ps are 1.
     """
     differences = np.asarray(differences, float)
-    mean = float(differences.mean())
+    effect = float(differences.mean())
     if np.ptp(differences) == 0 or not np.isfinite(differences).all():
-        return decide.Measured(mean, np.nan, np.nan, 1.0, 1.0, 1.0)
-    test = stats.ttest_1samp
-    interval = test(differences, 0).confidence_interval()
+        return decide.untestable(effect)
+    interval = stats.ttest_1samp(differences, 0).confidence_interval()
+    below = stats.ttest_1samp(differences, same, alternative="less")
+    above = stats.ttest_1samp(differences, -same, alternative="greater")
     return decide.Measured(
-        effect=mean,
+        effect=effect,
         low=float(interval.low),
         high=float(interval.high),
-        p=float(test(differences, margin).pvalue),
-        p_same=float(max(test(differences, same, alternative="less").pvalue,
-                         test(differences, -same, alternative="greater").pvalue)),
+        p=float(stats.ttest_1samp(differences, margin).pvalue),
+        p_same=float(max(below.pvalue, above.pvalue)),
         p_signs=decide.sign_flips(differences - margin),
-    )  # fmt: skip
+    )
 
 
-def difference(registered, effect, bases):
-    mine, others = (means(registered, effect[side], bases, registered["outcome"]) for side in ("arm", "against"))
-    return mine - others
-
-
-def decisions(registered):
-    """{effect: Decision}; open as long as a run is missing or does not count."""
-    bases, effects = deciding(registered), {effect["name"]: effect for effect in registered["effects"]}
+def decisions(registration):
+    """{effect: Decision}; open where a run is missing or does not count."""
+    effects = {effect["name"]: effect for effect in registration.content["effects"]}
     found = dict.fromkeys(effects)
-    if bases:
-        found = {name: paired(difference(registered, effect, bases), effect["margin"], effect["same"])
-                 for name, effect in effects.items()}  # fmt: skip
-    return decide.corrected(found, effects, registered["statistics"]["level"])
+    if all_count(registration):
+        for name, effect in effects.items():
+            differences = difference(registration, effect)
+            found[name] = paired(differences, effect["margin"], effect["same"])
+    return decide.corrected(found, effects, registration.content["statistics"]["level"])
+
+
+def reported(registration):
+    """[(effect, Measured)] of the differences that are reported beside the effects."""
+    found = []
+    for effect in registration.content["reported"]:
+        found.append((effect, paired(difference(registration, effect), margin=0, same=np.inf)))
+    return found

@@ -1,8 +1,9 @@
 """Gives the old files of lab/results back, byte for byte: python lab/unpack.py FOLDER
 
-Each run had a file of its own up to commit 44715d4. Now NAME.jsonl has the rows of the folder NAME, each with the name
-of its old file as `run`, and documents.jsonl has the text of what was no file of rows. `sha256sum --check manifest.txt`
-in FOLDER compares all of them with what they were. No row of a pack is changed or deleted.
+Each run had a file of its own up to commit 44715d4. Now NAME.jsonl has the rows of the folder NAME,
+each with the name of its old file as `run`, and documents.jsonl has the text of what was no file of
+rows. `sha256sum --check manifest.txt` in FOLDER compares all of them with what they were. No row of
+a pack is changed or deleted.
 """
 
 import functools
@@ -13,20 +14,27 @@ import sys
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
 
+def rows_of(path):
+    """The rows of a file; none where there is no such file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 @functools.cache
 def runs(pack):
-    """{old name: rows} of a pack, which is empty where there is no such file."""
+    """{name of an old file: its rows} of a pack."""
     found = {}
-    for line in pack.read_text(encoding="utf-8").splitlines() if pack.exists() else ():
-        row = json.loads(line)
+    for row in rows_of(pack):
         found.setdefault(row.pop("run"), []).append(row)
     return found
 
 
 def files():
     """{old path: text} of all old files."""
-    starts = RESULTS.glob("*/starts.jsonl")  # which stay files of their own
-    found = {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in starts}
+    found = {}
+    for path in RESULTS.glob("*/starts.jsonl"):  # which stay files of their own
+        found[f"{path.parent.name}/{path.name}"] = path.read_text(encoding="utf-8")
     for pack in RESULTS.glob("*.jsonl"):
         for name, rows in runs(pack).items():
             if pack.stem == "documents":
@@ -37,7 +45,8 @@ def files():
 
 
 def main(folder):
-    texts = files() | {"manifest.txt": (RESULTS / "manifest.txt").read_text(encoding="utf-8")}
+    texts = files()
+    texts["manifest.txt"] = (RESULTS / "manifest.txt").read_text(encoding="utf-8")
     for name, text in texts.items():
         path = pathlib.Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)

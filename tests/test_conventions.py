@@ -1,23 +1,24 @@
-"""docs/conventions.md: what other people's code computes. Each test needs an extra package."""
+"""docs/conventions.md: what other people's code computes. Most tests need an extra package."""
 
 import dataclasses
+import importlib
 import pathlib
 
 import pytest
 
-from testbed import ROOT, script, totals_of
-
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH = 16  # of dr_grpo.py's constant denominator
+LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")]
 
 
 def mean_loss(name):
     """The loss of one optimizer step by a script, as a function of the four tensors that polgrad draws."""
-    module = script(name)
+    module = importlib.import_module(name)
     args = module.Args(max_new_tokens=WIDTH)
 
     def loss(logprobs, old_logprobs, advantages, response_mask):
         losses, _ = module.policy_loss(logprobs, old_logprobs, advantages[:, None], response_mask, args)
-        totals = totals_of(response_mask, group_size=1)
+        totals = {"tokens": int(response_mask.sum()), "rows": len(response_mask)}
         return (losses * module.token_weights(response_mask, totals, args)).sum()
 
     return loss
@@ -35,17 +36,49 @@ def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
     assert report.n_cases == 64
 
 
-@pytest.mark.beside("benchmarks", "vectors")
-@pytest.mark.parametrize(
-    "library",
-    [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")],
-)
-def test_each_difference_of_a_library_has_a_reason(monkeypatch, library):
-    """An adapter that no longer fits its library, or a case that changed under the page."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "conventions"))
+# --- vectors/libraries ---
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """The program of the page. Its folder is not on the path of other tests."""
+    monkeypatch.syspath_prepend(str(ROOT / "vectors" / "libraries"))
     import report
 
-    adapter = report.adapter_of(library, pathlib.Path("unused"))
-    verdicts = report.verdicts_of(adapter, report.check.load_cases())
+    return report
+
+
+def asked(report, library):
+    return report.adapter_of(library, pathlib.Path("unused")), report.check.load_cases()
+
+
+@pytest.mark.beside("vectors")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_difference_of_a_library_has_a_reason(report, library):
+    """An adapter that no longer fits its library, or a case that changed under the page."""
+    adapter, cases = asked(report, library)
+    verdicts = report.verdicts_of(adapter, cases)
     assert report.unexplained(library, verdicts) == []
     assert verdicts["splits/dapo-2"][0] == {"trl": report.SAME, "polgrad": report.OTHER}[library]
+    assert verdicts["variants/cispo"][0] == report.SAME
+
+
+@pytest.mark.beside("vectors")
+@pytest.mark.needs("trl")
+def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
+    """Each row with nothing but its settings on top of TRL's defaults, and each setting is needed."""
+    adapter, cases = asked(report, "trl")
+    assert report.settings.problems("trl", adapter, cases, report.is_right) == []
+    methods = report.settings.load_methods()
+    methods["DAPO's loss"]["trl"] = ["epsilon_high=0.28"]  # inert with one update of a rollout
+    methods["GRPO"]["trl"].append("beta=0.0")  # the default
+    monkeypatch.setattr(report.settings, "load_methods", lambda: methods)
+    problems = report.settings.problems("trl", adapter, cases, report.is_right)
+    assert "DAPO's loss: policy/dapo comes out otherwise" in problems
+    assert "GRPO: without beta=0.0 it is the same" in problems
+
+
+@pytest.mark.beside("docs", "vectors")
+def test_the_page_has_the_settings(report):
+    page = (ROOT / "docs" / "conventions.md").read_text(encoding="utf-8")
+    assert "\n".join(report.settings.table()) in page

@@ -13,12 +13,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_the_readme_has_the_results_of_the_bare_commands():
+    registered = registry.Registration(registry.CLAIMS)
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
     for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
         runs = [results.evaluations(rows) for rows in results.load(name).values()]
         first, last = ([run[place]["eval/pass@1"] for run in runs] for place in (0, -1))
         effect = {"metric": "accuracy", "over": 20480}
-        hard = [registry.outcome(f"best-{name}", seed, effect) for seed in range(70, 80)]
+        hard = [registered.outcome(f"best-{name}", seed, effect) for seed in range(70, 80)]
         ends = [f"{statistics.median(x):.3f} ({min(x):.3f}, {max(x):.3f})" for x in (last, hard)]
         row = f"| `{name}.py` | {statistics.median(first):.3f} | {' | '.join(ends)} |"
         assert len(runs) == 5 and row in text.splitlines(), row
@@ -33,7 +34,7 @@ def test_the_tables_of_results_are_those_of_the_rows(page):
 
 def test_no_text_is_read_in_the_encoding_of_the_machine():
     """On Windows that is not UTF-8. Of a path in a variable, ruff's rule (PLW1514) does not know that it is one."""
-    for folder in ("benchmarks", "common", "docs", "tests"):
+    for folder in ("common", "docs", "lab", "tests", "tools", "vectors"):
         for path in (ROOT / folder).rglob("*.py"):
             assert ".read_text" + "()" not in path.read_text(encoding="utf-8"), path
 
@@ -64,7 +65,7 @@ def cells(line):
 
 def test_the_table_of_speed_is_that_of_the_turns():
     found = []
-    for file in sorted((ROOT / "benchmarks/results").glob("*.json")):
+    for file in sorted((ROOT / "lab/results/throughput").glob("*.json")):
         for turns in json.loads(file.read_text(encoding="utf-8")).values():
             if "stock" in turns:
                 found.append(cells_of_speed(turns["ours"], turns["stock"], turns["trl"]))
@@ -75,7 +76,7 @@ def test_the_table_of_speed_is_that_of_the_turns():
 
 def test_the_tables_of_the_gpu_are_those_of_its_output():
     """Of each kept line: the rollouts (seconds, tokens a second, time of a token) and the updates."""
-    lines = (ROOT / "benchmarks/results/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "lab/results/throughput/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     section = (ROOT / "docs/scale.md").read_text(encoding="utf-8").split("\n### On a GPU\n")[1].split("\n### ")[0]
     table = [cells(line) for line in section.splitlines() if line.startswith("|")]

@@ -5,7 +5,7 @@ import graphlib
 
 from testbed import ALL, ROOT
 
-ABOVE = {*ALL, "tools", "lab", "examples", "benchmarks", "tests"}  # what common/ must not need
+ABOVE = {*ALL, "tools", "lab", "examples", "tests"}  # what common/ must not need
 
 
 def imported(path):

@@ -1,4 +1,4 @@
-"""`embedded-hard`: its data are as common/tiny_hard/build.py says, and a run on it is two options."""
+"""`embedded-hard`: its data are as lab/build_tiny_hard.py says, and a run on it is two options."""
 
 import collections
 import json
@@ -8,15 +8,14 @@ import re
 import pytest
 from safetensors.torch import load_file
 
+import build_tiny_hard as build
 import grpo
-from common.tiny_hard import build
-from small_run import QUICK
 
 TERMS = {"easy": {2}, "medium": {3, 4}, "hard": {6, 7, 8}}
 
 
-def rows_of(split):
-    return [json.loads(line) for line in (build.FOLDER / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def terms_of(question):
@@ -25,8 +24,9 @@ def terms_of(question):
 
 @pytest.mark.parametrize("split, easy, medium, hard", [("train", 64, 192, 256), ("test", 16, 48, 64)])
 def test_the_shares_of_the_classes(split, easy, medium, hard):
-    rows = rows_of(split)
-    assert collections.Counter(row["difficulty"] for row in rows) == {"easy": easy, "medium": medium, "hard": hard}
+    rows = rows_of(build.FOLDER / f"{split}.jsonl")
+    counts = collections.Counter(row["difficulty"] for row in rows)
+    assert counts == {"easy": easy, "medium": medium, "hard": hard}
     for row in rows:
         terms = terms_of(row["question"])
         assert len(terms) in TERMS[row["difficulty"]]
@@ -34,39 +34,51 @@ def test_the_shares_of_the_classes(split, easy, medium, hard):
         assert row["answer"].count("\n") == len(terms) - 1  # right, in steps, no line twice
 
 
-def test_the_lists_are_those_that_the_script_makes():
+def test_the_lists_are_those_that_the_program_makes():
     train, test = build.make_lists(random.Random(build.SEED))
-    assert train == rows_of("train") and test == rows_of("test")
+    assert train == rows_of(build.FOLDER / "train.jsonl")
+    assert test == rows_of(build.FOLDER / "test.jsonl")
     assert sum(path.stat().st_size for path in build.FOLDER.glob("*.*")) < 1e6
 
 
 def test_the_careless_teacher():
     """One step in ten is off by 1 or 2, the next goes on from there, and one line in five is said twice."""
-    rng, steps, slips, twice = random.Random(0), 0, 0, 0
+    rng = random.Random(0)
+    steps = slips = twice = 0
     for _ in range(2000):
         question, _ = build.make_problem(rng, 6, 8)
         *lines, last = build.careless_answer(rng, question).split("\n")
         said = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
-        total, terms = terms_of(question)[0], []
+        total = terms_of(question)[0]
+        terms = []
         for line in said:
             before, term, after = re.fullmatch(r"(-?\d+)([+-]\d)=(-?\d+)", line).groups()
-            assert before == total and abs(int(before) + int(term) - int(after)) <= 2
-            slips += int(before) + int(term) != int(after)
-            total, terms = after, [*terms, term]
+            off_by = int(before) + int(term) - int(after)
+            assert before == total and abs(off_by) <= 2
+            slips += off_by != 0
+            total = after
+            terms.append(term)
         assert terms == terms_of(question)[1:] and last == f"#### {total}"
-        steps, twice = steps + len(said), twice + len(lines) - len(said)
-    assert slips / steps == pytest.approx(0.1, abs=0.01) and twice / steps == pytest.approx(0.2, abs=0.015)
+        steps += len(said)
+        twice += len(lines) - len(said)
+    assert slips / steps == pytest.approx(0.1, abs=0.01)
+    assert twice / steps == pytest.approx(0.2, abs=0.015)
 
 
-EASY = "def easy(difficulty, **_):\n    return [float(name == 'easy') for name in difficulty]\n"
+EASY = "def easy(difficulty, **_):\n    return [10.0 * (name == 'easy') for name in difficulty]\n"
+FEW = "--max_steps 1 --prompts_per_step 8 --group_size 2 --eval_prompts 2 --eval_samples 1 --eval_k 1"
 
 
 def test_a_run_reaches_model_data_and_column(tmp_path):
     (tmp_path / "mine.py").write_text(EASY, encoding="utf-8")
     options = f"--model_name_or_path embedded-hard --dataset embedded-hard --reward accuracy {tmp_path}/mine.py:easy"
-    grpo.main([*QUICK, *options.split(), "--max_steps", "1", "--output_dir", str(tmp_path)])
-    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert samples and all(x["parts"]["easy"] == (len(terms_of(x["prompt"])) == 2) for x in samples)
-    before, after = (load_file(path / "model.safetensors") for path in (build.FOLDER, tmp_path / "model"))
-    changes = [(after[name] - weights).abs().max() for name, weights in before.items()]
+    grpo.main([*options.split(), *FEW.split(), "--output_dir", str(tmp_path / "run")])
+    samples = rows_of(tmp_path / "run" / "samples.jsonl")
+    assert samples
+    for sample in samples:
+        is_easy = len(terms_of(sample["prompt"])) == 2
+        assert (sample["reward"] >= 10) == is_easy
+    before = load_file(build.FOLDER / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    changes = [float((after[name] - weights).abs().max()) for name, weights in before.items()]
     assert 0 < max(changes) < 2 * grpo.Args.learning_rate  # one step of AdamW from these weights

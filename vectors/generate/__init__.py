@@ -1,1 +1,1 @@
-"""Derives the test vectors: `python -m vectors.generate` from the folder that holds vectors/."""
+"""Derives the test vectors: `python -m generate` from the folder that holds this one."""

@@ -1,6 +1,6 @@
-"""Writes vectors/cases/*.json.
+"""Writes cases/*.json.
 
-    python -m vectors.generate
+    python -m generate        from the folder that holds this one
 
 Each expected number is computed here from a formula, by loops over lists in float64, with the
 standard library alone. Each gradient stands in closed form, and is checked against central
@@ -9,8 +9,8 @@ differences before it is written.
 
 import pathlib
 
-from vectors.generate import advantages, critic, kl, masks, overlong, pairs, policy, splits, variants
-from vectors.generate.cases import document, text_of
+from . import advantages, critic, kl, masks, overlong, pairs, policy, splits, variants
+from .cases import document, text_of
 
 MODULES = (advantages, masks, policy, splits, kl, critic, pairs, overlong, variants)
 SUBJECTS = [module.SUBJECT for module in MODULES]

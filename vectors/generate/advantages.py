@@ -2,8 +2,8 @@
 
 import math
 
-from vectors.generate.arithmetic import flat, mean, variance
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
+from .arithmetic import flat, mean, variance
+from .cases import CONVENTION, Case, Other, Subject
 
 
 def nearly_equal(rewards, ties="both"):

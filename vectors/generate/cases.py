@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 FORMAT = 1
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 WIDTH = 100  # of a line of a file
 SMALLEST = 1e-15  # Below is what is left of a 0 after rounding.
 DIGITS = 15  # The last digits of a float64 may differ between machines.

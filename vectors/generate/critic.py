@@ -2,9 +2,9 @@
 
 import math
 
-from vectors.generate import steps
-from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, variance, weighted_sum
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
+from . import steps
+from .arithmetic import check_gradient, clip, each, flat, mean, variance, weighted_sum
+from .cases import CONVENTION, Case, Other, Subject
 
 
 def shaped_rewards(inputs, options):

@@ -1,6 +1,6 @@
 """Eight rows of two prompts, which most cases start from, and other inputs of their shape."""
 
-from vectors.generate.arithmetic import mean, moved_by
+from .arithmetic import mean, moved_by
 
 OLD = [
     [-0.42, -1.35, -0.27],

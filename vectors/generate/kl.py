@@ -2,8 +2,8 @@
 
 import math
 
-from vectors.generate.arithmetic import central_difference, check_gradient, each, softmax
-from vectors.generate.cases import Case, Other, Subject
+from .arithmetic import central_difference, check_gradient, each, softmax
+from .cases import Case, Other, Subject
 
 # --- of one token: d is log(pi / pi_ref), log_ratio is log(pi / pi_old) ---
 

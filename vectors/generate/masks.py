@@ -1,6 +1,6 @@
 """Masks of completions from their token ids."""
 
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
+from .cases import CONVENTION, Case, Other, Subject
 
 
 def completion_mask(inputs, options):

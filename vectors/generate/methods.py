@@ -1,7 +1,7 @@
 """The options and the sources of the methods, and the mistakes that several cases name."""
 
-from vectors.generate import eight_rows
-from vectors.generate.cases import Other
+from . import eight_rows
+from .cases import Other
 
 CLIP = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
 PPO = CLIP | {"mean": "tokens"}
@@ -29,6 +29,10 @@ NO_MINIMUM = Other(
     "the clipped ratio without the minimum",
     options={"objective": "clip_without_minimum"},
 )
+MAXIMUM = Other(
+    "the maximum for the minimum of the two terms",
+    options={"objective": "maximum"},
+)
 TURNED = Other("the loss has the other sign", options={"objective": "turned"})
 CLIP_KEEPS_SLOPE = Other(
     "the gradient goes through a ratio that was clipped",
@@ -54,6 +58,18 @@ NOTHING_MASKED = Other("masked tokens are tokens like the others", inputs={"mask
 LOSS_UNMASKED = Other(
     "loss and KL are not masked, and the denominator is right",
     options={"loss_mask": "none", "kl_mask": "none"},
+)
+RATIO_OF_SUM = Other(
+    "the log-ratios are added up, and not divided by the length",
+    options={"ratio_divisor": "one"},
+)
+RATIO_BY_WIDTH = Other(
+    "the log-ratios are divided by the padded width",
+    options={"ratio_divisor": "width"},
+)
+DIVIDED_TWICE = Other(
+    "the gradient is divided once more by the length",
+    options={"ratio_gradient": "divided_twice"},
 )
 OF_UNSCORED_ROWS = [
     Other(

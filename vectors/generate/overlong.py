@@ -1,7 +1,7 @@
 """DAPO's soft punishment of long completions."""
 
-from vectors.generate.arithmetic import clip
-from vectors.generate.cases import Case, Other, Subject
+from .arithmetic import clip
+from .cases import Case, Other, Subject
 
 
 def soft_overlong(inputs, options):

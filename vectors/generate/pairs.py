@@ -1,8 +1,8 @@
 """Losses of preference pairs: DPO and its relatives, and the reward model."""
 
-from vectors.generate import steps
-from vectors.generate.arithmetic import central_difference, log_sigmoid, sigmoid
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
+from . import steps
+from .arithmetic import central_difference, log_sigmoid, sigmoid
+from .cases import CONVENTION, Case, Other, Subject
 
 
 def pair_weights(inputs, pairs, options):

@@ -3,11 +3,11 @@
 import math
 from functools import partial
 
-from vectors.generate import eight_rows, steps
-from vectors.generate.arithmetic import add, check_gradient, each, filled, flat, weighted_sum
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
-from vectors.generate.kl import FROZEN, kl_slope, kl_value
-from vectors.generate.methods import (
+from . import eight_rows, steps
+from .arithmetic import add, check_gradient, each, filled, flat, weighted_sum
+from .cases import CONVENTION, Case, Other, Subject
+from .kl import FROZEN, kl_slope, kl_value
+from .methods import (
     ADJACENT_GROUPS,
     CAP_KEEPS_SLOPE,
     CLIP,
@@ -16,6 +16,7 @@ from vectors.generate.methods import (
     DAPO_PAPER,
     DCPO,
     DCPO_PAPER,
+    DIVIDED_TWICE,
     DR_GRPO,
     DR_GRPO_PAPER,
     ENTROPY_OF_TOKENS,
@@ -31,17 +32,20 @@ from vectors.generate.methods import (
     KL_UNWEIGHTED,
     LOSS_UNMASKED,
     MASKED_COUNT,
+    MAXIMUM,
     NO_CAP,
     NO_MINIMUM,
     NOTHING_MASKED,
     OF_UNSCORED_ROWS,
     PPO,
+    RATIO_BY_WIDTH,
+    RATIO_OF_SUM,
     ROW_MEANS,
     TOKEN_MEAN,
     TURNED,
     with_kl,
 )
-from vectors.generate.surrogates import SURROGATES, clip_bounds_of
+from .surrogates import SURROGATES, clip_bounds_of
 
 
 def policy_step(inputs, options):
@@ -80,6 +84,7 @@ def has_wrong_gradient(options):
     """Whether these are the options of a mistake whose gradient is not that of its loss."""
     return (
         options["objective"] in ("clip_keeps_slope", "cap_keeps_slope")
+        or options.get("ratio_gradient") == "divided_twice"
         or options.get("kl_gradient") == "none"
         or options.get("kl", {}).get("estimator") in FROZEN
     )
@@ -114,9 +119,10 @@ def log_ratios(table, inputs, options):
     mask = ratio_mask(table, inputs, options)
     if options.get("ratio_of_batch"):
         return filled(table, row_mean(flat(differences), flat(mask)))
+    divisors = ratio_divisors(mask, options)
     result = []
-    for row, cells in zip(differences, mask, strict=True):
-        result.append([row_mean(row, cells)] * len(row))
+    for row, cells, divisor in zip(differences, mask, divisors, strict=True):
+        result.append([row_sum(row, cells) / divisor] * len(row))
     if options["ratio"] == "sequence":
         return result
     # "sequence_token": the row's ratio as a constant, times pi over pi as a constant.
@@ -132,9 +138,22 @@ def ratio_mask(table, inputs, options):
     return steps.mask_of(inputs, table)
 
 
+def row_sum(numbers, mask):
+    return sum(number for number, cell in zip(numbers, mask, strict=True) if cell)
+
+
 def row_mean(numbers, mask):
-    length = max(sum(mask), 1)
-    return sum(number for number, cell in zip(numbers, mask, strict=True) if cell) / length
+    return row_sum(numbers, mask) / max(sum(mask), 1)
+
+
+def ratio_divisors(mask, options):
+    """What divides the sum of each row's log-ratios: its number of tokens, unless by mistake."""
+    divisor = options.get("ratio_divisor")
+    if divisor == "one":
+        return [1] * len(mask)
+    if divisor == "width":
+        return [max(map(len, mask))] * len(mask)
+    return [max(sum(cells), 1) for cells in mask]
 
 
 def advantages_of(inputs):
@@ -225,9 +244,12 @@ def spread_over_row(by_log_ratio, inputs, options, ratio):
     if options.get("ratio_of_batch"):
         share = sum(map(sum, by_log_ratio)) / sum(map(sum, mask))
         return each(lambda cell: share * cell, mask)
+    divisors = ratio_divisors(mask, options)
+    if options.get("ratio_gradient") == "divided_twice":  # a mistake
+        divisors = [divisor * divisor for divisor in divisors]
     gradient = []
-    for slopes, cells in zip(by_log_ratio, mask, strict=True):
-        share = sum(slopes) / max(sum(cells), 1)
+    for slopes, cells, divisor in zip(by_log_ratio, mask, divisors, strict=True):
+        share = sum(slopes) / divisor
         gradient.append([share * cell for cell in cells])
     return gradient
 
@@ -295,6 +317,7 @@ CASES = [
             TURNED,
             CLIP_KEEPS_SLOPE,
             NO_MINIMUM,
+            MAXIMUM,
             ROW_MEANS,
             Other(
                 "the row's mean advantage for the token's",
@@ -327,7 +350,7 @@ CASES = [
         GRPO,
         source=f"{GRPO_PAPER} with beta 0",
         catches="One mean over all tokens in the place of the mean of the rows' means.",
-        others=[TOKEN_MEAN, NO_MINIMUM, TURNED, CLIP_KEEPS_SLOPE],
+        others=[TOKEN_MEAN, NO_MINIMUM, MAXIMUM, TURNED, CLIP_KEEPS_SLOPE],
         threads=["huggingface/trl/issues/2995"],
     ),
     step_case(
@@ -343,6 +366,7 @@ CASES = [
             Other("k2 for k3", options=with_kl("k2")),
             KL_OF_TOKENS,
             Other("the KL has no gradient", options={"kl_gradient": "none"}),
+            TOKEN_MEAN,
         ],
         threads=["huggingface/trl/issues/2995", "allenai/open-instruct/pull/535"],
     ),
@@ -356,6 +380,7 @@ CASES = [
             Other("log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
             KL_OF_TOKENS,
             Other("k3 for k1", options=with_kl("k3")),
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -368,6 +393,7 @@ CASES = [
             Other("k2 without the half", options=with_kl("k2_without_half")),
             KL_OF_TOKENS,
             Other("k3 for k2", options=with_kl("k3")),
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -376,7 +402,7 @@ CASES = [
         inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
         source=f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
         catches="A KL without the mask, or a mean over a row's length for one over its mask.",
-        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS],
+        others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS, TOKEN_MEAN],
     ),
     step_case(
         "policy/grpo-kl-missing-rewards",
@@ -392,6 +418,7 @@ CASES = [
                 inputs={"scored": [1] * 8, "advantages": eight_rows.ZERO_WITHOUT_REWARD},
             ),
             *OF_UNSCORED_ROWS,
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -405,6 +432,7 @@ CASES = [
             Other("k2, which has this gradient only at ratio 1", options=with_kl("k2")),
             Other("the weight has no gradient", options=with_kl("k3_frozen_weight")),
             KL_OF_TOKENS,
+            TOKEN_MEAN,
         ],
         threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
     ),
@@ -418,6 +446,7 @@ CASES = [
         others=[
             Other("the entropy has the other sign", options={"entropy_coef": -0.01}),
             ENTROPY_OF_TOKENS,
+            TOKEN_MEAN,
         ],
         threads=["huggingface/trl/pull/6140", "huggingface/trl/pull/6648"],
     ),
@@ -433,6 +462,7 @@ CASES = [
             ENTROPY_OF_TOKENS,
             MASKED_COUNT,
             NOTHING_MASKED,
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -442,7 +472,7 @@ CASES = [
         source="a row whose tokens are all masked is still a row; no paper says so",
         catches="0 / 0 in a row without a token, or another number of rows.",
         rests_on=CONVENTION,
-        others=[Other("rows without a token are no rows", options={"empty_rows_count": False})],
+        others=[Other("rows without a token are no rows", options={"empty_rows_count": False}), TOKEN_MEAN],
     ),
     step_case(
         "policy/dr-grpo",
@@ -457,6 +487,7 @@ CASES = [
             ),
             ROW_MEANS,
             TOKEN_MEAN,
+            MAXIMUM,
             CLIP_KEEPS_SLOPE,
         ],
         threads=["allenai/open-instruct/issues/636", "huggingface/trl/pull/3138"],
@@ -483,6 +514,7 @@ CASES = [
             Other("clip_low on both sides", options={"clip_high": 0.2}),
             Other("clip_high on both sides", options={"clip_low": 0.28}),
             TURNED,
+            MAXIMUM,
             CLIP_KEEPS_SLOPE,
             ROW_MEANS,
             Other("one denominator for each prompt", options={"mean": "groups"}),
@@ -537,6 +569,11 @@ CASES = [
         others=[
             Other("one ratio for the whole batch", options={"ratio_of_batch": True}),
             Other("each token's own ratio", options={"ratio": "token"}),
+            RATIO_OF_SUM,
+            RATIO_BY_WIDTH,
+            DIVIDED_TWICE,
+            MAXIMUM,
+            TOKEN_MEAN,
         ],
         threads=["MakazhanAlpamys/Soup/issues/723"],
     ),
@@ -548,6 +585,10 @@ CASES = [
         catches="Masked tokens in the ratio of the row.",
         others=[
             Other("masked tokens are in the row's ratio", options={"ratio_of_masked_tokens": True}),
+            RATIO_OF_SUM,
+            RATIO_BY_WIDTH,
+            DIVIDED_TWICE,
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -556,7 +597,12 @@ CASES = [
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "advantages": eight_rows.OF_TOKENS},
         source=f"{GSPO_PAPER} Eq. 13-14",
         catches="The row's mean advantage in the place of the token's.",
-        others=[Other("each token moves the whole row's ratio", options={"ratio": "sequence"})],
+        others=[
+            Other("each token moves the whole row's ratio", options={"ratio": "sequence"}),
+            RATIO_OF_SUM,
+            RATIO_BY_WIDTH,
+            TOKEN_MEAN,
+        ],
     ),
     step_case(
         "policy/gspo-kl-weighted",
@@ -568,6 +614,7 @@ CASES = [
         others=[
             Other("the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
             KL_UNWEIGHTED,
+            TOKEN_MEAN,
         ],
         threads=["huggingface/trl/issues/6586"],
     ),
@@ -597,6 +644,7 @@ CASES = [
                 "the current policy stands in the place of the old one",
                 options={"sampler_numerator": "logprobs"},
             ),
+            TOKEN_MEAN,
         ],
         threads=["THUDM/slime/pull/179"],
     ),

@@ -2,16 +2,17 @@
 
 from operator import itemgetter
 
-from vectors.generate import critic, eight_rows, pairs, steps
-from vectors.generate.arithmetic import each, flat
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
-from vectors.generate.methods import (
+from . import critic, eight_rows, pairs, steps
+from .arithmetic import each, flat
+from .cases import CONVENTION, Case, Other, Subject
+from .methods import (
     ADJACENT_GROUPS,
     CAP_KEEPS_SLOPE,
     DAPO,
     DAPO_PAPER,
     DCPO,
     DCPO_PAPER,
+    DIVIDED_TWICE,
     DR_GRPO,
     DR_GRPO_PAPER,
     GRPO,
@@ -23,8 +24,11 @@ from vectors.generate.methods import (
     NO_CAP,
     OF_UNSCORED_ROWS,
     PPO,
+    RATIO_BY_WIDTH,
+    RATIO_OF_SUM,
+    TOKEN_MEAN,
 )
-from vectors.generate.policy import step_case
+from .policy import step_case
 
 
 def step_totals(inputs, options):
@@ -146,13 +150,16 @@ def totals_case(name, inputs, **fields):
 def split_case(name, cut, options, source, totals, inputs=None, others=(), **fields):
     """A step of the eight rows, cut as `CUTS` says. `totals` are the mistakes that differ there."""
     threads = LOSS_THREADS if options["mean"] == "tokens" else []
+    others = [*mistakes(*totals), *others]
+    if options["mean"] == "rows":
+        others.append(TOKEN_MEAN)
     fields = {"catches": CATCHES, "threads": threads} | fields
     return step_case(
         f"splits/{name}",
         options,
         source=STEP + source,
         inputs={"pieces": CUTS[cut]} | (inputs or {}),
-        others=[*mistakes(*totals), *others],
+        others=others,
         **fields,
     )
 
@@ -280,6 +287,7 @@ CASES = [
         GSPO_PAPER + " Eq. 5-7",
         LOCAL,
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS},
+        others=[RATIO_OF_SUM, RATIO_BY_WIDTH, DIVIDED_TWICE],
     ),
     split_case("dcpo-uneven", "uneven", DCPO, DCPO_PAPER + " Eq. 8", LOCAL),
     split_case(

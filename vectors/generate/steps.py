@@ -14,7 +14,7 @@ mistakes that people make there:
     over_micro_batches    the step's, divided once more by the number of micro-batches
 """
 
-from vectors.generate.arithmetic import each, flat
+from .arithmetic import each, flat
 
 
 def mask_of(inputs, table):

@@ -2,7 +2,7 @@
 
 import math
 
-from vectors.generate.arithmetic import clip
+from .arithmetic import clip
 
 
 def clip_bounds_of(old_logprob, options):
@@ -57,6 +57,22 @@ def slope_without_minimum(log_ratio, advantage, old_logprob, options):
     return -ratio * advantage if low <= ratio <= high else 0.0
 
 
+def loss_with_maximum(log_ratio, advantage, old_logprob, options):
+    """A mistake: the maximum of the two terms, as if a loss were clipped and not an objective."""
+    low, high, _ = clip_bounds_of(old_logprob, options)
+    ratio = math.exp(log_ratio)
+    return -max(ratio * advantage, clip(ratio, low, high) * advantage)
+
+
+def slope_with_maximum(log_ratio, advantage, old_logprob, options):
+    """0 where the clipped term is the larger one: below for A > 0, above for A < 0."""
+    low, high, _ = clip_bounds_of(old_logprob, options)
+    ratio = math.exp(log_ratio)
+    if (advantage > 0 and ratio < low) or (advantage < 0 and ratio > high):
+        return 0.0
+    return -ratio * advantage
+
+
 def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
     """A mistake: with A > 0 the maximum with cap * A is always cap * A, a constant."""
     if advantage > 0:
@@ -92,6 +108,7 @@ SURROGATES = {  # by `objective`; a variant adds its two functions here
     "clip": (clipped_loss, clipped_slope),
     "penalty": (penalized_loss, penalized_slope),
     "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
+    "maximum": (loss_with_maximum, slope_with_maximum),
     "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
     "turned": (turned_loss, turned_slope),
     "clip_keeps_slope": (clipped_loss, slope_without_clip),

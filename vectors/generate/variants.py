@@ -2,14 +2,14 @@
 
 import math
 
-from vectors.generate import eight_rows, steps
-from vectors.generate.advantages import ANY_EPSILON, centre, deviation, given, nearly_equal
-from vectors.generate.arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
-from vectors.generate.cases import CONVENTION, Case, Other, Subject
-from vectors.generate.critic import gae
-from vectors.generate.methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
-from vectors.generate.policy import step_case
-from vectors.generate.surrogates import SURROGATES
+from . import eight_rows, steps
+from .advantages import ANY_EPSILON, centre, deviation, given, nearly_equal
+from .arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
+from .cases import CONVENTION, Case, Other, Subject
+from .critic import gae
+from .methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
+from .policy import step_case
+from .surrogates import SURROGATES
 
 # --- gates: the loss of a token, and its slope by the log of its ratio ---
 
@@ -320,6 +320,7 @@ CASES = [
         others=[
             Other("the weight is cut to the cap", options={"beyond_cap": "truncate"}),
             Other("the weight has no cap", options={"sampler_cap": 1e9}),
+            TOKEN_MEAN,
         ],
     ),
     step_case(
@@ -329,7 +330,7 @@ CASES = [
         rests_on=CONVENTION,
         source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
         catches="A mask that has one bound only.",
-        others=[Other("there is no lower bound", options={"sampler_floor": 0.0})],
+        others=[Other("there is no lower bound", options={"sampler_floor": 0.0}), TOKEN_MEAN],
     ),
     Case(
         id="variants/maxrl",

@@ -111,6 +111,11 @@ def pieces_of(inputs, rows):
     return inputs.get("pieces") or [[list(range(rows))]]
 
 
+def has_moved(inputs):
+    """Whether the policy is another than the old one, after an earlier update of the same rollout."""
+    return inputs["logprobs"] != inputs["old_logprobs"]
+
+
 class Processes:
     """Several processes, run one after the other. `pieces` has their micro-batches.
 

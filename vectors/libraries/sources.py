@@ -76,14 +76,16 @@ class Source:
         """The code of a function from the statement that begins with `first` to that with `last`.
 
         It is returned as a function of the names that it reads, which returns those that it leaves.
+        With None for the function it is that of the program at the end of the file.
         """
-        nodes = [node for node in ast.walk(self.function(function)) if isinstance(node, ast.stmt)]
+        body = self.function(function) if function else self.tree
+        nodes = [node for node in ast.walk(body) if isinstance(node, ast.stmt)]
         nodes.sort(key=lambda node: node.lineno)
         begin = self.statement(nodes, first)
         later = [node for node in nodes if node.lineno >= begin.lineno]
         end = self.statement(later, last) if last else begin
         text = textwrap.dedent(self.lines(begin.lineno, end.end_lineno))
-        return functools.partial(run, self.compiled(text, function))
+        return functools.partial(run, self.compiled(text, function or "program"))
 
     def statement(self, nodes, start):
         for node in nodes:

@@ -1,6 +1,10 @@
-"""What OpenRLHF computes: its losses, and the statements of its trainers around them."""
+"""What OpenRLHF computes: its losses, and the statements of its trainers around them.
 
-import math
+The options come from its own command lines: what a case does not need is at its default.
+"""
+
+import argparse
+import datetime
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +31,7 @@ from tensors import (
 
 HELPERS = ["KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"]
 MEANS = {"tokens": "token-mean", "rows": "seq-mean-token-mean"}
+NO_KL = ["--algo.kl.init_coef", 0]  # by default rewards have a KL of 0.01
 ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
     ("group_mean", "group"): "group_norm",
     ("group_mean", "none"): "dr_grpo",
@@ -35,10 +40,32 @@ ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
 }
 
 
+class CommandLine:
+    """The options of one of its programs."""
+
+    def __init__(self, path, hierarchize):
+        self.hierarchize = hierarchize
+        program = Source(path)
+        self.make_parser = program.statements(None, "parser = argparse", 'parser.add_argument("--use_ms"')
+
+    def parse(self, words):
+        names = self.make_parser(argparse=argparse, datetime=datetime.datetime)
+        return self.hierarchize(names.parser.parse_args(words))
+
+
 class Adapter:
     def __init__(self, packages):
+        self.row = None  # words of settings.toml, for those that a case needs
         self.name = f"OpenRLHF {version_in(packages, 'openrlhf')}"
         folder = packages / "openrlhf"
+        config = Source(folder / "utils" / "config.py")
+        hierarchize = config.definitions("hierarchize", SimpleNamespace=SimpleNamespace).hierarchize
+        program = Source(folder / "cli" / "train_ppo_ray.py")
+        self.check_ppo = program.statements(
+            None, "if args.actor.eps_clip_low_high is None", "if args.algo.advantage.estimator in ["
+        )
+        self.ppo_line = CommandLine(program.path, hierarchize)
+        self.dpo_line = CommandLine(folder / "cli" / "train_dpo.py", hierarchize)
         self.helpers = Source(folder / "models" / "utils.py").definitions(*HELPERS)
         losses = Source(folder / "models" / "loss.py")
         self.losses = losses.whole(["openrlhf"], masked_mean=self.helpers.masked_mean)
@@ -65,6 +92,24 @@ class Adapter:
         self.sum_logprobs = dpo.method("_get_batch_logps")
         self.pair_forward = dpo.method("concatenated_forward")
 
+    # --- settings ---
+
+    def parsed(self, settings):
+        """The words of a command line, from settings such as "--actor.dual_clip 3"."""
+        words = []
+        for setting in settings:
+            words += setting.split()
+        return words
+
+    def ppo_args(self, needed):
+        """The arguments of PPO with the words of a row, or else those that are needed."""
+        words = map(str, needed if self.row is None else self.row)
+        args = self.ppo_line.parse([*words, "--train.agent_func_path", "an agent, not a reward model"])
+        return self.check_ppo(args=args).args
+
+    def dpo_args(self, needed):
+        return self.dpo_line.parse(list(map(str, needed if self.row is None else self.row)))
+
     # --- advantages ---
 
     def group_advantages(self, inputs, options):
@@ -78,9 +123,14 @@ class Adapter:
         refuse_if(is_uneven, "groups have one size, n_samples_per_prompt")
         is_missing = None in flat(groups)
         refuse_if(is_missing, "a row must have a reward: NaN would reach its whole group")
-        args = advantage_args(ESTIMATORS[kind], samples=len(groups[0]))
+        needed = ["--algo.advantage.estimator", ESTIMATORS[kind]]
+        needed += ["--rollout.n_samples_per_prompt", len(groups[0])]
+        args = self.ppo_args([*needed, *NO_KL])
+        refuse_kl_in_reward(args)
+        estimator = args.algo.advantage.estimator
+        refuse_if(estimator == "gae", "the advantages are those of a critic")
         advantages = self.baseline(args=args, rewards=torch.tensor(groups)).rewards  # float32
-        if args.algo.advantage.estimator == "reinforce_baseline":
+        if estimator == "reinforce_baseline":
             # One token a row. With more, the deviation is that of the tokens: long rows count more.
             column = advantages.view(-1, 1)
             advantages = self.whitened(column, torch.ones_like(column), args)
@@ -94,7 +144,7 @@ class Adapter:
     def whiten(self, inputs, options):
         refuse_if(options["std_ddof"] != 0, "the variance has ddof 0")
         mask = padded(inputs["mask"])
-        advantages = self.whitened(padded(inputs["advantages"]), mask, advantage_args("gae"))
+        advantages = self.whitened(padded(inputs["advantages"]), mask, self.ppo_args([]))
         return {"advantages": (advantages * mask).tolist()}
 
     # --- one optimizer step ---
@@ -131,7 +181,10 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         refuse(inputs, options)
-        trainer = SimpleNamespace(args=actor_args(options))
+        args = self.ppo_args(words_for(options))
+        if "kl" not in options:
+            refuse_kl_in_reward(args)
+        trainer = SimpleNamespace(args=args)
         self.make_loss(self=trainer, PolicyLoss=self.losses.PolicyLoss)
 
         def losses_of(parts, processes):
@@ -192,6 +245,9 @@ class Adapter:
         return {"rewards": rows_like(rewards, table)}
 
     def gae(self, inputs, options):
+        args = self.ppo_args(NO_KL)
+        refuse_kl_in_reward(args)
+        refuse_if(args.algo.advantage.estimator != "gae", "the estimator is another")
         mask = padded(inputs["mask"])
         advantages, returns = self.gae_method(
             None,
@@ -238,13 +294,14 @@ class Adapter:
         chosen, rejected, nll = self.pair_logprobs(logprobs, tables)
         ref = padded(inputs["ref_chosen_logprobs"] + inputs["ref_rejected_logprobs"])
         ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, tables)
-        function = self.losses.DPOLoss(
-            beta=options["beta"],
-            label_smoothing=options["label_smoothing"],
-            ipo=options["loss"] == "ipo",
-        )
+        needed = ["--model.beta", options["beta"], "--model.label_smoothing", options["label_smoothing"]]
+        needed += ["--model.nll_loss_coef", options["nll_coef"]]
+        if options["loss"] == "ipo":
+            needed.append("--model.ipo_enable")
+        args = self.dpo_args(needed).model
+        function = self.losses.DPOLoss(args.beta, args.label_smoothing, args.ipo_enable)
         loss, _, _ = function(chosen, rejected, ref_chosen, ref_rejected)
-        return preference_answer(loss + nll * options["nll_coef"], logprobs, inputs)
+        return preference_answer(loss + nll * args.nll_loss_coef, logprobs, inputs)
 
     def pair_logprobs(self, logprobs, rows):
         """Sums of chosen and rejected ones, and the loss of chosen ones, of log-probs (2 B, T)."""
@@ -268,44 +325,35 @@ class Adapter:
         return score_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
 
 
-def advantage_args(estimator, samples=1):
-    advantage = SimpleNamespace(estimator=estimator, no_std_norm=False)
-    return SimpleNamespace(
-        algo=SimpleNamespace(advantage=advantage),
-        rollout=SimpleNamespace(n_samples_per_prompt=samples),
-    )
+def words_for(options):
+    """The words of the command line that a case of a step needs."""
+    words = ["--actor.loss_agg_mode", MEANS[options["mean"]]]
+    words += ["--actor.eps_clip_low_high", options["clip_low"], options["clip_high"]]
+    if options["ratio"] == "sequence":
+        words += ["--actor.policy_loss_type", "gspo"]
+    if "dual_clip" in options:
+        words += ["--actor.dual_clip", options["dual_clip"]]
+    if "entropy_coef" in options:
+        words += ["--actor.entropy_coef", options["entropy_coef"]]
+    if "kl" in options:
+        weighted = options["kl"]["estimator"] == "k3_weighted"
+        words += ["--algo.kl.use_loss", "--algo.kl.init_coef", options["kl"]["coef"]]
+        words += ["--algo.kl.estimator", "k3" if weighted else options["kl"]["estimator"]]
+        words += ["--algo.kl.unbiased_gradient"] * weighted
+    else:
+        words += NO_KL
+    if "sampler_cap" in options:
+        is_masked = options.get("beyond_cap") == "mask"
+        words += ["--algo.advantage.is_correction_level", "token"]
+        words += ["--algo.advantage.is_correction_mode", "mask" if is_masked else "clip"]
+        bounds = [options.get("sampler_floor", 0.0), options["sampler_cap"]]
+        words += ["--algo.advantage.is_correction_threshold", *bounds]
+    return words
 
 
-def actor_args(options):
-    """The command line's names, such as --actor.loss_agg_mode."""
-    kl = options.get("kl") or {}
-    weighted = kl.get("estimator") == "k3_weighted"
-    corrected = "sampler_cap" in options
-    masked = options.get("beyond_cap") == "mask"
-    thresholds = options.get("sampler_floor", 0.0), options.get("sampler_cap", math.inf)
-    return SimpleNamespace(
-        actor=SimpleNamespace(
-            eps_clip_low_high=(options["clip_low"], options["clip_high"]),
-            dual_clip=options.get("dual_clip"),
-            loss_agg_mode=MEANS[options["mean"]],
-            policy_loss_type="gspo" if options["ratio"] == "sequence" else "ppo",
-            entropy_coef=options.get("entropy_coef"),
-        ),
-        algo=SimpleNamespace(
-            advantage=SimpleNamespace(
-                is_correction_level="token" if corrected else "off",
-                is_correction_mode="mask" if masked else "clip",
-                is_correction_gating="ratio",
-                is_correction_threshold=thresholds,
-            ),
-            kl=SimpleNamespace(
-                use_loss=bool(kl),
-                init_coef=kl.get("coef", 0.0),
-                estimator="k3" if weighted else kl.get("estimator"),
-                unbiased_gradient=weighted,
-            ),
-        ),
-    )
+def refuse_kl_in_reward(args):
+    in_reward = args.algo.kl.init_coef > 0 and not args.algo.kl.use_loss
+    refuse_if(in_reward, "a KL is in the reward")
 
 
 def refuse(inputs, options):

@@ -1,8 +1,10 @@
 """What TRL computes: the loss methods of its trainers, and the statements of its rollout.
 
-Where a method reads options and counters of its trainer, an object with just these stands in.
+Where a method reads options and counters of its trainer, an object with just these stands in. The
+options come from TRL's own configuration: what a case does not need is at its default.
 """
 
+import ast
 import importlib.metadata
 import math
 import os
@@ -20,6 +22,7 @@ from tensors import (
     expected_kl_answer,
     flat,
     grouped,
+    has_moved,
     kl_answer,
     padded,
     pieces_of,
@@ -31,6 +34,7 @@ from tensors import (
 )
 
 LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
+OBJECTIVES = {"soft_gate": "sapo", "weighted_logprob": "cispo"}  # whose loss_type needs no mean
 SCALES = {"group": "group", "none": "none", "batch_of_rewards": "batch"}
 K3_ALONE = "the KL in the loss is k3"
 
@@ -38,10 +42,12 @@ K3_ALONE = "the KL in the loss is k3"
 class Adapter:
     def __init__(self, packages):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-        from trl.experimental.gmpo import GMPOTrainer
+        from trl import DPOConfig, GRPOConfig
+        from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
         from trl.rewards import get_soft_overlong_punishment
         from trl.trainer import dpo_trainer, grpo_trainer, reward_trainer, rloo_trainer
 
+        self.row = None  # settings of settings.toml, for those that a case needs
         self.name = f"TRL {importlib.metadata.version('trl')}"
         self.soft_punishment = get_soft_overlong_punishment
         self.nanstd = grpo_trainer.nanstd
@@ -49,6 +55,7 @@ class Adapter:
         self.GMPO = GMPOTrainer
         self.DPO = dpo_trainer.DPOTrainer
         self.RewardModel = reward_trainer.RewardTrainer
+        self.configs = {self.GRPO: GRPOConfig, self.GMPO: GMPOConfig, self.DPO: DPOConfig}
 
         grpo = Source(pathlib.Path(grpo_trainer.__file__))
         rollout = "_generate_and_score_completions"
@@ -75,40 +82,59 @@ class Adapter:
             "if not loss_is_scaled_for_ga",
         )
 
+    # --- settings ---
+
+    def parsed(self, settings):
+        """The arguments of a configuration, from settings such as 'loss_type="grpo"'."""
+        arguments = {}
+        for setting in settings:
+            name, _, value = setting.partition("=")
+            arguments[name] = ast.literal_eval(value)
+        return arguments
+
+    def config(self, trainer_class, needed, micro_batches=1):
+        """The configuration of a trainer with the settings of a row, or else those that are needed."""
+        settings = needed if self.row is None else self.row
+        return self.configs[trainer_class](
+            "unused",
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            gradient_accumulation_steps=micro_batches,
+            **settings,
+        )
+
     # --- advantages ---
 
     def group_advantages(self, inputs, options):
         groups = inputs["rewards"]
-        deviation = options["deviation"]
         refuse_if(len(set(map(len, groups))) > 1, "groups have one size, num_generations")
-        settings = {"multi_objective_aggregation": "sum_then_normalize", "reward_weights": [1.0]}
         if options["baseline"] == "leave_one_out":
-            return self.advantages_by(self.leave_one_out, [groups], **settings)
+            settings = {"reward_weights": [1.0], "reward_clip_range": None, "beta": 0.0}
+            return self.advantages_by(
+                self.leave_one_out, [groups], SimpleNamespace(**settings, normalize_advantages=False)
+            )
+        deviation = options["deviation"]
         refuse_if(deviation not in SCALES, f"no scale_rewards is {deviation}")
-        settings["scale_rewards"] = SCALES[deviation]
-        return self.advantages_by(self.advantages, [groups], **settings)
+        config = self.config(self.GRPO, {"scale_rewards": SCALES[deviation]})
+        return self.advantages_by(self.advantages, [groups], config)
 
     def decoupled_advantages(self, inputs, options):
-        return self.advantages_by(
-            self.advantages,
-            inputs["parts"],
-            multi_objective_aggregation="normalize_then_sum",
-            reward_weights=options["weights"],
-        )
+        needed = {
+            "multi_objective_aggregation": "normalize_then_sum",
+            "reward_weights": options["weights"],
+        }
+        return self.advantages_by(self.advantages, inputs["parts"], self.config(self.GRPO, needed))
 
-    def advantages_by(self, statements, parts, reward_weights, **settings):
+    def advantages_by(self, statements, parts, config):
         """`rewards_per_func` is float32, with NaN where a reward function returned None."""
         columns = []
         for groups in parts:
             columns.append([math.nan if reward is None else reward for reward in flat(groups)])
-        trainer = SimpleNamespace(
-            reward_funcs=parts,
-            reward_weights=torch.tensor(reward_weights),
-            reward_clip_range=None,
-            beta=0.0,
-            normalize_advantages=False,
-            **settings,
-        )
+        weights = config.reward_weights or [1.0] * len(parts)
+        trainer = SimpleNamespace(reward_funcs=parts)
+        vars(trainer).update(vars(config))
+        trainer.reward_weights = torch.tensor(weights)
         names = statements(
             self=trainer,
             rewards_per_func=torch.tensor(columns).T,
@@ -164,25 +190,36 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         refuse(options)
-        return self.step_by(self.GRPO, without_advantage(inputs), options)
+        return self.step_by(self.GRPO, without_advantage(inputs), needed_for(options))
+
+    def weighted_logprob_step(self, inputs, options):
+        has_floor = options["clip_low"] < 1
+        refuse_if(has_floor, "the weight has an upper bound alone")
+        refuse_if(options["mean"] != "tokens", "cispo has a mean over tokens")
+        options = options | {"objective": "weighted_logprob", "ratio": "token"}
+        needed = needed_for(options) | {"epsilon_high": 1 + options["clip_high"]}
+        return self.step_by(self.GRPO, inputs, needed)
 
     def geometric_mean_step(self, inputs, options):
-        settings = options | {"ratio": "token", "mean": "rows", "objective": "clip"}
-        return self.step_by(self.GMPO, inputs, settings)
+        options = options | {"objective": "clip", "ratio": "token"}
+        return self.step_by(self.GMPO, inputs, needed_for(options))
 
-    def step_by(self, trainer_class, inputs, options):
+    def step_by(self, trainer_class, inputs, needed):
         sizes = set(map(len, flat(pieces_of(inputs, 1))))
         refuse_if(len(sizes) > 1, "micro-batches have one size, per_device_train_batch_size")
 
         def losses_of(parts, processes):
+            config = self.config(trainer_class, needed, micro_batches=len(parts))
+            one_update = config.num_iterations * config.steps_per_generation <= len(parts)
+            refuse_if(has_moved(inputs) and one_update, "one update of a rollout: ratios are 1")
             items = self.items(torch.cat([part.mask for part in parts]), processes)
-            trainer = loss_trainer(options, processes.count, len(parts))
+            trainer = loss_trainer(config, processes.count)
             for part in parts:
                 given = {"num_items_in_batch": items}
                 if trainer_class is self.GMPO:
                     given["advantages"] = part.advantages[:, 0]
-                if "sampler_cap" in options:
-                    given["importance_sampling_ratio"] = self.sampler_weights(part, options)
+                if config.use_vllm and config.vllm_importance_sampling_correction:
+                    given["importance_sampling_ratio"] = self.sampler_weights(part, config)
                 loss = micro_batch_loss(trainer_class, trainer, part, given)
                 yield self.accumulated(loss, trainer_class, len(parts))
 
@@ -196,15 +233,9 @@ class Adapter:
         )
         return self.accumulate(self=trainer, loss=loss).loss
 
-    def sampler_weights(self, part, options):
-        masked = options.get("beyond_cap") == "mask"
-        trainer = SimpleNamespace(
-            vllm_importance_sampling_mode="token_mask" if masked else "token_truncate",
-            vllm_importance_sampling_clip_min=options.get("sampler_floor"),
-            vllm_importance_sampling_clip_max=options["sampler_cap"],
-        )
+    def sampler_weights(self, part, config):
         names = self.sampler_ratio(
-            self=trainer,
+            self=config,
             math=math,
             completion_mask=part.mask.long(),
             tool_mask=None,
@@ -218,10 +249,9 @@ class Adapter:
     def kl(self, logprobs, old, ref, estimator):
         """The KL of each token (R, T): the loss of that token alone, with advantage 0."""
         refuse_if(estimator not in ("k3", "k3_weighted"), K3_ALONE)
-        kl = {"coef": 1.0, "estimator": estimator}
-        options = {"objective": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
-        options |= {"mean": "constant", "constant": 1, "kl": kl}
-        trainer = loss_trainer(options, 1, 1)
+        needed = {"loss_type": "dr_grpo", "max_completion_length": 1, "beta": 1.0}
+        needed["use_bias_correction_kl"] = estimator == "k3_weighted"
+        trainer = loss_trainer(self.config(self.GRPO, needed), processes=1)
         advantages = torch.zeros_like(logprobs)
         table = Rows(logprobs=logprobs, old=old, ref=ref, advantages=advantages, entropies=None)
         values = []
@@ -253,12 +283,36 @@ class Adapter:
         logprobs = padded(tables).requires_grad_()
         # A prompt of one token stands before each completion.
         mask = padded([[0, *[1] * len(row)] for row in tables]).long()
+        trainer = self.pair_trainer(options)
 
         def loss_of(pairs, rows):
-            return self.pair_loss(logprobs[rows], mask[rows], pairs, inputs, options)
+            return self.pair_loss(trainer, logprobs[rows], mask[rows], pairs, inputs)
 
         loss = self.accumulated_pairs(inputs, len(tables) // 2, self.DPO, loss_of)
         return preference_answer(loss, logprobs, inputs)
+
+    def pair_trainer(self, options):
+        losses = {options["loss"]: 1.0}
+        if options["nll_coef"]:
+            losses["sft"] = options["nll_coef"]
+        needed = {
+            "loss_type": list(losses),
+            "loss_weights": list(losses.values()),
+            "beta": options["beta"],
+            "label_smoothing": options["label_smoothing"],
+        }
+        config = self.config(self.DPO, needed)
+        return SimpleNamespace(
+            loss_types=config.loss_type,
+            loss_weights=config.loss_weights or [1.0] * len(config.loss_type),
+            beta=config.beta,
+            label_smoothing=config.label_smoothing,
+            f_divergence_type=config.f_divergence_type,
+            ld_alpha=config.ld_alpha,
+            use_weighting=config.use_weighting,
+            precompute_ref_logps=True,
+            **trainer_basics(1),
+        )
 
     def accumulated_pairs(self, inputs, count, trainer_class, loss_of):
         """The loss of a step; `loss_of(pairs, rows)` of a micro-batch, `rows` with the chosen first."""
@@ -269,7 +323,7 @@ class Adapter:
             total = total + self.accumulated(loss, trainer_class, len(pieces))
         return total
 
-    def pair_loss(self, logprobs, mask, pairs, inputs, options):
+    def pair_loss(self, trainer, logprobs, mask, pairs, inputs):
         zeros = torch.zeros_like(logprobs)
         outputs = SimpleNamespace(
             log_probs=logprobs,
@@ -285,26 +339,12 @@ class Adapter:
             "ref_chosen_logps": padded(inputs["ref_chosen_logprobs"]).sum(dim=1)[pairs],
             "ref_rejected_logps": padded(inputs["ref_rejected_logprobs"]).sum(dim=1)[pairs],
         }
-        losses = {options["loss"]: 1.0}
-        if options["nll_coef"]:
-            losses["sft"] = options["nll_coef"]
-        trainer = SimpleNamespace(
-            loss_types=list(losses),
-            loss_weights=list(losses.values()),
-            beta=options["beta"],
-            label_smoothing=options["label_smoothing"],
-            f_divergence_type="reverse_kl",
-            precompute_ref_logps=True,
-            ld_alpha=None,
-            use_weighting=False,
-            **trainer_basics(1),
-        )
         return self.DPO._compute_loss(trainer, lambda **given: outputs, batch, False)
 
     def reward_model_loss(self, inputs, options):
         scores = score_pairs(inputs)
         trainer = SimpleNamespace(**trainer_basics(1))
-        trainer.args.center_rewards_coefficient = options["center_coef"] or None
+        trainer.args = SimpleNamespace(center_rewards_coefficient=options["center_coef"] or None)
 
         def loss_of(pairs, rows):
             outputs = SimpleNamespace(logits=scores[rows][:, None])
@@ -313,6 +353,40 @@ class Adapter:
 
         loss = self.accumulated_pairs(inputs, len(scores) // 2, self.RewardModel, loss_of)
         return score_answer(loss, scores)
+
+
+def needed_for(options):
+    """The settings of GRPOConfig that a case of a step needs.
+
+    More than one update of a rollout: with the default of one no log-prob has moved from its old
+    value.
+    """
+    objective = options["objective"]
+    needed = {
+        "num_iterations": 2,
+        "loss_type": OBJECTIVES.get(objective, LOSS_TYPES.get(options["mean"])),
+        "importance_sampling_level": options["ratio"],
+        "delta": options.get("dual_clip"),
+        "entropy_coef": options.get("entropy_coef", 0.0),
+    }
+    if "clip_low" in options:
+        needed["epsilon"] = options["clip_low"]
+        needed["epsilon_high"] = options["clip_high"]
+    if "constant" in options:
+        needed["max_completion_length"] = options["constant"]
+    if objective == "soft_gate":
+        needed["sapo_temperature_pos"] = options["tau_positive"]
+        needed["sapo_temperature_neg"] = options["tau_negative"]
+    if "kl" in options:
+        needed["beta"] = options["kl"]["coef"]
+        needed["use_bias_correction_kl"] = options["kl"]["estimator"] == "k3_weighted"
+    if "sampler_cap" in options:
+        is_masked = options.get("beyond_cap") == "mask"
+        needed["use_vllm"] = True
+        needed["vllm_importance_sampling_mode"] = "token_mask" if is_masked else "token_truncate"
+        needed["vllm_importance_sampling_clip_min"] = options.get("sampler_floor")
+        needed["vllm_importance_sampling_clip_max"] = options["sampler_cap"]
+    return needed
 
 
 def without_advantage(inputs):
@@ -358,7 +432,6 @@ def trainer_basics(processes):
     return {
         "accelerator": accelerator,
         "model": SimpleNamespace(training=True),
-        "args": SimpleNamespace(),
         "aux_loss_enabled": False,
         "_metrics": {"train": defaultdict(list)},
         "_total_train_tokens": 0,
@@ -366,34 +439,27 @@ def trainer_basics(processes):
     }
 
 
-def loss_trainer(options, processes, micro_batches):
-    """A GRPOTrainer with the options of a case; what has no option is at its default."""
-    kl = options.get("kl") or {}
-    trainer = SimpleNamespace(
-        loss_type="sapo" if options["objective"] == "soft_gate" else LOSS_TYPES[options["mean"]],
-        importance_sampling_level=options["ratio"],
-        epsilon_low=options.get("clip_low"),
-        epsilon_high=options.get("clip_high"),
-        beta=kl.get("coef", 0.0),
-        max_completion_length=options.get("constant"),
-        current_gradient_accumulation_steps=micro_batches,
-        use_vllm="sampler_cap" in options,
-        vllm_importance_sampling_correction=True,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        entropy_coef=options.get("entropy_coef", 0.0),
-        use_adaptive_entropy=False,
-        _entropy_bonus_enabled="entropy_coef" in options,
+def loss_trainer(config, processes):
+    """A GRPOTrainer as its `__init__` reads the configuration, as far as the loss needs it."""
+    bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    return SimpleNamespace(
+        args=config,
+        loss_type=config.loss_type,
+        importance_sampling_level=config.importance_sampling_level,
+        epsilon_low=config.epsilon,
+        epsilon_high=bound,
+        beta=config.beta,
+        max_completion_length=config.max_completion_length,
+        current_gradient_accumulation_steps=config.gradient_accumulation_steps,
+        use_vllm=config.use_vllm,
+        vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+        top_entropy_quantile=config.top_entropy_quantile,
+        off_policy_mask_threshold=config.off_policy_mask_threshold,
+        entropy_coef=config.entropy_coef,
+        use_adaptive_entropy=config.use_adaptive_entropy,
+        _entropy_bonus_enabled=config.entropy_coef != 0 or config.use_adaptive_entropy,
         **trainer_basics(processes),
     )
-    trainer.args = SimpleNamespace(
-        use_bias_correction_kl=kl.get("estimator") == "k3_weighted",
-        delta=options.get("dual_clip"),
-        sapo_temperature_pos=options.get("tau_positive"),
-        sapo_temperature_neg=options.get("tau_negative"),
-        steps_per_generation=micro_batches,
-    )
-    return trainer
 
 
 def refuse(options):

@@ -2,10 +2,11 @@
 
     pip install trl==1.16.0 polgrad==0.2.1
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
-    python benchmarks/conventions/report.py runs/packages --write docs/conventions.md
+    python vectors/libraries/report.py runs/packages --write docs/conventions.md
 
 verl and OpenRLHF are not imported, so that none of their other requirements is needed.
-The exit code is 1 where a difference has no reason in reasons.toml, or a reason no difference.
+The exit code is 1 where a difference has no reason in reasons.toml, or a reason no difference, and
+where the settings of settings.toml compute something else, or one of them is not needed.
 """
 
 import argparse
@@ -21,11 +22,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+import settings  # noqa: E402
 from tensors import NotOfferedError  # noqa: E402
 from vectors import check  # noqa: E402
 
 LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
-BEGIN = "<!-- from report.py -->"
+BEGIN = "<!-- {} from report.py -->"  # the answers, the settings
 END = "<!-- to here -->"
 SAME = "same"
 SAME32 = "same32"  # the same in float32
@@ -66,6 +68,12 @@ def verdict_of(case, answer):
 def verdicts_of(adapter, cases):
     torch.set_num_threads(1)
     return {name: verdict_of(case, answer(adapter, case)) for name, case in cases.items()}
+
+
+def is_right(adapter, case):
+    """Whether an adapter computes what a case says, as far as it answers."""
+    verdict, _ = verdict_of(case, answer(adapter, case))
+    return verdict in (SAME, SAME32, PART)
 
 
 # --- reasons ---
@@ -151,11 +159,15 @@ def markdown(names, verdicts, cases):
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def write(page, text):
-    """Put the text between the marks on a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8", newline="\n")
+def write(page, texts):
+    """Put each text {name: text} between the marks of its name on a page."""
+    content = page.read_text(encoding="utf-8")
+    for name, text in texts.items():
+        begin = BEGIN.format(name)
+        before, _, rest = content.partition(begin)
+        _, _, after = rest.partition(END)
+        content = f"{before}{begin}\n\n{text}\n{END}{after}"
+    page.write_text(content, encoding="utf-8", newline="\n")
 
 
 def main():
@@ -171,14 +183,21 @@ def main():
         adapter = adapter_of(library, options.packages)
         names[library] = adapter.name
         verdicts[library] = verdicts_of(adapter, cases)
-        problems += [f"{library} {case}" for case in unexplained(library, verdicts[library])]
-    text = markdown(names, verdicts, cases)
+        for case in unexplained(library, verdicts[library]):
+            problems.append(f"{library}: {case} has no reason, or no longer differs")
+        if library in settings.LIBRARIES:
+            for problem in settings.problems(library, adapter, cases, is_right):
+                problems.append(f"{library}: {problem}")
+    texts = {
+        "the answers": markdown(names, verdicts, cases),
+        "the settings": "\n".join(settings.table()) + "\n",
+    }
     if options.write:
-        write(options.write, text)
+        write(options.write, texts)
     else:
-        print(text)
+        print("\n".join(texts.values()))
     for problem in problems:
-        print(f"without a reason, or no longer a difference: {problem}", file=sys.stderr)
+        print(problem, file=sys.stderr)
     raise SystemExit(int(bool(problems)))
 
 

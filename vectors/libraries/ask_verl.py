@@ -1,10 +1,15 @@
-"""What verl computes: core_algos.py, its loss functions, and the statements that count for them."""
+"""What verl computes: core_algos.py, its loss functions, and the statements that count for them.
 
-import functools
+The options come from verl's own YAML files: what a case does not need is at its default.
+"""
+
+import ast
+import copy
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+import yaml
 
 from sources import Source, version_in
 from tensors import (
@@ -26,7 +31,18 @@ from tensors import (
 
 NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off,
 NO_VALUE_CLIP = 1e9  # nor can `cliprange_value`.
-MODES = {"soft_gate": "sapo", "divergence": "dppo_tv", "geometric_mean": "geo_mean"}
+MODES = {  # of `loss_mode`, by objective
+    "soft_gate": "sapo",
+    "divergence": "dppo_tv",
+    "geometric_mean": "geo_mean",
+    "weighted_logprob": "cispo",
+}
+ESTIMATORS = {  # of `adv_estimator`, by baseline and deviation
+    ("leave_one_out", "none"): "rloo",
+    ("group_mean", "batch_of_centred"): "reinforce_plus_plus_baseline",
+    ("group_mean", "group"): "grpo",
+    ("group_mean", "none"): "grpo",
+}
 MEANS = {
     "tokens": "token-mean",
     "rows": "seq-mean-token-mean",
@@ -100,10 +116,27 @@ def load_losses(folder, core, helpers):
     )
 
 
+def load_defaults(folder):
+    """The sections `actor`, `algorithm` and `rollout` of the configuration of a run."""
+
+    def read(name):
+        return yaml.safe_load((folder / "trainer" / "config" / name).read_text(encoding="utf-8"))
+
+    algorithm = read("ppo_trainer.yaml")["algorithm"]
+    algorithm["rollout_correction"] = read("algorithm/rollout_correction.yaml")
+    return {
+        "actor": read("actor/actor.yaml"),
+        "algorithm": algorithm,
+        "rollout": read("rollout/rollout.yaml"),
+    }
+
+
 class Adapter:
     def __init__(self, packages):
+        self.row = None  # settings of settings.toml, for those that a case needs
         self.name = f"verl {version_in(packages, 'verl')}"
         folder = packages / "verl"
+        self.defaults = load_defaults(folder)
         self.helpers = Source(folder / "utils" / "torch_functional.py").definitions(*HELPERS)
         self.core = load_core(folder, self.helpers)
         self.losses = load_losses(folder, self.core, self.helpers)
@@ -127,29 +160,59 @@ class Adapter:
             "run_single", "overlong_buffer_len =", "overlong_reward ="
         )
 
+    # --- settings ---
+
+    def parsed(self, settings):
+        """{name: value} of settings such as actor.clip_ratio_c=1e9; a new name begins with +."""
+        values = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            try:
+                values[name] = ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                values[name] = text
+        return values
+
+    def config(self, needed):
+        """The configuration with the settings of a row, or else those that are needed."""
+        settings = needed if self.row is None else self.row
+        config = copy.deepcopy(self.defaults)
+        for name, value in settings.items():
+            *sections, key = name.removeprefix("+").split(".")
+            section = config
+            for part in sections:
+                section = section[part]
+            if name.startswith("+") == (key in section):
+                raise LookupError(f"{name}: a name that is there has no +, and a new one has it")
+            section[key] = value
+        return config
+
     # --- advantages ---
 
     def group_advantages(self, inputs, options):
         groups = inputs["rewards"]
         rewards = flat(groups)
         refuse_if(None in rewards, "a row must have a reward: NaN would reach its whole group")
+        kind = (options["baseline"], options["deviation"])
+        refuse_if(kind not in ESTIMATORS, f"no estimator has baseline {kind[0]} and deviation {kind[1]}")
+        needed = {
+            "algorithm.adv_estimator": ESTIMATORS[kind],
+            "algorithm.norm_adv_by_std_in_grpo": kind[1] == "group",
+            "rollout.n": max(map(len, groups)),
+        }
+        config = self.config(needed)
+        algorithm = config["algorithm"]
+        refuse_small_groups(config, groups)
+        refuse_if(algorithm["adv_estimator"] == "gae", "the advantages are those of a critic")
         # Reward managers give float32, here to the only token of each row.
         rewards = torch.tensor(rewards)[:, None]
         index = np.array(group_numbers(groups))
-        advantages, _ = self.estimator(options)(rewards, torch.ones_like(rewards), index)
+        estimator = self.core.get_adv_estimator_fn(algorithm["adv_estimator"])
+        given = {}
+        if algorithm["adv_estimator"] == "grpo":
+            given["norm_adv_by_std_in_grpo"] = algorithm["norm_adv_by_std_in_grpo"]
+        advantages, _ = estimator(rewards, torch.ones_like(rewards), index, **given)
         return {"advantages": grouped(advantages[:, 0].tolist(), groups)}
-
-    def estimator(self, options):
-        baseline = options["baseline"]
-        deviation = options["deviation"]
-        kind = (baseline, deviation)
-        if kind == ("leave_one_out", "none"):
-            return self.core.compute_rloo_outcome_advantage
-        if kind == ("group_mean", "batch_of_centred"):
-            return self.core.compute_reinforce_plus_plus_baseline_outcome_advantage
-        is_grpo = kind in (("group_mean", "group"), ("group_mean", "none"))
-        refuse_if(not is_grpo, f"no estimator has baseline {baseline} and deviation {deviation}")
-        return functools.partial(self.core.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=deviation == "group")
 
     def decoupled_advantages(self, inputs, options):
         groups = inputs["parts"][0]
@@ -158,17 +221,23 @@ class Adapter:
             columns[f"part {number}"] = flat(part)
         refuse_if(None in flat(columns.values()), "a row must have each part of the reward")
         rows = len(flat(groups))
-        config = Configuration(
-            gdpo_reward_keys=list(columns),
-            gdpo_reward_weights=options["weights"],
-        )
+        needed = {
+            "algorithm.adv_estimator": "gdpo",
+            "rollout.n": len(groups[0]),
+            "+algorithm.gdpo_reward_keys": list(columns),
+            "+algorithm.gdpo_reward_weights": options["weights"],
+        }
+        config = self.config(needed)
+        refuse_small_groups(config, groups)
+        is_gdpo = config["algorithm"]["adv_estimator"] == "gdpo"
+        refuse_if(not is_gdpo, "another estimator takes the sum of the parts")
         # A prompt of one token, and a completion of one.
         batch = {"prompts": torch.ones(rows, 1), "attention_mask": torch.ones(rows, 2).long()}
         advantages, _ = self.core.compute_gdpo_outcome_advantage(
             torch.zeros(rows, 1),
             torch.ones(rows, 1),
             np.array(group_numbers(groups)),
-            config=config,
+            config=Configuration(**config["algorithm"]),
             non_tensor_batch=columns,
             batch=batch,
         )
@@ -217,7 +286,9 @@ class Adapter:
 
     def policy_step(self, inputs, options):
         refuse(inputs, options)
-        config = actor_config(options)
+        config = self.config(needed_for(options))
+        actor = Configuration(**config["actor"], global_batch_info={})
+        correction = config["algorithm"]["rollout_correction"]
 
         def losses_of(parts, processes):
             totals = self.totals(self.count_actor_rows, parts, processes)
@@ -230,10 +301,10 @@ class Adapter:
                 )
                 if part.ref is not None:
                     batch["ref_log_prob"] = part.ref
-                if "sampler_cap" in options:
-                    batch["rollout_is_weights"] = self.sampler_weights(part, options)
+                if correction["rollout_is"]:
+                    batch["rollout_is_weights"] = self.sampler_weights(part, correction)
                 output = {"log_probs": part.logprobs, "entropy": part.entropies}
-                loss, _ = self.losses.ppo_loss(config, output, batch)
+                loss, _ = self.losses.ppo_loss(actor, output, batch)
                 yield loss
 
         answer = policy_answer(inputs, losses_of)
@@ -241,20 +312,19 @@ class Adapter:
             del answer["loss"]  # It is that of r, as a constant, times the log-prob.
         return answer
 
+    def weighted_logprob_step(self, inputs, options):
+        return self.policy_step(inputs, options | {"objective": "weighted_logprob", "ratio": "token"})
+
     def geometric_mean_step(self, inputs, options):
         options = options | {"objective": "geometric_mean", "ratio": "token", "mean": "rows"}
         return self.policy_step(inputs, options)
 
-    def sampler_weights(self, part, options):
-        threshold = options["sampler_cap"]
-        if options.get("beyond_cap") == "mask":
-            # Two bounds mask. The lower one must be positive.
-            threshold = f"{options.get('sampler_floor', 1e-9)}_{threshold}"
+    def sampler_weights(self, part, correction):
         weights, _ = self.correction.compute_rollout_correction_weights(
             part.old - part.sampler,
             part.mask,
-            rollout_is="token",
-            rollout_is_threshold=threshold,
+            rollout_is=correction["rollout_is"],
+            rollout_is_threshold=correction["rollout_is_threshold"],
         )
         return weights
 
@@ -292,6 +362,8 @@ class Adapter:
         return {"rewards": rows_like(names.token_level_rewards, table)}
 
     def gae(self, inputs, options):
+        algorithm = self.config({})["algorithm"]
+        refuse_if(algorithm["adv_estimator"] != "gae", "the estimator is another")
         values = padded(inputs["values"])
         mask = padded(inputs["mask"])
         _, returns = self.core.compute_gae_advantage_return(
@@ -343,26 +415,40 @@ def trainer_config(rows):
     return Configuration(critic=sizes, actor_rollout_ref=actor_rollout_ref)
 
 
-def actor_config(options):
-    kl = options.get("kl") or {}
+def needed_for(options):
+    """The settings that a case of a step needs."""
     bound = options.get("max_divergence")
     by_ratio = "vanilla" if options["ratio"] == "token" else "gspo"
-    return Configuration(
-        clip_ratio=0.2,
-        clip_ratio_low=options.get("clip_low", bound),
-        clip_ratio_high=options.get("clip_high", bound),
-        clip_ratio_c=options.get("dual_clip", NO_DUAL_CLIP),
-        tau_pos=options.get("tau_positive"),
-        tau_neg=options.get("tau_negative"),
-        loss_agg_mode=MEANS[options["mean"]],
-        loss_scale_factor=options.get("constant"),
-        entropy_coeff=options.get("entropy_coef", 0.0),
-        use_kl_loss=bool(kl),
-        kl_loss_type=kl.get("estimator"),
-        kl_loss_coef=kl.get("coef"),
-        policy_loss={"loss_mode": MODES.get(options["objective"], by_ratio)},
-        global_batch_info={},
-    )
+    needed = {
+        "actor.policy_loss.loss_mode": MODES.get(options["objective"], by_ratio),
+        "actor.loss_agg_mode": MEANS[options["mean"]],
+        "actor.loss_scale_factor": options.get("constant"),
+        "actor.clip_ratio_c": options.get("dual_clip", NO_DUAL_CLIP),
+        "actor.clip_ratio_low": options.get("clip_low", bound),
+        "actor.clip_ratio_high": options.get("clip_high", bound),
+        "actor.entropy_coeff": options.get("entropy_coef", 0.0),
+    }
+    if options["objective"] == "soft_gate":
+        needed["actor.tau_pos"] = options["tau_positive"]
+        needed["actor.tau_neg"] = options["tau_negative"]
+    if "kl" in options:
+        needed["actor.use_kl_loss"] = True
+        needed["actor.kl_loss_type"] = options["kl"]["estimator"]
+        needed["actor.kl_loss_coef"] = options["kl"]["coef"]
+    if "sampler_cap" in options:
+        threshold = options["sampler_cap"]
+        if options.get("beyond_cap") == "mask":
+            # Two bounds mask. The lower one must be positive.
+            threshold = f"{options.get('sampler_floor', 1e-9)}_{threshold}"
+        needed["algorithm.rollout_correction.rollout_is"] = "token"
+        needed["algorithm.rollout_correction.rollout_is_threshold"] = threshold
+    return needed
+
+
+def refuse_small_groups(config, groups):
+    """A rollout samples `rollout.n` completions of a prompt: by default one."""
+    is_small = config["rollout"]["n"] < max(map(len, groups))
+    refuse_if(is_small, "rollout.n is smaller than a group")
 
 
 def refuse(inputs, options):

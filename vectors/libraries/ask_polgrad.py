@@ -68,8 +68,19 @@ class Adapter:
     # --- one optimizer step ---
 
     def policy_step(self, inputs, options):
-        config = self.loss_config(inputs, options)
+        return self.step_by(self.loss_config(inputs, options), inputs)
 
+    def weighted_logprob_step(self, inputs, options):
+        polgrad = self.polgrad
+        config = polgrad.PolicyLossConfig(
+            ratio=polgrad.RatioKind.TOKEN,
+            surrogate=polgrad.SurrogateKind.CISPO,
+            clip=polgrad.ClipConfig(eps_low=options["clip_low"], eps_high=options["clip_high"]),
+            aggregation=self.means[options["mean"]],
+        )
+        return self.step_by(config, inputs)
+
+    def step_by(self, config, inputs):
         def losses_of(parts, processes):
             for part in parts:
                 refuse_if(not part.mask.any(dim=1).all(), "an error: each row needs a token")

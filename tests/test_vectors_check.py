@@ -1,0 +1,324 @@
+"""vectors/check.py and what lies beside it: what it says of answers, what it reads, and the adapter to copy."""
+
+import copy
+import json
+import math
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from vectors import check
+
+VECTORS = pathlib.Path(__file__).resolve().parent.parent / "vectors"
+CASES = check.load_cases()
+RIGHT = {name: case["expected"] for name, case in CASES.items()}
+GRPO = RIGHT["policy/grpo"]
+
+
+def others_of(case):
+    return {other["says"]: other["expected"] for other in CASES[case].get("others", [])}
+
+
+# --- one answer ---
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_it_names_the_convention_that_an_answer_follows(precision):
+    for case in CASES.values():
+        assert check.compare(case, case["expected"], precision) == (check.SAME, "")
+        for other in case.get("others", []):
+            verdict = check.judge(case, other["expected"], precision)
+            assert verdict.kind == check.OTHER, case["id"]
+            assert verdict.text == f"it follows: {other['says']}", case["id"]
+            assert verdict.follows == [other["says"]]
+
+
+def test_it_knows_the_common_mistakes_of_gspo_and_of_the_clip():
+    of_gspo = [
+        "the log-ratios are added up, and not divided by the length",
+        "the log-ratios are divided by the padded width",
+        "the gradient is divided once more by the length",
+    ]
+    for case in ("policy/gspo", "policy/gspo-masked"):
+        assert set(of_gspo) <= others_of(case).keys()
+    maximum = "the maximum for the minimum of the two terms"
+    for case in ("policy/ppo", "policy/grpo", "policy/dr-grpo", "policy/dapo", "policy/gspo"):
+        assert maximum in others_of(case)
+
+
+def gspo(inputs, ratio_divisor, gradient_divisor):
+    """Loss and gradient of GSPO, with divisors as functions of a row's length."""
+    rows = len(inputs["logprobs"])
+    loss = 0.0
+    gradient = []
+    for row in range(rows):
+        new = inputs["logprobs"][row]
+        old = inputs["old_logprobs"][row]
+        advantage = inputs["advantages"][row]
+        length = len(new)
+        ratio = math.exp((sum(new) - sum(old)) / ratio_divisor(length))
+        clipped = min(max(ratio, 1 - 3e-4), 1 + 4e-4)
+        loss -= min(ratio * advantage, clipped * advantage) / rows
+        is_clipped = clipped * advantage < ratio * advantage
+        slope = 0.0 if is_clipped else -ratio * advantage / rows / gradient_divisor(length)
+        gradient.append([slope] * length)
+    return {"loss": loss, "gradient": gradient}
+
+
+@pytest.mark.parametrize(
+    "says, ratio_divisor, gradient_divisor",
+    [
+        (None, lambda length: length, lambda length: length),
+        ("the log-ratios are added up, and not divided by the length", lambda length: 1, lambda length: 1),
+        ("the log-ratios are divided by the padded width", lambda length: 6, lambda length: 6),
+        ("the gradient is divided once more by the length", lambda length: length, lambda length: length**2),
+    ],
+)
+def test_the_mistakes_of_gspo_are_what_a_plain_program_gets(says, ratio_divisor, gradient_divisor):
+    answer = gspo(CASES["policy/gspo"]["inputs"], ratio_divisor, gradient_divisor)
+    verdict = check.judge(CASES["policy/gspo"], answer)
+    assert verdict.kind == (check.OTHER if says else check.SAME)
+    assert verdict.follows == ([says] if says else [])
+
+
+def test_it_sees_what_is_missing_and_where_a_number_is_off():
+    case = CASES["policy/grpo"]
+    assert check.compare(case, None) == (check.MISSING, "")
+    assert check.compare(case, {}) == (check.MISSING, "without loss, gradient")
+    misspelt = {"loss": GRPO["loss"], "grad": GRPO["gradient"]}
+    assert check.compare(case, misspelt) == (check.OTHER, "no name grad: the names are loss, gradient")
+    assert check.compare(case, [0.1])[0] == check.OTHER
+    assert check.compare(case, {"not_offered": "no"}) == (check.NOT_OFFERED, "no")
+    assert check.compare(case, {"loss": GRPO["loss"]}) == (check.PART, "without gradient")
+    for wrong in (None, float("nan"), "0.1", [0.1]):
+        assert check.compare(case, GRPO | {"loss": wrong})[0] == check.OTHER
+    short = {"loss": GRPO["loss"] + 1, "gradient": GRPO["gradient"][:-1]}
+    _, text = check.compare(case, short)
+    assert text.startswith("loss differs by 1: ")  # one wrong shape hides no other name
+    assert text.endswith("gradient is a list of 7 for one of 8")
+    moved = copy.deepcopy(GRPO)
+    moved["gradient"][6][3] += 0.01
+    moved["gradient"][0][0] += 0.001
+    _, text = check.compare(case, moved)
+    assert text.startswith("loss is right; gradient differs at 2 of 24, by up to 0.01 at gradient[6][3]: ")
+
+
+def test_it_names_a_common_factor_and_a_mistake_in_one_name():
+    case = CASES["policy/grpo"]
+    half = check.scaled(GRPO["gradient"], 0.5)
+    _, text = check.compare(case, GRPO | {"gradient": half})
+    assert text == "loss is right; every number of gradient x 0.5"
+    _, text = check.compare(case, {"loss": GRPO["loss"] / 2, "gradient": half})
+    assert text == "every number of loss and gradient x 0.5"
+    of_tokens = others_of("policy/grpo")["one mean over all tokens"]
+    verdict = check.judge(case, {"loss": of_tokens["loss"], "gradient": half})
+    in_loss = "it follows: in loss alone, one mean over all tokens"
+    assert verdict.text == f"{in_loss}; every number of gradient x 0.5"
+    assert verdict.follows == ["one mean over all tokens"]
+
+
+# --- the program ---
+
+
+def run(path, *options, folder=VECTORS):
+    """The exit code and the lines of the program, which needs nothing but the standard library."""
+    command = [sys.executable, "-S", "-I", str(folder / "check.py"), str(path), *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
+    return result.returncode, (result.stdout + result.stderr).splitlines()
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """A function that writes answers, and runs the program on them."""
+
+    def ask(answers, *options):
+        path = tmp_path / "answers.json"
+        path.write_text(json.dumps(answers), encoding="utf-8")
+        return run(path, *options)
+
+    return ask
+
+
+def test_right_answers(ask):
+    code, lines = ask(RIGHT)
+    assert code == 0 and lines[-1] == f"{len(CASES)} same"
+    code, lines = ask(RIGHT, "--only", "kl/")
+    assert code == 0 and lines[-1] == f"{sum(name.startswith('kl/') for name in CASES)} same"
+    code, lines = ask({}, "--show", "policy/grpo-k1")
+    shown = json.loads("".join(lines))
+    assert code == 0 and shown["inputs"]["old_logprobs"] and shown["worked"] and shown["expected"]
+
+
+def test_wrong_answers(ask):
+    case = CASES["splits/dapo-4"]
+    wrong = {"splits/dapo-4": case["others"][0]["expected"], "policy/grpo": {"loss": 7.0}}
+    code, lines = ask(RIGHT | wrong)
+    assert code == 1 and lines[-2] == f"{len(CASES) - 2} same, 2 OTHER"
+    follows = "it follows: this is the mean over the micro-batch, averaged"
+    assert lines[-1] == f"Cases that differ: 2. Begin with splits/dapo-4: {follows}"
+    code, lines = ask(RIGHT | {"policy/gpro": {}})
+    assert code == 1 and lines[0].split(maxsplit=1) == ["policy/gpro", "no case has this id"]
+    rounded = RIGHT | {"splits/dapo-4": {"loss": case["expected"]["loss"] + 1e-7}}
+    code, lines = ask(rounded)
+    assert code == 1 and lines[-1].endswith("right in the tolerance of --float32 alone")
+    assert ask(rounded, "--float32")[0] == 0
+
+
+def test_it_begins_with_what_most_cases_follow(ask):
+    """Not with the first case that differs, and not with the first that follows something."""
+    says = "one mean over all tokens"
+    wrong = {"advantages/grpo": {"advantages": [[7.0]]}}
+    first = CASES["policy/ppo"]["others"][0]
+    wrong["policy/ppo"] = first["expected"]
+    for name in ("policy/grpo-kl", "policy/gspo", "splits/grpo-4"):
+        wrong[name] = others_of(name)[says]
+    _, lines = ask(RIGHT | wrong)
+    assert lines[-1] == f"Cases that differ: 5. 3 of them follow: {says}. Begin with policy/grpo-kl"
+
+
+def test_what_a_case_was_made_for_is_said_where_it_was_not_excluded(ask):
+    nothing = [[float("nan")] * len(row) for row in GRPO["gradient"]]
+    wrong = {
+        "policy/grpo": {"loss": 7.0},  # compared with all known mistakes, and none of them
+        "policy/grpo-empty-rows": {"loss": float("nan"), "gradient": nothing},
+        "splits/dapo-4": CASES["splits/dapo-4"]["others"][0]["expected"],
+        "ppo/gae-lambda-1": {"advantages": [[7.0]]},  # a case that knows no mistake
+    }
+    _, lines = ask(RIGHT | wrong, "--differing")
+    said = [line.partition("this case was made for: ")[2] for line in lines if "was made for" in line]
+    assert said == [CASES[name]["catches"] for name in ("policy/grpo-empty-rows", "ppo/gae-lambda-1")]
+
+
+def test_differing_leaves_out_what_is_the_same_or_not_offered(ask):
+    answers = dict(RIGHT)
+    del answers["kl/k1"]
+    answers["kl/k2"] = {"not_offered": "no"}
+    answers["policy/grpo"] = {"loss": GRPO["loss"]}
+    answers["policy/dapo"] = {"loss": 7.0, "gradient": []}
+    code, lines = ask(answers, "--differing")
+    assert code == 1
+    names = [line.split()[0] for line in lines if line.split()[0] in CASES]
+    assert sorted(names) == ["kl/k1", "policy/dapo", "policy/grpo"]
+    assert f"{len(CASES) - 4} same" in lines[-2] and "1 not offered" in lines[-2]
+
+
+def test_the_example_of_the_readme(ask):
+    """One mistake, in every case that it changes."""
+    says = "one mean over all tokens"
+    wrong = {}
+    for name, case in CASES.items():
+        if case["options"].get("mean") == "rows" and says in others_of(name):
+            wrong[name] = others_of(name)[says]
+    code, lines = ask(RIGHT | wrong)
+    page = (VECTORS / "README.md").read_text(encoding="utf-8")
+    example = page.partition("gets this:\n\n```\n")[2].partition("\n```")[0].splitlines()
+    assert code == 1 and len(example) == 6
+    assert set(example) - {"..."} <= set(lines)
+
+
+# --- what it reads ---
+
+
+@pytest.mark.parametrize(
+    "content, word",
+    [
+        (None, "No such file"),
+        (b"", "no whole JSON"),
+        (b'{"policy/grpo": {"loss": 0.1', "no whole JSON"),
+        (b"[1]", "no object"),
+        (b"\xff\x00\xfe", "no whole JSON"),
+        (b"[" * 100_000, "no whole JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, content, word):
+    path = tmp_path / "answers.json"
+    if content is not None:
+        path.write_bytes(content)
+    code, lines = run(path)
+    assert code == 2 and len(lines) == 1
+    assert "answers.json" in lines[0] and word in lines[0]
+
+
+def test_a_folder_and_unknown_names_are_one_line_and_exit_code_2(tmp_path, ask):
+    code, lines = run(tmp_path)
+    assert code == 2 and len(lines) == 1 and "directory" in lines[0]
+    for options in (("--only", "polcy/"), ("--show", "policy/gpro")):
+        code, lines = ask(RIGHT, *options)
+        assert code == 2 and len(lines) == 1 and options[1] in lines[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
+def test_a_byte_order_mark_and_utf_16_are_read(tmp_path, encoding):
+    path = tmp_path / "answers.json"
+    path.write_bytes(json.dumps(RIGHT).encode(encoding))
+    code, lines = run(path)
+    assert code == 0 and lines[-1] == f"{len(CASES)} same"
+
+
+@pytest.mark.skipif(not shutil.which("head"), reason="needs head")
+def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path):
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps({name: {"loss": [7.0] * 9999} for name in CASES}), encoding="utf-8")
+    command = f"'{sys.executable}' -I '{VECTORS / 'check.py'}' --show splits/dapo-4 | head -1"
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert shown.stdout == "{\n" and shown.stderr == ""
+    command = f"'{sys.executable}' -I '{VECTORS / 'check.py'}' '{path}' | head -1"
+    compared = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert len(compared.stdout.splitlines()) == 1 and compared.stderr == ""
+
+
+# --- the folder on its own ---
+
+
+def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
+    """The checker, the generator, which writes the same files, and the adapter."""
+    copied = tmp_path / "reference_numbers"
+    shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "__pycache__"))
+    shutil.rmtree(copied / "cases")
+    command = [sys.executable, "-S", "-m", "generate"]
+    subprocess.run(command, cwd=copied, check=True, capture_output=True, timeout=120)
+    for path in (VECTORS / "cases").iterdir():
+        ours = json.loads(path.read_text(encoding="utf-8"))
+        theirs = json.loads((copied / "cases" / path.name).read_text(encoding="utf-8"))
+        assert [case["id"] for case in ours["cases"]] == [case["id"] for case in theirs["cases"]]
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps(RIGHT), encoding="utf-8")
+    code, lines = run(path, folder=copied)
+    assert code == 0 and lines[-1] == f"{len(CASES)} same"
+
+
+def test_the_adapter_answers_and_refuses(tmp_path):
+    """It is right where it answers, and a change in its loss is found."""
+    pytest.importorskip("torch")
+    copied = tmp_path / "vectors"
+    shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "generate", "__pycache__"))
+
+    def answered():
+        with open(tmp_path / "answers.json", "w", encoding="utf-8") as file:
+            subprocess.run([sys.executable, "adapter.py"], cwd=copied, check=True, stdout=file, timeout=120)
+        return run(tmp_path / "answers.json", "--differing", folder=copied)
+
+    code, lines = answered()
+    assert code == 0 and lines == [f"{len(CASES) - 3} not offered, 3 same"]
+    program = (copied / "adapter.py").read_text(encoding="utf-8")
+    wrong = program.replace("torch.minimum", "torch.maximum")
+    (copied / "adapter.py").write_text(wrong, encoding="utf-8")
+    code, lines = answered()
+    assert code == 1 and "it follows: the maximum for the minimum" in lines[0]
+
+
+def test_the_version_is_one():
+    code, lines = run("unused", "--version")
+    (version,) = lines
+    assert code == 0 and re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert {file["version"] for file in check.load_files()} == {version}
+    assert f"version {version}." in (VECTORS / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_license_is_that_of_the_project():
+    ours = (VECTORS / "LICENSE").read_bytes()
+    assert ours == (VECTORS.parent / "LICENSE").read_bytes()

@@ -1,0 +1,112 @@
+"""The settings of settings.toml: as cells of a table, and tried on the cases that they are for."""
+
+import pathlib
+import re
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIBRARIES = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"}
+
+
+def load_methods():
+    """{name: method} as settings.toml has them."""
+    content = tomllib.loads((HERE / "settings.toml").read_text(encoding="utf-8"))
+    return {method["name"]: method for method in content["method"]}
+
+
+def base_of(method, library, methods):
+    """The settings of the method that this one adds to."""
+    if "adds_to" not in method:
+        return []
+    return methods[method["adds_to"]][library]
+
+
+def for_case(setting, case):
+    """A setting with the number of a case in the place of the letter at its end."""
+    found = re.fullmatch(r"(.*[= ])([GLWKS])", setting)
+    if not found:
+        return setting
+    return found[1] + repr(number_of(found[2], case["inputs"], case["options"]))
+
+
+def number_of(letter, inputs, options):
+    if letter == "L":
+        return options.get("constant")
+    if letter == "W":
+        return options.get("weights")
+    if letter == "S":
+        return options.get("label_smoothing")
+    if letter == "K":
+        return [f"part {number}" for number in range(len(inputs.get("parts", [])))]
+    groups = inputs.get("rewards") or inputs.get("parts", [[]])[0]
+    if groups:
+        return len(groups[0])
+    return len(inputs["logprobs"]) // len(set(inputs["groups"]))
+
+
+# --- tried ---
+
+
+def problems(library, adapter, cases, is_right):
+    """What is wrong in a library's column: a case that comes out otherwise, and a setting too many.
+
+    `is_right(adapter, case)` says whether the adapter, with its `row`, computes what a case says.
+    """
+    methods = load_methods()
+    found = []
+    for name, method in methods.items():
+        own = method[library]
+        if isinstance(own, str):
+            continue
+        base = base_of(method, library, methods)
+        chosen = [cases[case] for case in method.get(f"{library}_cases", method["cases"])]
+        for case in chosen:
+            if not with_settings(adapter, base + own, case, is_right):
+                found.append(f"{name}: {case['id']} comes out otherwise")
+        for setting in own:
+            rest = [other for other in base + own if other != setting]
+            if all(is_right_without(adapter, rest, case, is_right) for case in chosen):
+                found.append(f"{name}: without {setting} it is the same")
+    return found
+
+
+def is_right_without(adapter, rest, case, is_right):
+    try:
+        return with_settings(adapter, rest, case, is_right)
+    except Exception:  # The library itself refuses what is left, in a way of its own.
+        return False
+
+
+def with_settings(adapter, settings, case, is_right):
+    adapter.row = adapter.parsed([for_case(setting, case) for setting in settings])
+    try:
+        return is_right(adapter, case)
+    finally:
+        adapter.row = None
+
+
+# --- printed ---
+
+
+def table():
+    """A row for each method."""
+    lines = ["| | " + " | ".join(LIBRARIES.values()) + " |", "|---" * 4 + "|"]
+    for name, method in load_methods().items():
+        title = f"**{name}**"
+        if "adds_to" in method:
+            title = f"{method['adds_to']} with {title}"
+        cells = [cell(method, library) for library in LIBRARIES]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cell(method, library):
+    settings = method[library]
+    if isinstance(settings, str):
+        return settings
+    parts = [f"`{setting}`" for setting in settings]
+    if "adds_to" in method:
+        parts.insert(0, f"{method['adds_to']}'s")
+    if f"{library}_note" in method:
+        parts.append(method[f"{library}_note"])
+    return ", ".join(parts) or "the default"
