@@ -311,7 +311,7 @@ def group_advantages(module, inputs, options, dtype):
     ddof = 0 if name == "dcpo" else 1
     refuse_unless(options["std_ddof"] == ddof, f"no ddof {options['std_ddof']}")
     groups = inputs["rewards"]
-    refuse_unless(None not in sum(groups, []), "a row without a reward gets the mean of its group")
+    refuse_unless(not any(None in group for group in groups), "a row without a reward gets the mean of its group")
     if name == "dcpo":
         refuse_unless(deviation == "group" and options["std_eps"] == 0, "another deviation, or an eps")
         options = {}
