@@ -11,9 +11,9 @@ from transformers import AutoModelForSequenceClassification
 import grpo
 import ppo
 from common.errors import InputError
-from common.harness.checkpoints import add_digests
-from common.harness.loading import load_policy, load_reference, load_tokenizer
-from common.harness.scorers import load_scorer
+from common.checkpoints import add_digests
+from common.model import load_policy, load_reference, load_tokenizer
+from common.scorer import load_scorer
 from small_models import copy_of_embedded, hub_snapshot
 
 peft = pytest.importorskip("peft")

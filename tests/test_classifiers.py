@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from common.errors import InputError
-from common.harness.data import load_prompts
-from common.harness.embedded import EMBEDDED
-from common.harness.loading import load_tokenizer
+from common.data import load_prompts
+from common.embedded import EMBEDDED
+from common.model import load_tokenizer
 from rows import gemma_tokenizer, pairs_from
 from small_models import learned, refused, reward_model_of, save_reward_model, small_model
 from testbed import embedded, script
@@ -89,7 +89,7 @@ def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
 @pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
 def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
     _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
+    prompts, _, _ = load_prompts(args, tokenizer)
     if change == "unk":
         prompts[-1] = type(prompts[-1])(prompts[-1].ids, "déjà vu?", "1", {})
     elif change == "pad":
@@ -104,7 +104,7 @@ def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message,
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
     _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
+    prompts, _, _ = load_prompts(args, tokenizer)
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     for path, message in [
         (EMBEDDED, "score.weight"),

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 import dcpo
 import grpo
 from common.errors import InputError
-from common.harness.data import Prompt
+from common.data import Prompt
 from common.rewards import RULES, Reward, load_rewards
 from testbed import ROOT, b1, metric_rows, totals_of
 from threads import Processes

@@ -21,11 +21,11 @@ import common.shortcuts.graphs
 import grpo
 import memory
 import worker
-from common.generation import race_sample, seeded
+from common.sampling import race_sample, seeded
 from common.harness import gpu_probes
-from common.harness.distributed import choose_device, launch
-from common.harness.ladder import find_shortcuts
-from common.harness.loading import load_policy, load_reference, load_tokenizer
+from common.launch import choose_device, launch
+from common.ladder import find_shortcuts
+from common.model import load_policy, load_reference, load_tokenizer
 from common.shortcuts import packing
 from common.shortcuts.graphs import OneTokenByGraph
 from testbed import (

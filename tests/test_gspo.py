@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import gspo
-from common.harness.metrics import Metrics
+from common.metrics import Metrics
 from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 LEVELS = pytest.mark.parametrize("level", ["sequence", "token"])
@@ -82,7 +82,7 @@ def test_the_mean_is_clamped_and_not_its_tokens(level):
     losses.sum().backward()
     assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
-    assert stats["clamped"][:, 0].tolist() == [False, True, True]
+    assert stats["x"][:, 0].tolist() == [False, True, True]
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
 
@@ -106,7 +106,7 @@ def test_an_empty_row_is_finite_and_contributes_nothing():
     (gradient,) = torch.autograd.grad((losses * gspo.token_weights(mask, totals_of(mask, 4), args_of())).sum(), new)
     assert torch.isfinite(gradient).all() and (gradient[2] == 0).all() and (gradient[3, :5] != 0).all()
     metrics = Metrics()
-    metrics.add_stats("policy", {"clip_fraction_low": stats["clip_fraction_low"]}, mask)
+    metrics.add_all("policy", {"clip_fraction_low": stats["clip_fraction_low"]}, mask)
     low = metrics.reduce(Accelerator(cpu=True))["policy/clip_fraction_low"]
     assert low == pytest.approx(1 / 3)  # of rows with tokens
 
@@ -118,10 +118,10 @@ def test_quantiles_are_those_of_all_rows_with_tokens_in_every_micro_batch():
         metrics = Metrics()
         for part in range(0, 37, size):
             rows = slice(part, part + size)
-            metrics.add_stats("policy", {"log_s_quantiles": values[rows, None]}, mask[rows].expand(-1, 5))
+            metrics.add_all("policy", {"log_s_quantiles": values[rows, None]}, mask[rows].expand(-1, 5))
         result = metrics.reduce(Accelerator(cpu=True))
         expected = {f"policy/log_s_p{p}": np.percentile(values[mask[:, 0]], p) for p in (50, 90, 99)}
         assert result == pytest.approx(expected, abs=1e-15)
     metrics = Metrics()
-    metrics.add_stats("policy", {"log_s_quantiles": values[:2, None]}, torch.zeros(2, 5, dtype=torch.bool))
+    metrics.add_all("policy", {"log_s_quantiles": values[:2, None]}, torch.zeros(2, 5, dtype=torch.bool))
     assert metrics.reduce(Accelerator(cpu=True)) == {}  # nothing to count: left out

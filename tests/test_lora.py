@@ -13,10 +13,10 @@ import ppo
 import reward_model
 import worker
 from common.errors import InputError
-from common.harness.command_line import parse_args
-from common.harness.distributed import launch
-from common.harness.embedded import EMBEDDED
-from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
+from common.args import parse_args
+from common.launch import launch
+from common.embedded import EMBEDDED
+from common.model import load_policy, load_reference, load_tokenizer, save_pretrained
 from processes import run_processes
 from small_models import random_batch, save_reward_model, small_model
 from small_run import train
@@ -281,7 +281,7 @@ def test_a_reward_model_is_written_merged(tmp_path):
 def test_what_is_refused(monkeypatch):
     with pytest.raises(InputError, match="--lora_merge needs --lora_rank"):
         parse_args(grpo.Args, ["--lora_merge"])
-    monkeypatch.setattr("common.harness.distributed.is_sharded", lambda accelerator: True)
+    monkeypatch.setattr("common.distributed.is_sharded", lambda accelerator: True)
     with pytest.raises(InputError, match="--lora_rank runs on one process or with DDP"):
         launch(grpo.Args(lora_rank=4))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)

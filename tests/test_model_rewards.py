@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import grpo
 import ppo
 from common.errors import InputError
-from common.harness.data import load_prompts
+from common.data import load_prompts
 from common.rewards import load_rewards, score
 from rows import TEMPLATE, make_tokenizer
 from small_models import save_reward_model, small_model
@@ -28,7 +28,7 @@ def reward_of(name):
 def test_a_reward_model_scores_as_in_ppo(tmp_path, monkeypatch):
     _, args, tokenizer, _ = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
-    prompts, _, _ = load_prompts(args, tokenizer, True)
+    prompts, _, _ = load_prompts(args, tokenizer)
     texts, truncated = ["#### 12", "7+5=12\n#### 12", "1", "12+"], [False, False, False, True]
     args.reward_model_path = str(tmp_path)
     expected = score(ppo.learned_reward(args, prompts, torch.device("cpu")), prompts[:4], texts, truncated)

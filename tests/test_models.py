@@ -13,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import models as docs_models
 import worker
 from common.errors import InputError
-from common.harness.loading import choose_trained, enable_checkpointing, save_pretrained
-from common.harness.probes import unused_weights
+from common.model import choose_trained, enable_checkpointing, save_pretrained
+from common.probes import unused_weights
 from processes import run_processes
 from small_models import SMALL, policy_of, random_batch, refused
 from testbed import embedded

@@ -12,9 +12,9 @@ import torch
 from accelerate.utils import gather_object
 
 from common.errors import clean_exit
-from common.harness.distributed import launch, unsharded
-from common.harness.loading import save_pretrained
-from common.harness.metrics import Metrics
+from common.launch import launch, unsharded
+from common.model import save_pretrained
+from common.metrics import Metrics
 from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
