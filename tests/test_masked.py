@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, nearly_equal, pass_at_k
+from common.masked import all_equal, completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
 
 
 def test_estimators_equal_a_loop_over_random_tables():
