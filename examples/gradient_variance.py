@@ -19,24 +19,27 @@ from accelerate import Accelerator
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the scripts are
 
 from common.batches import completion_texts, split_rollout
-from common.harness.data import PromptSampler, load_prompts
-from common.harness.loading import load_policy, load_tokenizer
+from common.data import PromptSampler, load_prompts
+from common.model import load_policy, load_tokenizer
 from common.rewards import load_rewards
 
-SEEDS, ROLLOUTS = 3, 16
+SEEDS = 3
+ROLLOUTS = 16
 
 
-def step_gradients(modules, policy, micro_batches, totals, args):
-    """The gradient (N,) of one optimizer step by each module, float64; `advantages` are a column of each micro-batch
-    by the module's name."""
+def step_gradients(modules, policy, micro_batches, args):
+    """The gradient (N,) of one optimizer step by each module, float64.
+
+    `advantages` are a column of each micro-batch by the module's name.
+    """
     gradients = [0] * len(modules)
     for micro in micro_batches:
         logprobs, _ = policy(micro, with_entropy=False)
         for i, module in enumerate(modules):
-            advantages, mask = micro[module.__name__], micro["loss_mask"]
+            mask = micro["loss_mask"]
+            advantages = micro[module.__name__]
             losses, _ = module.policy_loss(logprobs, logprobs.detach(), advantages, mask, args[i])
-            weights = module.token_weights(mask, totals | {"group_tokens": micro["group_tokens"]}, args[i])
-            loss = (losses * weights).sum()
+            loss = (losses * module.token_weights(mask, micro["totals"], args[i])).sum()
             parts = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
             gradients[i] = gradients[i] + torch.cat([part.flatten() for part in parts]).double()
     return gradients
@@ -47,7 +50,8 @@ def relative_variance(gradients):
 
     The square of their mean holds a K-th of the variance; products of two different ones do not.
     """
-    K, squares = len(gradients), gradients.square().sum()
+    K = len(gradients)
+    squares = gradients.square().sum()
     signal = (gradients.sum(dim=0).square().sum() - squares) / (K * (K - 1))
     return float((squares / K - signal) / signal)
 
@@ -55,40 +59,57 @@ def relative_variance(gradients):
 def rollouts(module, args, number):
     """So many rollouts by a script, as (policy, batch); the batch has `rewards`, and `loss_mask`."""
     tokenizer = load_tokenizer(args)
-    policy, reward_functions = load_policy(args, tokenizer), load_rewards(args)
-    prompts, *_ = load_prompts(args, tokenizer, True)
+    policy = load_policy(args, tokenizer, Accelerator(cpu=True))
+    reward_functions = load_rewards(args)
+    prompts, _ = load_prompts(args, tokenizer)
     sampler = PromptSampler(prompts, args.seed)
     for step in range(number):
-        drawn = [prompts[i] for i in sampler.draw(args.prompts_per_step)]
-        batch = module.rollout(policy, drawn, args.group_size, args.temperature, 1.0, (args.seed, 0, step, 0), args)
+        drawn = sampler.draw(args.prompts_per_step)
+        seed = (args.seed, 0, step)
+        batch = module.rollout(policy, drawn, args.group_size, args.temperature, 1.0, seed, args)
         texts = completion_texts(tokenizer, batch)
-        rewards, *_ = module.compute_rewards(reward_functions, drawn, texts, batch["truncated"])
+        rewards, _ = module.compute_rewards(reward_functions, drawn, texts)
         yield policy, batch | {"rewards": rewards, "loss_mask": batch["completion_mask"]}
+
+
+def options_of(module, model, seed, **sizes):
+    """The options of a script: all completions are sampled at once, and a step is one update."""
+    one_update = dict(num_minibatches=1, generate_batch_size=0, eval_prompts=1)
+    return module.Args(model_name_or_path=model, seed=seed, **one_update, **sizes)
 
 
 def measure(modules, model, shift, seed, number, **sizes):
     """{script: its relative variance} over so many rollouts."""
-    first, names = modules[0], ("prompts_per_step", "group_size")
-    sizes = {name: getattr(first.Args, name) for name in names} | sizes
-    args = [module.Args(model_name_or_path=model, seed=seed, **sizes) for module in modules]
-    accelerator, gradients = Accelerator(cpu=True), []
+    first = modules[0]
+    for name in ("prompts_per_step", "group_size"):
+        sizes.setdefault(name, getattr(first.Args, name))
+    args = [options_of(module, model, seed, **sizes) for module in modules]
+    accelerator = Accelerator(cpu=True)
+    gradients = []
     for policy, batch in rollouts(first, args[0], number):
         for i, module in enumerate(modules):
-            batch[module.__name__] = module.compute_advantages(batch["rewards"] + shift, args[i]).float()
-        ((micro_batches, totals),) = split_rollout(accelerator, batch, args[0])
-        gradients.append(step_gradients(modules, policy, micro_batches, totals, args))
-    rows = zip(modules, zip(*gradients, strict=True), strict=True)
-    return {module.__name__: relative_variance(torch.stack(row)) for module, row in rows}
+            advantages = module.compute_advantages(batch["rewards"] + shift, args[i])
+            batch[module.__name__] = advantages.float()
+        (micro_batches,) = split_rollout(accelerator, batch, args[0])
+        gradients.append(step_gradients(modules, policy, micro_batches, args))
+    found = {}
+    for i, module in enumerate(modules):
+        found[module.__name__] = relative_variance(torch.stack([row[i] for row in gradients]))
+    return found
 
 
 def best_baseline(module, model, seed, **sizes):
-    """Of one rollout: the mean of |grad log pi|^2 of right and of wrong completions, the mean reward, and the number
-    b that makes the mean of (R - b)^2 |grad log pi|^2 smallest, which is the mean of the rewards by these weights."""
-    ((policy, batch),) = rollouts(module, module.Args(model_name_or_path=model, seed=seed, **sizes), 1)
-    rewards, squares = batch.pop("rewards"), []
-    batch.pop("packed", None)  # a row is computed alone
+    """Of one rollout: the mean of |grad log pi|^2 of right and of wrong completions, and baselines.
+
+    They are the mean reward, and the number b that makes the mean of (R - b)^2 |grad log pi|^2
+    smallest, which is the mean of the rewards by these weights.
+    """
+    ((policy, batch),) = rollouts(module, options_of(module, model, seed, **sizes), 1)
+    rewards = batch.pop("rewards")
+    squares = []
     for row in range(len(rewards)):
-        logprobs, _ = policy({name: column[row : row + 1] for name, column in batch.items()}, with_entropy=False)
+        alone = {name: column[row : row + 1] for name, column in batch.items()}
+        logprobs, _ = policy(alone, with_entropy=False)
         parts = torch.autograd.grad(logprobs.sum(), list(policy.parameters()))
         squares.append(sum(float(part.square().sum()) for part in parts))
     squares = torch.tensor(squares, dtype=torch.float64)

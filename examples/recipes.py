@@ -152,7 +152,7 @@ def put(patch, script, name):
     put_lines(new, script)
     for node in ast.walk(script.functions["main"]):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Run":
-            script.rename(node, f'"{node.args[2].value}"', f'"{name}"')
+            script.rename(node, f'"{node.args[0].value}"', f'"{name}"')
     return with_imports(script.result(), new)
 
 
@@ -253,7 +253,7 @@ def import_order(name):
 def load(text, name):
     """A script as a module, from its text; its `main` has not run."""
     module = sys.modules[name] = types.ModuleType(name)
-    module.__file__ = str(ROOT / f"{name}.py")  # it finds tools/ beside itself
+    module.__file__ = str(ROOT / f"{name}.py")  # it stands beside grpo.py
     exec(compile(text, module.__file__, "exec"), vars(module))
     return module
 

@@ -1,17 +1,16 @@
-"""Each option of grpo.py has an effect in its siblings too, or is refused, or is listed as inert."""
+"""Each option of grpo.py has an effect in its siblings too, or is refused."""
 
 import functools
 
 import pytest
 import torch
 
-import family
 from common.errors import InputError
 from testbed import FAMILY, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, metric_rows, script
 
 CHANGES = dict(clip_low=0.5, clip_high=0.5, dual_clip=1.001, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.5)
 STD = {"normalize_std": True}  # with its parent switched on
-CHANGES |= dict(normalize_std=None, std_ddof=None, std_eps=0.1)  # clips are scaled, these are turned over
+CHANGES |= dict(normalize_std=None, std_eps=0.1)  # clips are scaled, these are turned over
 
 
 @functools.cache
@@ -39,7 +38,7 @@ def losses(name, **options):
 
 
 SIZES = dict(prompts_per_step=4, num_minibatches=2, num_epochs=2, group_size=4, max_new_tokens=16, eval_prompts=2)
-SIZES |= dict(max_steps=2, eval_every=0, learning_rate=0.01, eval_samples=2, eval_k=1, filter_by="reward")
+SIZES |= dict(max_steps=2, eval_every=0, learning_rate=0.01, eval_samples=2, eval_k=1)
 VARIED = "def varied(completions, **_):\n    return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]\n"
 
 
@@ -49,26 +48,23 @@ def metrics_of_a_run(name, folder, options):
     (folder / "varied.py").write_text(VARIED, encoding="utf-8")
     words, own = ["--reward", f"{folder}/varied.py:varied", "--output_dir", f"{folder}/run"], script(name).Args()
     for option, value in (SIZES | options).items():
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no_{option}")
-        elif hasattr(own, option):
+        if hasattr(own, option):
             words += [f"--{option}", str(value)]
     script(name).main(words)
     return metric_rows(folder / "run")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_option_changes_something_or_is_refused_or_is_listed(name, tmp_path):
+def test_an_option_changes_something_or_is_refused(name, tmp_path):
     """GMPO, made of grpo.py after docs/your_own.md, took `--dual_clip 3` and did not say that it has none.
 
     What does nothing in the functions of the loss may act in `main` or `update`: then two runs tell.
     """
     module, found = script(name), []
-    inert = family.entry(f"{name}.py").inert
     there = {option: value for option, value in CHANGES.items() if hasattr(module.Args, option)}
     for option, value in there.items():
         default = getattr(module.Args(), option)
-        base = {"kl_estimator": {"kl_coef": 0.5}, "std_ddof": STD, "std_eps": STD}.get(option, {})
+        base = {"kl_estimator": {"kl_coef": 0.5}, "std_eps": STD}.get(option, {})
         base = {parent: own for parent, own in base.items() if parent in there}
         if value == default:  # in a fork
             value = "k2" if isinstance(value, str) else 1.5 * value
@@ -76,15 +72,12 @@ def test_an_option_changes_something_or_is_refused_or_is_listed(name, tmp_path):
         value = default * value if option.startswith("clip") else turned if value is None else value
         result = advantages if "std" in option else losses
         if not torch.equal(result(name, **base), result(name, **base, **{option: value})):
-            if option in inert:
-                found.append(f"{name}.py: --{option} has an effect: take it out of `inert` in tools/family.py.")
-        elif option not in inert:
-            try:
-                rows = metrics_of_a_run(name, tmp_path / option, base | {option: value})
-            except InputError as error:
-                assert option in str(error)
-            else:
-                if rows == metrics_of_a_run(name, tmp_path / f"{option}-not", base):
-                    ways = "remove it, refuse it, or write why under `inert` of the script in tools/family.py"
-                    found.append(f"{name}.py: --{option} changes nothing: {ways}.")
+            continue
+        try:
+            rows = metrics_of_a_run(name, tmp_path / option, base | {option: value})
+        except InputError as error:
+            assert option in str(error)
+        else:
+            if rows == metrics_of_a_run(name, tmp_path / f"{option}-not", base):
+                found.append(f"{name}.py: --{option} changes nothing: remove it, or refuse it.")
     assert found == []

@@ -13,13 +13,12 @@ import xml.etree.ElementTree
 
 import pytest
 
-import family
 import same_text
 import side_by_side
 from pages import check_contrast, in_browser, in_frames, needs_browser
 from vectors import check
 
-SOURCES = {script: source for script, source in family.found().items() if script in family.FAMILY}
+SOURCES = same_text.members(same_text.found())
 CASES = check.load_cases()
 MINE = '''"""Mine.
 

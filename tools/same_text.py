@@ -1,24 +1,77 @@
-"""Functions that several scripts share have one text, so that a script can be read alone and a diff shows the paper.
+"""A function that several scripts have is one text, so that each reads alone and a diff shows the paper.
 
 python tools/same_text.py                  say which copies are not equal
-python tools/same_text.py --fix grpo.py    write the functions of grpo.py into the other scripts
+python tools/same_text.py --fix grpo.py    write the functions of grpo.py into the scripts that share them
 
-A function that is to differ stands under `differs` in tools/family.py with its reason: it is neither
-compared nor written. Scripts of your own, which are not in that file, are left alone.
+What differs on purpose stands in DIFFERS, with its reason, and is neither compared nor written. A
+script of your own, which is not in DIFFERS, is left alone.
 """
 
 import ast
+import pathlib
+import re
 import sys
 
-import family
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAIRS = "pairs in place of rollouts"
+DIFFERS = {  # {script: {function with a text of its own: why}}
+    "grpo.py": {},
+    "dr_grpo.py": {
+        "compute_rewards": "a truncated completion has reward 0",
+        "token_weights": "a constant in place of the length",
+    },
+    "dapo.py": {
+        "compute_rewards": "+1 and -1",
+        "token_weights": "one weight for all tokens",
+        "main": "dynamic sampling",
+    },
+    "gspo.py": {"policy_loss": "the ratio of a whole completion"},
+    "dcpo.py": {
+        "compute_rewards": "-1 without an answer",
+        "compute_advantages": "smoothed by the history of the prompt",
+        "policy_loss": "bounds for each token",
+        "token_weights": "the sum over a group",
+        "main": "the history",
+    },
+    "ppo.py": {
+        "compute_advantages": "GAE in place of the group",
+        "policy_loss": "Eq. 8 too, and coefficients that controllers move",
+        "token_weights": "one weight for all tokens",
+        "add_fixed_logprobs": "values too",
+        "update": "the critic, and advantages that need it",
+        "main": "the critic and the controllers",
+    },
+    "dpo.py": {"update": PAIRS, "main": PAIRS},
+    "reward_model.py": {
+        "pair_losses": "scores in place of log-probs against the reference",
+        "update": PAIRS,
+        "main": PAIRS,
+    },
+}
+ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # though they differ from those of the others
+
+
+def found(folder=ROOT):
+    """{script: source} of the files that have a `class Args`: those of DIFFERS in its order, then others."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    scripts = [name for name in sources if re.search(r"^class Args\b", sources[name], re.MULTILINE)]
+    known = [name for name in DIFFERS if name in scripts]
+    others = [name for name in scripts if name not in DIFFERS]
+    return {name: sources[name] for name in known + others}
+
+
+def members(sources):
+    """The scripts of DIFFERS alone."""
+    return {script: source for script, source in sources.items() if script in DIFFERS}
 
 
 def places(source):
-    """{name: (first line, last line)}, counted from 1, of the functions, classes and constants at top level.
+    """{name: (first line, last line)}, from 1, of the functions, classes and constants at top level.
 
     The decorators and the comment lines above belong to it; a constant is an assignment.
     """
-    lines, found = source.splitlines(), {}
+    lines = source.splitlines()
+    found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             name = node.name
@@ -33,89 +86,105 @@ def places(source):
     return found
 
 
-def texts(source):
-    """{name: text} of what scripts may share: all but `Args`, whose options are a script's own."""
+def texts(script, source):
+    """{name: text} of what scripts may share: all but `Args`. The name of its run becomes `NAME`."""
     lines = source.splitlines()
-    own = {name: place for name, place in places(source).items() if name != "Args"}
-    return {name: "\n".join(lines[first - 1 : last]) for name, (first, last) in own.items()}
+    found = {}
+    for name, (first, last) in places(source).items():
+        text = "\n".join(lines[first - 1 : last])
+        found[name] = text.replace(f'Run("{stem(script)}"', 'Run("NAME"')
+    found.pop("Args", None)
+    return found
 
 
-def option_types(source):
+def stem(script):
+    return script.removesuffix(".py")
+
+
+def options(source):
     """{option: its type} in the order of `Args`."""
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
-    return {node.target.id: ast.unparse(node.annotation) for node in args.body if isinstance(node, ast.AnnAssign)}
-
-
-def members(sources):
-    """The scripts of tools/family.py alone."""
-    return {script: source for script, source in sources.items() if script in family.FAMILY}
+    fields = [node for node in args.body if isinstance(node, ast.AnnAssign)]
+    return {field.target.id: ast.unparse(field.annotation) for field in fields}
 
 
 def problems(sources):
     """What is wrong, a sentence each."""
-    found, own = [], {script: texts(source) for script, source in members(sources).items()}
-    differs = {script: family.entry(script).differs for script in own}
+    own = {script: texts(script, source) for script, source in members(sources).items()}
+    found = []
     for name in dict.fromkeys(name for script in own for name in own[script]):
         having = [script for script in own if name in own[script]]
-        equal = [script for script in having if name not in differs[script]]
-        original = (equal or having)[0]
-        text = own[original][name]
-        stale = [script for script in equal if own[script][name] != text]
-        if stale:
-            found.append(
-                f"{name} has another text in {', '.join(stale)} than in {original}. If that of {original} is the new "
-                f"one: python tools/same_text.py --fix {original}. If it is to differ in a script, write why under "
-                "`differs` of that script in tools/family.py."
-            )
+        sharing = [script for script in having if name not in DIFFERS[script]]
+        first = (sharing or having)[0]
         for script in having:
-            if script not in equal and script != original and own[script][name] == text:
-                found.append(f"{name} of {script} is that of {original}: take it out of `differs` in tools/family.py.")
+            is_equal = own[script][name] == own[first][name]
+            if script in sharing and not is_equal:
+                found.append(another_text(name, script, first))
+            if script != first and script not in sharing and is_equal:
+                found.append(f"{name} of {script} is that of {first}: take it out of DIFFERS.")
     for script in own:
-        gone = [name for name in differs[script] if name not in own[script]]
-        found += [f"{script} has no {name}: take it out of `differs` in tools/family.py." for name in gone]
+        gone = [name for name in DIFFERS[script] if name not in own[script]]
+        found += [f"{script} has no {name}: take it out of DIFFERS." for name in gone]
         found += order_problems(script, sources[script], sources["grpo.py"])
+    for name, one, other in ALSO_EQUAL:
+        if one in own and other in own and own[one].get(name) != own[other].get(name):
+            found.append(another_text(name, other, one))
     return found
 
 
+def another_text(name, script, first):
+    ways = f"copy it (--fix {first} or --fix {script}), or write why into DIFFERS"
+    return f"{name} has another text in {script} than in {first}: {ways}."
+
+
 def order_problems(script, source, grpo):
-    """The options of grpo.py stand in every script in one order, so that a diff shows only those that change."""
-    expected, own = option_types(grpo), option_types(source)
-    if family.entry(script).kind == "pairs":  # it has only some of them
-        expected = {name: kind for name, kind in expected.items() if name in own}
-    if list(expected.items()) != [(name, kind) for name, kind in own.items() if name in expected]:
-        yield f"{script}: `Args` must have the options of grpo.py with their types and in their order."
+    """Options that grpo.py has too have its types and its order, so that a diff shows what changes."""
+    expected = options(grpo)
+    own = options(source)
+    shared = [(name, kind) for name, kind in own.items() if name in expected]
+    if shared != [(name, kind) for name, kind in expected.items() if name in own]:
+        yield f"{script}: the options that grpo.py has too need its types and its order."
 
 
 def fixed(original, sources):
     """{script: source} of the scripts that change when they get the functions of `original`."""
-    right, new = texts(sources[original]), {}
-    kept = family.entry(original).differs
+    right = texts(original, sources[original])
+    changed = {}
     for script, source in members(sources).items():
         text = source
-        for name, old in texts(source).items():
-            if name in right and name not in kept and name not in family.entry(script).differs:
-                text = text.replace(f"\n{old}\n", f"\n{right[name]}\n")
+        for name, old in texts(script, source).items():
+            if name in right and shares(name, original, script):
+                new = right[name].replace('"NAME"', f'"{stem(script)}"')
+                old = old.replace('"NAME"', f'"{stem(script)}"')
+                text = text.replace(f"\n{old}\n", f"\n{new}\n")
         if text != source:
-            new[script] = text
-    return new
+            changed[script] = text
+    return changed
+
+
+def shares(name, original, script):
+    """Whether a function of one script has to be that of another."""
+    if any(name == both and {original, script} == set(pair) for both, *pair in ALSO_EQUAL):
+        return True
+    return name not in DIFFERS[original] and name not in DIFFERS[script]
 
 
 def main(words):
-    sources = family.found()
+    sources = found()
     if words and (len(words) != 2 or words[0] != "--fix"):
         raise SystemExit(__doc__)
     if words:
         original = words[1]
         if original not in members(sources):
             raise SystemExit(f"{original} is not one of the scripts {', '.join(members(sources))}.")
-        new = fixed(original, sources)
-        for script, source in new.items():
-            (family.ROOT / script).write_text(source, encoding="utf-8", newline="\n")
-        print(f"Copied from {original} into {', '.join(new)}." if new else f"All copies already equal {original}.")
-        sources |= new
-    found = problems(sources)
-    print("\n".join(found) or "Every function that scripts share has one text.")
-    return 1 if found else 0
+        changed = fixed(original, sources)
+        for script, source in changed.items():
+            (ROOT / script).write_text(source, encoding="utf-8", newline="\n")
+        print(f"Copied from {original} into {', '.join(changed)}." if changed else "Nothing to copy.")
+        sources |= changed
+    wrong = problems(sources)
+    print("\n".join(wrong) or "Every function that scripts share has one text.")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

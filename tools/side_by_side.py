@@ -23,7 +23,6 @@ import webbrowser
 import pygments.lexers
 from pygments.token import Comment, Keyword, Literal, Name, Operator
 
-import family
 import same_text
 
 PARTS = pathlib.Path(__file__).parent / "side_by_side"
@@ -182,7 +181,7 @@ def main(words=None):
     parser.add_argument("--play", action="store_true", help="begin with the tab of sliders and curves")
     parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
-    sources = family.found()
+    sources = same_text.found()
     if options.play and not options.scripts:
         options.scripts = ["grpo", "dapo"]
     if len(options.scripts) != 2:

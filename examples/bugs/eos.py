@@ -3,7 +3,7 @@
 healthy_update = update
 
 
-def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
     (stop_token,) = accelerator.unwrap_model(model).stop_tokens
     batch["loss_mask"] = batch["completion_mask"] & (batch["completions"] != stop_token)
-    healthy_update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+    healthy_update(accelerator, model, reference, optimizer, batch, args, metrics)

@@ -3,6 +3,6 @@
 healthy_update = update
 
 
-def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
     batch["loss_mask"] = torch.ones_like(batch["completion_mask"])
-    healthy_update(accelerator, model, reference, optimizer, batch, step, args, metrics)
+    healthy_update(accelerator, model, reference, optimizer, batch, args, metrics)

@@ -3,7 +3,7 @@
 healthy_load_policy = load_policy
 
 
-def load_policy(args, tokenizer, accelerator=None):
+def load_policy(args, tokenizer, accelerator):
     policy = healthy_load_policy(args, tokenizer, accelerator)
     policy.temperature = 1.0
     return policy

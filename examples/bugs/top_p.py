@@ -4,7 +4,6 @@ healthy_rollout = rollout
 
 
 def rollout(policy, prompts, n, temperature, top_p, seed, args):
-    _, _, step, _ = seed
-    if step > 0:  # an evaluation has step 0
+    if seed[2] > 0:  # the step; an evaluation has 0
         top_p = 0.9
     return healthy_rollout(policy, prompts, n, temperature, top_p, seed, args)

@@ -8,14 +8,16 @@ weight, 5, is a choice.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps in a pass", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps of a pass; with one update nothing clips", gt=0)
     clip_low: float = option(1.0, "the weight is at least 1 - this", gt=0, le=1)
     clip_high: float = option(4.0, "the weight is at most 1 + this", gt=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
     del dual_clip  # the clipped weight has its bounds
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of each token (R, T), -weight A log pi, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -26,13 +28,11 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_fraction_low": ratio < 1 - args.clip_low,
         "clip_fraction_high": ratio > 1 + args.clip_high,
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= 20,
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
@@ -40,4 +40,4 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
 
 def token_weights(loss_mask, totals, args):
     """Weights (R, T) of sum 1 over an optimizer step: the mean over its tokens."""
-    return loss_mask.double() / max(totals["tokens"], 1)
+    return loss_mask.double() / totals["tokens"]

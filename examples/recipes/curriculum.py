@@ -13,51 +13,56 @@ import numpy as np
 
 
 class Args:
-    uniform_share: float = option(0.1, "share of the draws that ignores the pass rates (1: no curriculum)", ge=0, le=1)
+    uniform_share: float = option(0.1, "share of the draws that ignores pass rates", ge=0, le=1)
 
 
 LINES = {
-    "sampler = PromptSampler(train_prompts, args.seed)": """
-        sampler = Curriculum(len(train_prompts), args)
+    "sampler = PromptSampler(train_prompts, args.seed, rank, processes)": """
+        sampler = Curriculum(train_prompts, args, rank, processes)
     """,
-    'rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])': """
-        rewards, correct, parts = compute_rewards(reward_functions, prompts, texts, batch["truncated"])
-        metrics.add("curriculum/pass_rate", sampler.rates[drawn])  # of the drawn prompts, before this step
-        sampler.observe(accelerator, drawn, correct)
+    'batch["loss_mask"] = batch["completion_mask"]': """
+        batch["loss_mask"] = batch["completion_mask"]
+        metrics.add("curriculum/pass_rate", sampler.rates[sampler.drawn])  # before this step
+        sampler.observe(accelerator, correct)
     """,
 }
 
 
 class Curriculum:
-    """Draws indices of prompts, and keeps the pass rate of each: `rates` (prompts,), float64."""
+    """Draws prompts, and keeps the pass rate of each: `rates` (prompts,), float64."""
 
-    def __init__(self, prompts, args):
-        self.rates = np.full(prompts, 0.5)
-        self.uniform_share = args.uniform_share
-        self.seed = args.seed
+    def __init__(self, prompts, args, rank=0, processes=1):
+        self.prompts = prompts
+        self.args = args
+        self.share = slice(rank, None, processes)
+        self.rates = np.full(len(prompts), 0.5)
         self.draws = 0
+        self.drawn = []  # the numbers of this process's prompts of the last draw
 
     def chances(self):
         """The probability of each prompt in a draw of one."""
         weights = np.maximum(self.rates * (1 - self.rates), 1e-9)  # after 54 right visits a rate is 1.0
-        return (1 - self.uniform_share) * weights / weights.sum() + self.uniform_share / len(weights)
+        uniform = self.args.uniform_share
+        return (1 - uniform) * weights / weights.sum() + uniform / len(weights)
 
-    def draw(self, k):
-        """k indices of prompts, all different if there are k, and the same ones on all processes."""
-        prompts = len(self.rates)
-        generator = np.random.default_rng([self.seed, self.draws])
+    def draw(self, number):
+        """This process's share of `number` prompts, which all differ if there are so many."""
+        count = len(self.rates)
+        generator = np.random.default_rng([self.args.seed, self.draws])
         self.draws += 1
-        return generator.choice(prompts, k, replace=k > prompts, p=self.chances()).tolist()
+        chosen = generator.choice(count, number, replace=number > count, p=self.chances())
+        self.drawn = chosen[self.share].tolist()
+        return [self.prompts[i] for i in self.drawn]
 
-    def observe(self, accelerator, drawn, correct):
-        """Move the rates of `drawn`, this process's prompts, halfway to those of `correct` (R,)."""
-        if correct is None:
-            raise InputError("a curriculum needs gold answers: no prompt has one")
-        shares = correct.double().view(len(drawn), -1).nanmean(dim=1)  # (R / G,)
-        rows = torch.stack([torch.tensor(drawn).double(), shares], dim=1).to(accelerator.device)
-        for index, share in accelerator.gather(rows).tolist():
+    def observe(self, accelerator, correct):
+        """Move the rates of the last draw, on all processes, halfway to those of `correct` (R,)."""
+        shares = correct.double().view(len(self.drawn), -1).nanmean(dim=1)  # (R / G,)
+        if shares.isnan().all():
+            raise InputError("a curriculum needs gold answers: no prompt of this step has one")
+        rows = torch.stack([torch.tensor(self.drawn).double(), shares], dim=1)
+        for number, share in accelerator.gather(rows.to(accelerator.device)).tolist():
             if share == share:  # not NaN: a prompt may have no gold answer
-                self.rates[int(index)] = (self.rates[int(index)] + share) / 2
+                self.rates[int(number)] = (self.rates[int(number)] + share) / 2
 
     def state_dict(self):
         return {"draws": self.draws, "rates": self.rates.tolist()}

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 
 class Args:
-    teacher: str = option("runs/teacher/model", "hub id or folder; its tokenizer must be the student's", "model")
-    kl_coef: float = option(0.0, "beta of a KL to the teacher in the loss, besides the advantages", ge=0)
-    del normalize_std, std_ddof, std_eps  # advantages are not made of groups
+    teacher: str = option("runs/teacher/model", "hub id or folder; it needs the student's tokenizer")
+    kl_coef: float = option(0.0, "beta of a KL to the teacher in the loss, beside the advantages", ge=0)
+    del normalize_std, std_eps  # advantages are not made of groups
 
 
-def load_reference(policy, args, accelerator=None):
+def load_reference(policy, args, accelerator):
     """The teacher, frozen. It stands where grpo.py has the model of the start of the run."""
     teacher = replace(args, model_name_or_path=args.teacher, lora_rank=0)
     return load_policy(teacher, load_tokenizer(args), accelerator).requires_grad_(False).eval()
@@ -35,7 +35,11 @@ def teacher_advantages(logprobs, teacher_logprobs):
 clipped_loss = policy_loss
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of grpo.py with the teacher's advantages; its reference is the teacher."""
     advantages = teacher_advantages(old_logprobs, ref_logprobs)
-    return clipped_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy)
+    return clipped_loss(
+        logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy
+    )

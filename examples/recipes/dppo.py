@@ -14,32 +14,33 @@ are GRPO's, and there is no KL.
 
 
 class Args:
-    num_minibatches: int = option(
-        4, "optimizer steps in a pass; with one update per rollout this is GRPO", "batch", gt=0
-    )
+    num_minibatches: int = option(4, "optimizer steps of a pass; with one update this is GRPO", gt=0)
     del clip_low, clip_high, dual_clip  # the divergence takes their place
-    max_divergence: float = option(0.15, "delta, how far a token's probability may move (verl: 0.15)", gt=0, lt=1)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    max_divergence: float = option(0.15, "delta, how far a probability may move", gt=0, lt=1)
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
 LINES = {
     "several_updates = args.num_epochs * args.num_minibatches > 1": """
         if "rollout_logprobs" not in batch:
-            raise InputError("the sampler's log-probs are missing: stock generate (--rollout hf) does not return them")
+            raise InputError("--fast false: stock generate does not give the sampler's log-probs")
         several_updates = False  # the log-probs of the sampler are there already
     """,
-    'old_logprobs = micro.get("old_logprobs", logprobs.detach())  # with one update the ratio is 1': """
+    'old_logprobs = micro.get("old_logprobs", logprobs.detach())': """
         old_logprobs = micro["rollout_logprobs"]
     """,
 }
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of each token (R, T), -M r A, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     old_probs = torch.where(loss_mask, old_logprobs, 0).exp()
-    moved = torch.where(loss_mask, logprobs.detach(), 0).exp() - old_probs  # > 0 just where the ratio is above 1
+    new_probs = torch.where(loss_mask, logprobs.detach(), 0).exp()
+    moved = new_probs - old_probs  # above 0 just where the ratio is above 1
     too_low = (advantages < 0) & (moved < -args.max_divergence)
     too_high = (advantages > 0) & (moved > args.max_divergence)
     losses = (-ratio * advantages).masked_fill(too_low | too_high, 0)
@@ -49,13 +50,11 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_fraction_high": too_high,
         "moved_max": moved.abs(),
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

@@ -18,9 +18,9 @@ class Args:
 
 
 LINES = {
-    'batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)': """
-        sums = compute_advantages(reward_functions, parts, args).to(accelerator.device, torch.float32)
-        batch["advantages"] = over_rollout(accelerator, sums, batch["rewards"], args)
+    'batch["advantages"] = compute_advantages(rewards, args).float().to(accelerator.device)': """
+        sums = compute_advantages(reward_functions, parts, args)
+        batch["advantages"] = over_rollout(accelerator, sums, parts, args)
     """
 }
 
@@ -30,14 +30,28 @@ def compute_advantages(reward_functions, parts, args):
     total = 0
     for reward in reward_functions:
         groups = parts[reward.name].double().view(-1, args.group_size)
-        mean, _, std, no_signal = group_statistics(groups, args.std_ddof)
-        advantages = (groups - mean) / (std + args.std_eps)
-        total = total + reward.weight * advantages.masked_fill(no_signal, 0)
+        total = total + reward.weight * standardized(groups, args)
     return total.view(-1, 1)
 
 
-def over_rollout(accelerator, sums, rewards, args):
-    """`sums` (R, 1), standardized over the rows of all processes that have a reward (Eq. 6)."""
-    scored = ~rewards.isnan()
-    mean, variance = moments(sums[scored, 0], args.std_ddof, accelerator.reduce)
-    return ((sums - mean) / (variance.sqrt() + args.std_eps)).float()
+def standardized(groups, args):
+    """The advantages (P, G) of one part of the rewards, NaN where it does not apply (Eq. 4).
+
+    They are 0 there, and where all rewards of a group are equal.
+    """
+    applies = ~groups.isnan()
+    mean = groups.nanmean(dim=1, keepdim=True)
+    groups = torch.where(applies, groups, mean)
+    count = applies.sum(dim=1, keepdim=True)
+    variance = (groups - mean).square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)
+    advantages = (groups - mean) / (variance.sqrt() + args.std_eps)
+    return advantages.masked_fill(all_equal(groups) | (count == 0), 0)
+
+
+def over_rollout(accelerator, sums, parts, args):
+    """`sums` (R, 1), standardized over the rows of all processes to which a part applies (Eq. 6)."""
+    sums = sums.to(accelerator.device)
+    applies = ~torch.stack([part.isnan() for part in parts.values()]).all(dim=0)
+    mean, variance = moments(sums[applies.to(sums.device), 0], 1, accelerator.reduce)
+    advantages = ((sums - mean) / (variance.sqrt() + args.std_eps)).float()
+    return advantages.masked_fill(~applies[:, None].to(sums.device), 0)

@@ -9,35 +9,39 @@ A token beyond its bound has no gradient, and the others of the row keep theirs;
 row. The bounds are exp(-0.4) and exp(0.4), far wider than GRPO's. There is no KL.
 """
 
+from common.masked import log_ratio
+
 
 class Args:
-    clip_low: float = option(0.4, "a token's log-ratio is at least minus this where A < 0 (GMPO: 0.4)", gt=0)
-    clip_high: float = option(0.4, "a token's log-ratio is at most this where A > 0 (GMPO: 0.4)", gt=0)
+    clip_low: float = option(0.4, "a token's log-ratio is at least minus this where A < 0", gt=0)
+    clip_high: float = option(0.4, "a token's log-ratio is at most this where A > 0", gt=0)
     del dual_clip, ratio_level  # the bounds are those of tokens, and the ratio is that of a row
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of each token (R, T), -J of its row, and diagnostics {name: (R, T) or (R, 1)}.
 
     Log-probs are (R, T), advantages (R, 1), the mask is boolean. Each token carries the loss of its row.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
-    clipped = torch.where(advantages > 0, log_ratios.clamp(max=args.clip_high), log_ratios.clamp(min=-args.clip_low))
+    from_above = log_ratios.clamp(max=args.clip_high)
+    from_below = log_ratios.clamp(min=-args.clip_low)
+    clipped = torch.where(advantages > 0, from_above, from_below)
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
     ratio = (clipped.sum(dim=1, keepdim=True) / lengths).exp()  # (R, 1)
     losses = (-ratio * advantages).expand_as(log_ratios)
     stats = {
-        "approx_kl": log_ratios.exp() - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": log_ratios.exp() - 1 - log_ratios,  # k3 of KL(old || new)
         "clip_fraction_low": (advantages < 0) & (log_ratios < -args.clip_low),
         "clip_fraction_high": (advantages > 0) & (log_ratios > args.clip_high),
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

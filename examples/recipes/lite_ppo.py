@@ -12,16 +12,16 @@ from common.masked import moments
 
 
 class Args:
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    normalize_std: bool = option(True, "divide by the standard deviation of the rewards of the rollout")
-    std_ddof: Literal[0, 1] = option(1, "ddof of that standard deviation")
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    normalize_std: bool = option(True, "divide by the deviation of the rewards of the rollout")
 
 
 LINES = {
-    'batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)': """
-        batch["advantages"] = compute_advantages(rewards, args).to(accelerator.device, torch.float32)
+    'batch["advantages"] = compute_advantages(rewards, args).float().to(accelerator.device)': """
+        advantages = compute_advantages(rewards, args)
         if args.normalize_std:
-            batch["advantages"] = divide_by_std(accelerator, batch, args)
+            advantages = divide_by_std(accelerator, advantages, rewards, args)
+        batch["advantages"] = advantages.float().to(accelerator.device)
     """
 }
 
@@ -29,17 +29,16 @@ LINES = {
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64, not yet divided: each reward less the mean of its group."""
     groups = rewards.double().view(-1, args.group_size)
-    mean, _, _, no_signal = group_statistics(groups, args.std_ddof)
-    return (groups - mean).masked_fill(no_signal, 0).view(-1, 1)
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    return advantages.masked_fill(all_equal(groups), 0).view(-1, 1)
 
 
-def divide_by_std(accelerator, batch, args):
-    """The advantages over the deviation of the rewards of all processes. Every process has to call it."""
-    scored = ~batch["rewards"].isnan()  # a row may have no reward
-    _, variance = moments(batch["rewards"][scored], args.std_ddof, accelerator.reduce)
-    return (batch["advantages"] / (variance.sqrt() + args.std_eps)).float()
+def divide_by_std(accelerator, advantages, rewards, args):
+    """The advantages over the deviation of the rewards of all processes, each of which has to call it."""
+    _, variance = moments(rewards.to(accelerator.device), 1, accelerator.reduce)
+    return advantages / (variance.sqrt().cpu() + args.std_eps)
 
 
 def token_weights(loss_mask, totals, args):
     """Weights (R, T) of sum 1 over an optimizer step: the mean over its tokens."""
-    return loss_mask.double() / max(totals["tokens"], 1)
+    return loss_mask.double() / totals["tokens"]

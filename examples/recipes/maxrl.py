@@ -6,25 +6,24 @@ The advantage is the reward less the mean of its group, divided by that mean:
 
 The fewer completions are right, the more each of them weighs. With p the chance of a right one, the
 expected gradient is that of -sum over k < G of (1 - p)^k / k, the first terms of log p (Theorem 5 of
-version 3). That needs rewards of 0 and 1, so others are refused. The log-prob is that of the whole
-completion, the sum over its tokens.
+version 3). That needs rewards of 0 and 1, so others are refused, and so is a prompt without a gold
+answer. The log-prob is that of the whole completion, the sum over its tokens.
 """
 
 
 class Args:
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    del normalize_std, std_ddof, std_eps  # the mean takes the place of the standard deviation
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    del normalize_std, std_eps  # the mean takes the place of the standard deviation
 
 
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64: (R - mean) / mean of the group; 0 where all are equal."""
     groups = rewards.double().view(-1, args.group_size)
-    binary = (groups == 0) | (groups == 1) | groups.isnan()  # a row may have no reward
+    binary = (groups == 0) | (groups == 1)
     if not binary.all():
         raise InputError(f"MaxRL needs rewards of 0 and 1, and there is one of {groups[~binary][0]:g}")
-    mean, _, _, no_signal = group_statistics(groups, 0)
-    advantages = (groups - mean) / mean
-    return advantages.masked_fill(no_signal, 0).view(-1, 1)
+    mean = groups.mean(dim=1, keepdim=True)
+    return ((groups - mean) / mean).masked_fill(all_equal(groups), 0).view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):

@@ -7,14 +7,14 @@ of all processes.
 
 
 class Args:
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    del normalize_std, std_ddof, std_eps  # there is no standard deviation
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    del normalize_std, std_eps  # there is no standard deviation
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: each reward less the mean of all; 0 without a reward."""
-    advantages = rewards.double() - rewards.double().nanmean()
-    return advantages.nan_to_num().view(-1, 1)
+    """Advantages (R, 1), float64: each reward less the mean of all."""
+    rewards = rewards.double()
+    return (rewards - rewards.mean()).view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):

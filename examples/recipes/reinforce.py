@@ -5,13 +5,13 @@ The bottom of the ladder to GRPO in docs/your_own.md.
 
 
 class Args:
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    del normalize_std, std_ddof, std_eps  # there is no standard deviation
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    del normalize_std, std_eps  # there is no standard deviation
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: the rewards; 0 for a row without one."""
-    return rewards.double().nan_to_num().view(-1, 1)
+    """Advantages (R, 1), float64: the rewards."""
+    return rewards.double().view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):

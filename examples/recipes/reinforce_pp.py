@@ -10,31 +10,28 @@ from common.masked import moments
 
 class Args:
     normalize_std: bool = option(True, "whiten the advantages over all tokens of the rollout")
-    std_ddof: Literal[0, 1] = option(1, "ddof of the standard deviation over tokens")
-    std_eps: float = option(1e-6, "added to that standard deviation", ge=0)
 
 
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64, not yet whitened: each reward less the mean of its group."""
     groups = rewards.double().view(-1, args.group_size)
-    mean, _, _, zero = group_statistics(groups, args.std_ddof)
-    advantages = groups - mean
-    return advantages.masked_fill(zero, 0).view(-1, 1)
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    return advantages.masked_fill(all_equal(groups), 0).view(-1, 1)
 
 
 def whiten(accelerator, batch, args):
-    """The advantages, whitened over the tokens of all processes. Every process has to call it."""
-    counted = batch["loss_mask"] & ~batch["rewards"].isnan()[:, None]  # a row may have no reward
-    tokens = batch["advantages"].expand(counted.shape)[counted]  # (N,) of this process
-    mean, variance = moments(tokens, args.std_ddof, accelerator.reduce)
+    """The advantages (R, 1), whitened over the tokens of all processes, each of which has to call it."""
+    mask = batch["loss_mask"]
+    tokens = batch["advantages"].expand(mask.shape)[mask]  # (N,) of this process
+    mean, variance = moments(tokens, 1, accelerator.reduce)
     return ((batch["advantages"] - mean) / (variance.sqrt() + args.std_eps)).float()
 
 
 train_on = update
 
 
-def update(accelerator, model, reference, optimizer, batch, step, args, metrics):
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
     """Whiten the advantages, then train on the rollout."""
     if args.normalize_std:
         batch["advantages"] = whiten(accelerator, batch, args)
-    train_on(accelerator, model, reference, optimizer, batch, step, args, metrics)
+    train_on(accelerator, model, reference, optimizer, batch, args, metrics)

@@ -11,19 +11,18 @@ with --kl_coef it is here part of the loss, as in grpo.py.
 
 
 class Args:
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
-    normalize_std: bool = option(False, "divide advantages by the group's standard deviation (RLOO: no)")
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    normalize_std: bool = option(False, "divide advantages by the group's standard deviation")
 
 
 def compute_advantages(rewards, args):
     """Advantages (R, 1), float64: each reward less the mean of the others; 0 where all are equal."""
     groups = rewards.double().view(-1, args.group_size)
-    mean, _, std, zero = group_statistics(groups, args.std_ddof)
-    scored = groups.isfinite().sum(dim=1, keepdim=True)  # a row may have no reward
-    advantages = (groups - mean) * scored / (scored - 1)  # less the mean of the others
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    advantages = advantages * args.group_size / (args.group_size - 1)  # less the mean of the others
     if args.normalize_std:
-        advantages = advantages / (std + args.std_eps)
-    return advantages.masked_fill(zero, 0).view(-1, 1)
+        advantages = advantages / (groups.std(dim=1, keepdim=True) + args.std_eps)
+    return advantages.masked_fill(all_equal(groups), 0).view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):

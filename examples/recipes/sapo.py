@@ -11,16 +11,16 @@ from GRPO, so there are four. The rest is GRPO's, without its KL.
 
 
 class Args:
-    num_minibatches: int = option(
-        4, "optimizer steps in a pass; with one update per rollout this is GRPO", "batch", gt=0
-    )
+    num_minibatches: int = option(4, "optimizer steps of a pass; with one update this is GRPO", gt=0)
     del clip_low, clip_high, dual_clip  # a slope takes their place
-    tau_positive: float = option(1.0, "steepness of the gate where A > 0 (SAPO: 1.0)", gt=0)
-    tau_negative: float = option(1.05, "steepness of the gate elsewhere (SAPO: 1.05)", gt=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    tau_positive: float = option(1.0, "steepness of the gate where A > 0", gt=0)
+    tau_negative: float = option(1.05, "steepness of the gate elsewhere", gt=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of each token (R, T), -f(r) A, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -31,13 +31,11 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "gate_slope": 4 * gate * (1 - gate),  # what is left of a token's gradient
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= MAX_LOG_RATIO,  # there `log_ratio` clamps, and such a token has no gradient
     }
     if ref_logprobs is not None:
-        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)  # DeepSeekMath Eq. 4
+        kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= MAX_LOG_RATIO
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

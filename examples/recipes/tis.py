@@ -20,17 +20,13 @@ not weighted.
 
 
 class Args:
-    sampler_cap: float = option(2.0, "C, the largest importance weight of a token (TIS: 2)", gt=0)
-    beyond_cap: Literal["truncate", "mask"] = option("truncate", "a larger weight becomes C (TIS), or 0 (masked)")
-    sampler_floor: float = option(0.0, "a smaller weight becomes 0 (IcePop: 0.5)", ge=0)
-    sampler_temperature: float | None = option(None, "temperature of the simulated sampler [--temperature]", gt=0)
+    sampler_cap: float = option(2.0, "C, the largest importance weight of a token", gt=0)
+    beyond_cap: Literal["truncate", "mask"] = option("truncate", "a larger weight becomes C, or 0")
+    sampler_floor: float = option(0.0, "a smaller weight becomes 0", ge=0)
+    sampler_temperature: float | None = option(None, "of a simulated sampler [--temperature]", gt=0)
 
 
 LINES = {
-    "batch = rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)": """
-        temperature = args.sampler_temperature or args.temperature
-        batch = rollout(policy, prompts, args.group_size, temperature, 1.0, seed, args)
-    """,
     "several_updates = args.num_epochs * args.num_minibatches > 1": """
         several_updates = True  # the weights need the old log-probs, even of a single update
     """,
@@ -41,15 +37,24 @@ LINES = {
     """,
 }
 
+sample = rollout
+
+
+def rollout(policy, prompts, n, temperature, top_p, seed, args):
+    """Sample in training at --sampler_temperature, if it is given."""
+    if args.sampler_temperature and seed[2] > 0:  # the step; an evaluation has 0
+        temperature = args.sampler_temperature
+    return sample(policy, prompts, n, temperature, top_p, seed, args)
+
 
 def sampler_weights(micro, args, metrics):
     """The importance weights (R, T) of the tokens of a micro-batch, which it logs as `sampler/`."""
     if "rollout_logprobs" not in micro:
-        raise InputError("the sampler's log-probs are missing: stock generate (--rollout hf) does not return them")
+        raise InputError("--fast false: stock generate does not give the sampler's log-probs")
     mask = micro["loss_mask"]
     ratios = log_ratio(micro["old_logprobs"], micro["rollout_logprobs"], mask).exp()
     too_large = ratios > args.sampler_cap
     weights = ratios.masked_fill(too_large, args.sampler_cap if args.beyond_cap == "truncate" else 0.0)
     weights = weights.masked_fill(ratios < args.sampler_floor, 0.0)
-    metrics.add_stats("sampler", {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}, mask)
+    metrics.add_all("sampler", {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}, mask)
     return weights

@@ -7,10 +7,8 @@ has 1. With --length_adaptive_alpha the policy's lambda is 1 - 1 / (alpha length
 
 
 class Args:
-    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda] (VC-PPO: 1)", ge=0, le=1)
-    length_adaptive_alpha: float = option(
-        0.0, "alpha > 0: lambda of the advantages is 1 - 1 / (alpha length), at least 0 (VAPO: 0.05; 0: off)", ge=0
-    )
+    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda]", ge=0, le=1)
+    length_adaptive_alpha: float = option(0.0, "alpha of VAPO, there 0.05 (0: off)", ge=0)
 
 
 def compute_advantages(token_rewards, values, completion_mask, args):

@@ -3,4 +3,4 @@
 
 def token_weights(loss_mask, totals, args):
     """Weights (R, T) of sum 1 over an optimizer step: the mean over its tokens."""
-    return loss_mask.double() / max(totals["tokens"], 1)  # of the optimizer step, not of this micro-batch
+    return loss_mask.double() / totals["tokens"]  # of the optimizer step, not of this micro-batch

@@ -6,21 +6,25 @@ because all tokens of a row carry the same loss.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps in a pass", "batch", gt=0)
+    num_minibatches: int = option(4, "optimizer steps of a pass; with one update nothing clips", gt=0)
     clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0", gt=0, le=1)
     clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0", gt=0)
-    kl_coef: float = option(0.0, "beta of the KL to the reference in the loss (0: no reference is loaded)", ge=0)
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
-def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None):
+def policy_loss(
+    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
+):
     """The loss of each token (R, T), by the ratio of its row, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
-    ratio = (log_ratios.sum(dim=1, keepdim=True) / lengths).exp().expand_as(log_ratios)  # Eq. 7, the same along a row
+    log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1), Eq. 7
+    ratio = log_s.exp().expand_as(log_ratios)  # the same along a row
     clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
     if args.dual_clip:
-        objective = torch.where(advantages < 0, torch.maximum(objective, args.dual_clip * advantages), objective)
+        bounded = torch.maximum(objective, args.dual_clip * advantages)
+        objective = torch.where(advantages < 0, bounded, objective)
     losses = -objective
     stats = {
         "approx_kl": log_ratios.exp() - 1 - log_ratios,  # of the tokens, as before
@@ -28,13 +32,11 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
         "clip_fraction_high": (advantages > 0) & (ratio > 1 + args.clip_high),
         "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
-        "clamped": log_ratios.abs() >= 20,
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-        stats["clamped_ref"] = log_ratio(logprobs, ref_logprobs, loss_mask).abs() >= 20
     if args.entropy_coef:
         losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

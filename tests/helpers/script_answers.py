@@ -10,7 +10,6 @@ thread.
 
 import contextlib
 import json
-import math
 import sys
 from unittest import mock
 
@@ -19,8 +18,8 @@ from torch import nn
 
 import common.batches
 from common.batches import split_rollout
-from common.harness.metrics import Metrics
-from common.harness.pairs import Pair
+from common.metrics import Metrics
+from common.pairs import Pair
 from testbed import ALL, advantages_of, ragged, script
 from threads import FakeAccelerator, Processes
 from vectors.check import load_cases
@@ -70,21 +69,21 @@ class Tables(nn.Module):
         self.entropies = nn.Parameter(batch["entropies"].clone())
         self.values = nn.Parameter(batch["values"].clone())
         self.fixed = batch["fixed_logprobs"]
+        self.fixed_values = batch["old_values"]
         self.with_values = with_values
         self.cuts = []  # the rows of each forward of an update
 
     def forward(self, micro, with_entropy=True, entropy_grad=False):
-        """Before the updates, when the entropy is not asked for, the log-probs are those of the old policy."""
+        """Before the updates, when the entropy is not asked for, all numbers are those of the old policy."""
         rows = micro["row_of_table"][:, 0]
         width = micro["completions"].shape[1]
-        entropies = self.entropies if entropy_grad else self.entropies.detach()
-        result = [self.fixed[rows, :width], None]
+        tables = self.fixed, None, self.fixed_values
         if with_entropy:
             self.cuts.append(rows.tolist())
-            result = [self.logprobs[rows, :width], entropies[rows, :width]]
-        if self.with_values:
-            result.append(self.values[rows, :width])
-        return result
+            entropies = self.entropies if entropy_grad else self.entropies.detach()
+            tables = self.logprobs, entropies, self.values
+        found = [None if table is None else table[rows, :width] for table in tables]
+        return found if self.with_values else found[:2]
 
 
 class Reference(nn.Module):
@@ -130,7 +129,7 @@ def step_batch(inputs, table, dtype):
     values, tokens = ragged(table, dtype)
     rows = len(table)
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
-    scored = torch.tensor(inputs.get("scored") or [1] * rows).bool()
+    refuse_unless(all(inputs.get("scored") or [1]), "a row without a reward gets the mean of its group")
     batch = {
         "row_of_table": torch.arange(rows)[:, None],
         "prompts": torch.zeros(rows, 1).long(),
@@ -139,7 +138,7 @@ def step_batch(inputs, table, dtype):
         "completions": torch.zeros(values.shape).long(),
         "completion_mask": tokens,
         "loss_mask": mask,
-        "rewards": torch.where(scored, 0.0, math.nan),
+        "rewards": torch.zeros(rows),
         "truncated": torch.zeros(rows).bool(),
     }
     return batch
@@ -151,7 +150,6 @@ def add_tables(batch, inputs, dtype):
     given = {
         "new_logprobs": "logprobs",
         "fixed_logprobs": "old_logprobs",
-        "old_logprobs": "old_logprobs",  # ppo.py reads it from the batch, as `assign_advantages` is left out
         "ref_logprobs": "ref_logprobs",
         "entropies": "entropies",
         "values": "values",
@@ -229,10 +227,10 @@ def updated(module, inputs, table, args, dtype):
         optimizer = Gradients(model)
         reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
         extra = [module.Coefficients(args)] if is_ppo else []
-        module.update(accelerator, model, reference, optimizer, own, 1, args, metrics, *extra)
+        module.update(accelerator, model, reference, optimizer, own, args, metrics, *extra)
         cuts = pieces[accelerator.process_index]
         assert model.cuts[: len(cuts)] == cuts, "the script cuts the rollout otherwise"
-        return metrics.reduce_sums(accelerator)["optim/loss"], optimizer.first
+        return metrics.reduce(accelerator)["optim/loss"], optimizer.first
 
     with contextlib.ExitStack() as stack:
         if is_ppo:
@@ -291,15 +289,13 @@ def step_totals(module, inputs, options, dtype):
 
     processes = Processes(len(steps[0]), TIMEOUT).run(one_process)
     answer = {name: [] for name in ("tokens", "rows", "prompts")}
-    group_tokens = {}
     for step in range(len(steps)):
         for name, numbers in answer.items():
-            numbers.append([[split[step][1][name] for _ in split[step][0]] for split in processes])
-        for split in processes:
-            for micro in split[step][0]:
-                group_tokens |= dict(
-                    zip(micro["row_of_table"][:, 0].tolist(), micro["group_tokens"][:, 0].tolist(), strict=True)
-                )
+            numbers.append([[micro["totals"][name] for micro in split[step]] for split in processes])
+    group_tokens = {}
+    for micro in [micro for split in processes for step in split for micro in step]:
+        rows_of_table = micro["row_of_table"][:, 0].tolist()
+        group_tokens |= zip(rows_of_table, micro["totals"]["group_tokens"][:, 0].tolist(), strict=True)
     return answer | {"group_tokens": [group_tokens[row] for row in range(rows)]}
 
 
@@ -312,31 +308,33 @@ def group_advantages(module, inputs, options, dtype):
     refuse_unless(options["baseline"] == BASELINES[name], f"no baseline {options['baseline']}")
     offered = ("batch_of_centred",) if name == "reinforce_pp" else ("group", "none")
     refuse_unless(deviation in offered, f"no deviation of the kind {deviation}")
-    size = max(len(group) for group in inputs["rewards"])
-    rewards = []
-    for group in inputs["rewards"]:  # groups have one size: rows without a reward fill up a smaller one
-        filled = [*group, *[None] * (size - len(group))]
-        rewards += [math.nan if reward is None else reward for reward in filled]
-    rewards = torch.tensor(rewards, dtype=dtype)
-    args = module.Args(
-        group_size=size,
-        normalize_std=deviation != "none",
-        std_ddof=options["std_ddof"],
-        std_eps=options["std_eps"],
-    )
-    advantages = advantages_of(module, rewards, args)
+    ddof = 0 if name == "dcpo" else 1
+    refuse_unless(options["std_ddof"] == ddof, f"no ddof {options['std_ddof']}")
+    groups = inputs["rewards"]
+    refuse_unless(not any(None in group for group in groups), "a row without a reward gets the mean of its group")
+    if name == "dcpo":
+        refuse_unless(deviation == "group" and options["std_eps"] == 0, "another deviation, or an eps")
+        options = {}
+    else:
+        options = {"normalize_std": deviation != "none", "std_eps": options["std_eps"]}
     if name == "reinforce_pp":  # it counts tokens, and here each row has one
-        batch = {"advantages": advantages, "rewards": rewards, "loss_mask": torch.ones(len(rewards), 1).bool()}
-        whitened = Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), batch, args))
-        advantages = whitened[0].double()
-    return {"advantages": cut(advantages.view(-1, size), inputs["rewards"])}
+        args = module.Args(group_size=len(groups[0]), **options)
+        advantages = module.compute_advantages(torch.tensor(groups, dtype=dtype).flatten(), args)
+        batch = {"advantages": advantages, "loss_mask": torch.ones(advantages.shape).bool()}
+        (whitened,) = Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), batch, args))
+        return {"advantages": cut(whitened.double().view(len(groups), -1), groups)}
+    found = []
+    for group in groups:  # a rollout has groups of one size
+        args = module.Args(group_size=len(group), **options)
+        found.append(advantages_of(module, torch.tensor(group, dtype=dtype), args)[:, 0].tolist())
+    return {"advantages": found}
 
 
 def smoothed_advantages(module, inputs, options, dtype):
     refuse_unless(module.__name__ == "dcpo", "no history of visits")
-    size = len(inputs["visits"][0])
-    args = module.Args(group_size=size, std_ddof=options["std_ddof"], smooth_advantage=options["smooth"])
-    history = torch.zeros(1, 5, dtype=torch.float64)
+    refuse_unless(options["std_ddof"] == 0, "the deviation is that of the population")
+    args = module.Args(group_size=len(inputs["visits"][0]), smooth_advantage=options["smooth"])
+    history = torch.zeros(1, 3, dtype=torch.float64)
     answer = {"advantages": [], "means": [], "variances": []}
     for rewards in inputs["visits"]:
         advantages, history = module.compute_advantages(torch.tensor(rewards, dtype=dtype), args, history)
@@ -406,8 +404,8 @@ def shaped_rewards(module, inputs, options, dtype):
     old, mask = ragged(inputs["old_logprobs"], dtype)
     ref, _ = ragged(inputs["ref_logprobs"], dtype)
     kl = module.kl_estimate(old, ref, mask, "k1")
-    scores, truncated = torch.tensor(inputs["scores"], dtype=dtype), torch.zeros(len(old))
-    shaped = module.shape_rewards(scores, truncated, kl, mask, module.Args(kl_in="reward"), options["kl_coef"])
+    scores = torch.tensor(inputs["scores"], dtype=dtype)
+    shaped = module.shape_rewards(scores, kl, mask, module.Args(kl_in="reward"), options["kl_coef"])
     return {"rewards": cut(shaped, inputs["old_logprobs"])}
 
 
@@ -422,12 +420,13 @@ def gae(module, inputs, options, dtype):
 def whiten(module, inputs, options, dtype):
     """In two micro-batches of one row each; the script's result is in float32."""
     refuse_unless(module.__name__ == "ppo", "no whitening")
-    args = module.Args(std_ddof=options["std_ddof"], std_eps=options["eps_of_variance"])
+    offered = {"std_ddof": 1, "eps_of_variance": 1e-8}
+    refuse_unless({name: options[name] for name in offered} == offered, "another deviation, or another eps")
     micro_batches = []
     for advantages, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
         columns = {"advantages": torch.tensor([advantages], dtype=dtype), "loss_mask": torch.tensor([mask]).bool()}
         micro_batches.append(columns)
-    Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), micro_batches, args))
+    Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), micro_batches))
     return {"advantages": [micro["advantages"][0].tolist() for micro in micro_batches]}
 
 
@@ -491,14 +490,14 @@ def default_dtype(dtype):
 
 
 def updated_pairs(module, inputs, pairs, table, args):
-    """The loss of a step of pairs by the script's `update_pairs`, and the gradient by the table."""
+    """The loss of a step of pairs by the script's `update`, and the gradient by the table."""
     model, metrics = PairTables(table), Metrics()
     optimizer = Gradients(model)
 
     def one_process(rank_accelerator):
         accelerator = Accelerator(rank_accelerator.processes, 0)
-        module.update_pairs(accelerator, model, optimizer, pairs, 1, args, metrics)
-        return metrics.reduce_sums(accelerator)["optim/loss"]
+        module.update(accelerator, model, optimizer, pairs, args, metrics)
+        return metrics.reduce(accelerator)["optim/loss"]
 
     (loss,) = Processes(1).run(one_process)
     if "pieces" in inputs:
@@ -514,19 +513,19 @@ def pair_sizes(inputs, pairs):
 
 def preference_loss(module, inputs, options, dtype):
     refuse_unless(module.__name__ == "dpo", "no preference loss")
+    refuse_unless(not options["per_token"], "IPO is of whole completions")
+    refuse_unless(not options["reference_free"], "there is always a reference")
     chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
     count = len(chosen)
     pairs = []
     for i in range(count):
         ids = [[i] * len(chosen[i]), [count + i] * len(rejected[i])]
         refs = [sum(inputs["ref_chosen_logprobs"][i]), sum(inputs["ref_rejected_logprobs"][i])]
-        pairs.append(Pair([0], *ids, *([0.0, 0.0] if options["reference_free"] else refs)))
+        pairs.append(Pair([0], *ids, *refs))
     args = module.Args(
         loss=options["loss"],
         beta=options["beta"],
         label_smoothing=options["label_smoothing"],
-        ipo_per_token=options["per_token"],
-        reference_free=options["reference_free"],
         nll_coef=options["nll_coef"],
         **pair_sizes(inputs, count),
     )
