@@ -38,6 +38,8 @@ def math_verify_reward(completion: str, answer: str, truncated: bool = False) ->
     process of its own. After `SECONDS` that ends, which counts as wrong and is logged. A comparison whose
     process was ended by something else is made again."""
     predicted = extract_answer(completion, truncated)
+    if predicted is None or answers_match(predicted, answer):
+        return float(predicted is not None)
     if isinstance(answer, list):  # any of them is right
         return max(math_verify_reward(completion, each, truncated) for each in answer)
     gold = extract_answer(answer) or answer
