@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import reward_model
-from common.harness.pairs import load_pairs
+from common.pairs import load_pairs
 
 TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -44,7 +44,7 @@ def make_args(dataset, **options):
     defaults = dict(
         dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
         prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
-        max_length=512, eval_prompts=0, seed=1, max_steps=50, resume=False, chat_template_kwargs=None,
+        max_length=512, eval_prompts=0, seed=1, reward=["format"], chat_template_kwargs=None,
     )  # fmt: skip
     return SimpleNamespace(**defaults | options)
 
