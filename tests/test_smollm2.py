@@ -66,7 +66,7 @@ def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
 
 
 MORE = {
-    "dapo": "--filter_by reward --overlong_cache 8 --eval_top_p 1",
+    "dapo": "--overlong_cache 8 --eval_top_p 1",
     "ppo": "--critic shared",
 }  # as the file's comment says
 
