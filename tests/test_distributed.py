@@ -53,9 +53,8 @@ def check_update(folder, name="grpo", max_grad_norm="1"):
             del metrics["optim/grad_norm"], metrics["optim/critic_grad_norm"]
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
     saved = AutoModelForCausalLM.from_pretrained(folder / "model-2")
-    assert saved.dtype == torch.bfloat16
     prefix = "policy.lm." if name == "ppo" else "lm."
-    assert all(torch.equal(x, two["weights"][prefix + key].bfloat16()) for key, x in saved.state_dict().items())
+    assert all(torch.equal(x, two["weights"][prefix + key]) for key, x in saved.state_dict().items())
 
 
 @pytest.mark.beside("configs")
