@@ -9,6 +9,7 @@ from common.sampling import sampling_config, sampling_mode
 from small_models import ARCHITECTURES, EVERY, HYBRIDS, SCALED, backward, random_policy
 from testbed import largest_difference
 
+pytestmark = pytest.mark.beside("fast")
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]]
 
 

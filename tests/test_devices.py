@@ -1,20 +1,18 @@
 """Which device a run takes, its random numbers and its memory; and that the suite sees none but the CPU."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import conftest
 import grpo
-from common.generation import seeded
-from common.harness.distributed import choose_device, launch, set_up_attention
-from common.harness.metrics import Metrics, peak_memory_gb
+from common.launch import launch, uses_cpu
+from common.metrics import peak_memory_gb
+from common.sampling import sampling_mode
 from devices import VARIABLES, asks_for_gpu
 
 # --- the suite ---
@@ -55,20 +53,6 @@ def test_on_a_gpu_there_are_no_workers(monkeypatch):
     assert conftest.pytest_xdist_auto_num_workers(None) == 0
 
 
-# --- what runs set for a GPU ---
-
-
-def test_on_a_gpu_masks_are_not_looked_at_and_cudnn_has_no_attention(monkeypatch):
-    registered, cudnn = {}, []
-    monkeypatch.setattr(AttentionMaskInterface, "register", registered.__setitem__)
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
-    set_up_attention()
-    assert cudnn == [False]  # its gradient can be NaN
-    rows = dict(batch_size=2, q_length=1, kv_length=4, attention_mask=torch.ones(2, 4, dtype=torch.bool), device="cpu")
-    assert sdpa_mask(**rows) is None  # it looked, and would wait for the GPU
-    assert registered["sdpa"](**rows) is not None
-
-
 # --- the choice ---
 
 
@@ -78,15 +62,15 @@ def pretend(monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    "kind, chosen",
-    # An XPU was a CPU, and nothing was said. The last one is an NPU before it has its name.
-    [(None, "cpu"), ("cuda", "cuda"), ("xpu", "xpu"), ("mps", "cpu"), ("privateuseone", "privateuseone")],
+    "kind, on_cpu",
+    # An XPU was a CPU, and nothing was said. MPS has no float64. The last one is an NPU before it has its name.
+    [(None, True), ("cuda", False), ("xpu", False), ("mps", True), ("privateuseone", False)],
 )
-def test_the_accelerator_of_torch_is_used_unless_it_has_no_float64(kind, chosen, monkeypatch):
+def test_the_accelerator_of_torch_is_used_unless_it_has_no_float64(kind, on_cpu, monkeypatch):
     pretend(monkeypatch, kind)
-    assert choose_device().type == chosen
+    assert uses_cpu() == on_cpu
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert choose_device().type == "cpu"
+    assert uses_cpu()
 
 
 def test_accelerate_is_given_the_choice(monkeypatch):
@@ -97,12 +81,20 @@ def test_accelerate_is_given_the_choice(monkeypatch):
         given.append(options["cpu"])
         raise ZeroDivisionError
 
-    monkeypatch.setattr("accelerate.Accelerator.__init__", accelerator)
+    monkeypatch.setattr("common.launch.Accelerator.__init__", accelerator)
     for asked in ("false", "true"):
         monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
         with pytest.raises(ZeroDivisionError):
             launch(grpo.Args())
     assert given == [False, True]
+
+
+def test_a_launch_switches_the_attention_of_cudnn_off(monkeypatch):
+    """With a mask its gradient can be NaN."""
+    asked = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
+    launch(grpo.Args())
+    assert asked == [False]
 
 
 # --- what the device has of its own ---
@@ -112,19 +104,14 @@ def test_a_stream_of_random_numbers_leaves_the_device_as_it_was(monkeypatch):
     states = {"xpu": "before"}
     monkeypatch.setattr(torch.xpu, "get_rng_state", lambda device: states[str(device)])
     monkeypatch.setattr(torch.xpu, "set_rng_state", lambda state, device: states.update({str(device): state}))
-    with seeded(0, torch.device("xpu")):
+    with sampling_mode(torch.nn.Linear(1, 1), 0, torch.device("xpu")):
         states["xpu"] = "drawn from"
     assert states == {"xpu": "before"}
 
 
-def test_peak_memory_is_that_of_the_device_where_it_tells(monkeypatch):
-    # An XPU's was the resident memory of the process.
-    monkeypatch.setattr(torch.xpu, "max_memory_allocated", lambda device: 3e9)
-    assert peak_memory_gb(torch.device("xpu")) == 3.0
-    monkeypatch.delattr(torch.xpu, "max_memory_allocated")
-    assert peak_memory_gb(torch.device("xpu")) == -math.inf
-    metrics, token = Metrics(), torch.zeros(1, 1)
-    monkeypatch.setattr("common.harness.metrics.peak_memory_gb", lambda device: -math.inf)
-    metrics.add_times({"completions": token, "completion_mask": token}, 0.0, 1.0, grpo.Args())
-    found = metrics.reduce(launch(grpo.Args()))
-    assert "memory/peak_gb" not in found and "time/rollout_s" in found
+def test_peak_memory_is_that_of_the_gpu_where_there_is_one(monkeypatch):
+    assert 0.01 < peak_memory_gb() < 100  # resident
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3e9)
+    assert peak_memory_gb() == 3.0

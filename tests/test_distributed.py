@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import worker
 from common.errors import InputError
-from common.harness.distributed import (
+from common.launch import (
     SMALL_MODEL,
     check_trackers,
     launch,
@@ -28,7 +28,7 @@ from common.harness.distributed import (
     set_up_fsdp,
     unused_card,
 )
-from common.harness.loading import load_policy, load_reference, load_tokenizer
+from common.model import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
 
@@ -180,7 +180,7 @@ def test_batches_and_clipping_of_deepspeed_are_those_of_the_options(value, stage
 
 def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
-    monkeypatch.setattr("common.harness.distributed.world_size", lambda: 2)
+    monkeypatch.setattr("common.distributed.world_size", lambda: 2)
     with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
         launch(script("grpo").Args())
 

@@ -10,9 +10,9 @@ from accelerate import Accelerator
 
 import dpo
 from common.errors import InputError
-from common.harness.data import Prompt, load_prompts
-from common.harness.metrics import Metrics
-from common.harness.pairs import Pair
+from common.data import Prompt, load_prompts
+from common.metrics import Metrics
+from common.pairs import Pair
 from common.rewards import Reward
 from testbed import GradientRecorder, embedded, metric_rows
 
@@ -170,7 +170,7 @@ def test_rewards_that_differ_by_rounding_make_no_pair_nor_do_those_that_are_miss
     args = dpo.Args(pair_samples=4, max_new_tokens=12)
     sums = [None, 0.3, 0.1 + 0.2, None]
     functions = [Reward("sums", 1.0, lambda completions, **columns: sums * (len(completions) // 4))]
-    prompts, metrics, accelerator = load_prompts(args, tokenizer, True)[0][:16], Metrics(), Accelerator(cpu=True)
+    prompts, metrics, accelerator = load_prompts(args, tokenizer)[0][:16], Metrics(), Accelerator(cpu=True)
     pairs, _ = dpo.make_pairs(accelerator, policy, tokenizer, functions, prompts, 1, args, metrics)
     result = metrics.reduce(accelerator)
     assert pairs == [] and result["pairs/yield"] == 0 and result["pairs/truncated"] < 0.5
@@ -183,7 +183,7 @@ def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, 
     )
     monkeypatch.chdir(tmp_path)
     args = dpo.Args(reward=["short.py:short"], pair_samples=6, max_new_tokens=12)
-    prompts, metrics = load_prompts(args, tokenizer, True)[0][:40], Metrics()
+    prompts, metrics = load_prompts(args, tokenizer)[0][:40], Metrics()
     made = dpo.make_pairs(Accelerator(cpu=True), policy, tokenizer, dpo.load_rewards(args), prompts, 1, args, metrics)
     pairs, rows = made
     assert 0 < len(pairs) == len(rows) <= 40

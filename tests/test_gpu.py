@@ -3,31 +3,34 @@
 Each test is skipped where there is no GPU. On an H100 (2026-11-23, torch 2.11.0, transformers 5.23.0, commit 3600b5a)
 64 passed, those for two GPUs were skipped, and two tests of graphs failed: of a model that waits for the GPU, and right
 after it, in the same process, of the memory after a rollout, which the failed recording of the first one kept. Nothing
-has run on a GPU since: not the tests of failed recordings, of memory, norms, sampling and AdamW, which are newer.
+has run on a GPU since: not the tests of failed recordings, of memory, norms, sampling and AdamW, which are newer, nor
+fast/ and common/ as they are now.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import common.shortcuts.graphs
+import fast.graphs
 import grpo
-import memory
 import worker
-from common.generation import race_sample, seeded
-from common.harness import gpu_probes
-from common.harness.distributed import choose_device, launch
-from common.harness.ladder import find_shortcuts
-from common.harness.loading import load_policy, load_reference, load_tokenizer
-from common.shortcuts import packing
-from common.shortcuts.graphs import OneTokenByGraph
+from common.launch import launch, uses_cpu
+from common.model import load_policy, load_reference, load_tokenizer
+from common.sampling import sampling_mode
+from fast import packing
+from fast.decoding import race
+from fast.graphs import OneTokenByGraph
+from fast.norms import epsilon, norms
+from fast.shortcuts import find_shortcuts, fuse_norms
 from testbed import (
     ROOT,
     SCRIPTS,
@@ -43,6 +46,7 @@ from testbed import (
 )
 
 pytestmark = pytest.mark.gpu
+DEVICE = "cpu" if uses_cpu() else torch.accelerator.current_accelerator().type
 EVERY = [*SCRIPTS, "dpo", "reward_model"]
 PAIRS = "--max_steps 3 --eval_every 0 --dataset".split()
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 8 --eval_samples 4 --eval_every 0".split()
@@ -82,7 +86,7 @@ def problem(name, **options):
     options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.04, entropy_coef=0.01) | options
     module, args, tokenizer, policy = embedded(name, **options)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    reference = load_reference(policy, args)
+    reference = load_reference(policy, args, Accelerator(cpu=True))
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.mul_(1.05)
@@ -94,16 +98,15 @@ def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
     args, policy, reference, batch = problem(name, **options)
     if packs:
         packing.let_sdpa_take_layouts()
-        policy.packs = reference.packs = True
-        batch |= policy.prompt_columns(8, 4)
+        policy.fast = reference.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
     edit(args, batch)
     for model in (policy, reference):  # as in a run
-        gpu_probes.fuse_norms(model.lm)
+        fuse_norms(model.lm, None)
     accelerator = launch(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
     reference.to(accelerator.device)
     steps, metrics = gradients(script(name), args, policy, batch, reference, accelerator)
-    assert all(gradient.device.type == choose_device().type for gradient in steps[0])
+    assert all(gradient.device.type == DEVICE for gradient in steps[0])
     return [[gradient.cpu() for gradient in step] for step in steps], metrics
 
 
@@ -121,7 +124,7 @@ def test_the_default_run_learns(name, tmp_path, capsys):
     sizes = [] if name == "reward_model" else ["--eval_prompts", "64"]
     script(name).main(["--max_steps", str(steps), "--eval_every", "0", *sizes, "--output_dir", str(tmp_path)])
     first, *_, last = rows_of(tmp_path)
-    assert f"processes: 1 on {choose_device().type}" in capsys.readouterr().out
+    assert f"1 process(es) on {DEVICE}" in capsys.readouterr().out
     assert last["optim/grad_norm"] > 0 and last.get("rollout/logprob_gap", 0) < 1e-4
     assert 0 < last["memory/peak_gb"] < 1.001e-9 * torch.accelerator.max_memory_allocated()  # a peak only grows
     assert {weight.device.type for weight in weights(tmp_path).values()} == {"cpu"}
@@ -272,8 +275,8 @@ def loaded():
 
 def test_the_shortcuts_are_found_exact(loaded):
     _, policy, _ = loaded
-    assert policy.lm.device.type == choose_device().type
-    assert policy.head_is_last and policy.plain_cache and policy.shares_prompts
+    assert policy.lm.device.type == DEVICE
+    assert policy.head_is_last and policy.fast.plain_cache and policy.shares_prompts
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -293,12 +296,12 @@ def test_the_log_probs_of_sampling_are_those_of_the_training_forward(temperature
 
 def test_greedy_decoding_is_that_of_stock_generate_and_of_the_cpu(loaded):
     _, policy, prompts = loaded
-    shared = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, grpo.Args())["completions"].cpu()
-    stock = grpo.rollout(policy, prompts, 1, 0.0, 1.0, 0, grpo.Args(rollout="hf"))["completions"].cpu()
-    on_cpu = grpo.rollout(policy.cpu(), prompts, 1, 0.0, 1.0, 0, grpo.Args())["completions"]
-    for other in (stock, on_cpu):
-        assert other.shape == shared.shape
-        assert (other == shared).all(dim=1).sum() >= 15  # of 16: rounding may decide between two tokens once
+    greedy = functools.partial(grpo.rollout, prompts=prompts, n=1, temperature=0.0, top_p=1.0, seed=0, args=grpo.Args())
+    found = greedy(policy)["completions"].cpu()
+    policy.fast = None
+    for other in (greedy(policy)["completions"].cpu(), greedy(policy.cpu())["completions"]):
+        assert other.shape == found.shape
+        assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may decide between two tokens once
 
 
 def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
@@ -318,9 +321,9 @@ def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
     assert first + drawn() == expected  # the device's own stream goes on as if nothing had been sampled
     torch.manual_seed(6)
     assert sampled((0, 1)) == a != sampled((0, 2))
-    with seeded((0, 1), accelerator.device):
+    with sampling_mode(policy, (0, 1), accelerator.device):
         stream = drawn()
-    with seeded((0, 1), accelerator.device):
+    with sampling_mode(policy, (0, 1), accelerator.device):
         assert drawn() == stream != expected[:4]
 
 
@@ -329,13 +332,13 @@ def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
 
 @pytest.fixture
 def cuda():
-    if choose_device().type != "cuda":
+    if DEVICE != "cuda":
         pytest.skip("needs a CUDA or ROCm GPU")
 
 
-def sampled(policy, prompts, seed=3, how="shared", n=4):
-    """A rollout of 40 tokens at most, in which rows are dropped and the cache grows."""
-    return grpo.rollout(policy, prompts, n, 1.0, 1.0, seed, grpo.Args(rollout=how, max_new_tokens=160))
+def sampled(policy, prompts, seed=3, n=4):
+    """A rollout in which rows are dropped and the cache grows."""
+    return grpo.rollout(policy, prompts, n, 1.0, 1.0, seed, grpo.Args(max_new_tokens=160))
 
 
 def same(a, b):
@@ -368,7 +371,7 @@ def recorded(monkeypatch):
 
 def test_a_replayed_token_has_the_bits_of_one_that_is_not_recorded(cuda, loaded, recorded, monkeypatch):
     _, policy, prompts = loaded
-    assert policy.graphs
+    assert policy.fast.graphs
     policy.stop_tokens = [*policy.stop_tokens, 5]  # rows end at different places
     first, again = sampled(policy, prompts, n=16), sampled(policy, prompts, n=16)
     assert recorded["replayed"] > 20 and 2 <= recorded["recorded"] / 2 <= 15
@@ -402,8 +405,7 @@ def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorde
 @pytest.fixture
 def from_scratch(monkeypatch):
     """What the process knows of graphs, as at its start; and afterwards what it was."""
-    for name, value in dict(failures=0, problem=None, replayed=False).items():
-        monkeypatch.setattr(OneTokenByGraph, name, value)
+    monkeypatch.setattr(OneTokenByGraph, "problem", None)
 
 
 def waits(*inputs, forward, **options):
@@ -423,7 +425,7 @@ def reserved():
     return torch.cuda.memory_reserved()
 
 
-def test_a_model_that_waits_for_the_gpu_goes_on_without_graphs(
+def test_a_model_that_waits_for_the_gpu_samples_without_graphs(
     cuda, loaded, recorded, from_scratch, monkeypatch, caplog
 ):
     _, policy, prompts = loaded
@@ -431,19 +433,21 @@ def test_a_model_that_waits_for_the_gpu_goes_on_without_graphs(
     before, begun = reserved(), recorded["begun"]
     with monkeypatch.context() as patch:
         patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
-        for _ in range(2):
-            assert same(expected, sampled(policy, prompts))
+        found = find_shortcuts(policy.lm, True)
+        assert not found.graphs and found.plain_cache and "synchronizing" in caplog.text
         assert recorded["begun"] == begun  # nothing was recorded that would have broken off
-        assert caplog.text.count("sampling goes on without") == 1
         assert torch.cuda.get_sync_debug_mode() == 0
-        found = find_shortcuts(policy.lm)
-        assert not found["graphs"] and "synchronizing" in found["refused"]["graphs"]
+        patch.setattr(policy, "fast", found)
+        completions = sampled(policy, prompts)["completions"]
+        assert recorded["begun"] == begun and completions.shape[0] == len(expected["completions"])
     assert reserved() <= before + 2**21
-    assert find_shortcuts(policy.lm)["graphs"]
+    assert find_shortcuts(policy.lm, True).graphs
     assert same(expected, sampled(policy, prompts))  # graphs again, and random numbers as before
 
 
-def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(cuda, loaded, recorded, from_scratch, monkeypatch):
+def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(
+    cuda, loaded, recorded, from_scratch, monkeypatch, caplog
+):
     _, policy, prompts = loaded
     expected, forward = sampled(policy, prompts), policy.lm.base_model.forward
 
@@ -452,19 +456,21 @@ def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(cuda, loaded
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return forward(*inputs, **options)
 
+    replayed = recorded["replayed"]
     with monkeypatch.context() as patch:
         patch.setattr(policy.lm.base_model, "forward", short)
-        assert same(expected, sampled(policy, prompts)) and not OneTokenByGraph.replayed
-    assert same(expected, sampled(policy, prompts)) and OneTokenByGraph.replayed
+        assert same(expected, sampled(policy, prompts)) and recorded["replayed"] == replayed
+    assert "a rollout without CUDA graphs: CUDA out of memory (pretended)" in caplog.text
+    assert same(expected, sampled(policy, prompts)) and recorded["replayed"] > replayed
     assert not private_pools()
 
 
-def test_a_rollout_leaves_no_memory_reserved_for_graphs(cuda, loaded, from_scratch):
+def test_a_rollout_leaves_no_memory_reserved_for_graphs(cuda, loaded, recorded, from_scratch):
     _, policy, prompts = loaded
     sampled(policy, prompts, n=4)
     before = reserved()
     batch = sampled(policy, prompts, n=64)
-    assert OneTokenByGraph.replayed and not private_pools()  # before the allocator's cache is emptied
+    assert recorded["replayed"] and not private_pools()  # before the allocator's cache is emptied
     del batch
     assert reserved() < before + 2**26
 
@@ -478,25 +484,19 @@ def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
     expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
     before = reserved()
     with monkeypatch.context() as patch:
-        patch.setattr(common.shortcuts.graphs, "waiting_is_an_error", contextlib.nullcontext)
+        patch.setattr(fast.graphs, "waiting_is_an_error", contextlib.nullcontext)
         patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
         assert same(expected, sampled(policy, prompts, n=4))
-    assert OneTokenByGraph.failures == 1 and "captur" in OneTokenByGraph.problem
+    assert "captur" in OneTokenByGraph.problem
     assert not private_pools()
+    replayed = recorded["replayed"]
     batch = sampled(policy, prompts, n=64)
-    assert OneTokenByGraph.replayed
+    assert recorded["replayed"] > replayed and OneTokenByGraph.problem is None
     del batch
     assert reserved() < before + 2**26
     block = torch.empty(2**28, dtype=torch.uint8, device=policy.lm.device)
     del block
     assert reserved() < before + 2**26 and not private_pools()
-
-
-@pytest.mark.parametrize("how, graphs", [("shared", 1.0), ("no_graphs", 0.0)])
-def test_the_metrics_say_whether_graphs_ran(how, graphs, cuda, tmp_path):
-    sizes = [*QUICK, "--rollout", how, "--max_new_tokens", "64"]
-    grpo.main([*sizes, "--max_steps", "1", "--output_dir", str(tmp_path)])
-    assert rows_of(tmp_path)[-1]["rollout/graphs"] == graphs
 
 
 # --- sampling, AdamW ---
@@ -506,7 +506,7 @@ def test_the_metrics_say_whether_graphs_ran(how, graphs, cuda, tmp_path):
 def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
     probs = torch.randn(shape, device="cuda").softmax(dim=-1)
     drawn = []
-    for draw in (race_sample, lambda probs: torch.multinomial(probs, 1)):
+    for draw in (race, lambda probs: torch.multinomial(probs, 1)):
         torch.manual_seed(0)
         drawn.append((draw(probs), torch.rand(4, device="cuda")))
     (tokens, after), (expected, expected_after) = drawn
@@ -528,12 +528,12 @@ def test_adamw_of_a_run_is_fused(cuda, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_norms_are_no_less_exact_and_have_gradients_near_the_same(dtype, cuda, loaded):
     _, policy, _ = loaded
-    norms = gpu_probes.norms(policy.lm)
-    assert norms and all("forward" in vars(norm) for norm in norms) and policy.fused_norms == len(norms)
-    norm = norms[0].to(dtype)
+    found = norms(policy.lm)
+    assert found and all("forward" in vars(norm) for norm in found) and policy.fast.fused_norms == len(found)
+    norm = found[0].to(dtype)
     x = torch.randn(64, len(norm.weight), device=norm.weight.device).to(dtype).requires_grad_()
     fused, plain = norm(x), type(norm).forward(norm, x)
-    exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + gpu_probes.epsilon(norm)).rsqrt()
+    exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + epsilon(norm)).rsqrt()
     exact = exact * norm.weight.double()
     error, plain_error = (float((y.double() - exact).square().mean().sqrt()) for y in (fused, plain))
     assert error <= 1.25 * plain_error
@@ -550,8 +550,8 @@ def test_norms_are_fused_in_each_precision_of_a_run(dtype, precision, cuda, monk
     args = grpo.Args(dtype=dtype)
     accelerator = launch(args)
     policy = load_policy(args, load_tokenizer(args), accelerator)
-    norms = gpu_probes.norms(policy.lm)
-    assert norms and all("forward" in vars(norm) for norm in norms)
+    found = norms(policy.lm)
+    assert found and all("forward" in vars(norm) for norm in found)
 
 
 # --- packed passes ---
@@ -579,14 +579,14 @@ def test_a_run_in_bfloat16_packs_and_one_in_float32_does_not(cuda, tmp_path, mon
     for precision, packs in (("no", False), ("bf16", True)):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
         grpo.main([*QUICK, "--max_steps", "1", "--output_dir", str(tmp_path / precision)])
-        assert f"CUDA graphs for sampled tokens: True; passes without padding: {packs}" in capsys.readouterr().out
+        line = f"CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: {packs}"
+        assert line in capsys.readouterr().out
         assert rows_of(tmp_path / precision)[-1]["rollout/logprob_gap"] < (1e-4 if precision == "no" else 0.05)
         AcceleratorState._reset_state(True)
 
 
 # --- memory ---
 
-MODEL = memory.shape(768, 8, 12, 4, 2048, 16384, True)
 SIZES = dict(prompts_per_step=4, group_size=8, micro_batch_size=16, max_prompt_tokens=128, max_new_tokens=64)
 
 
@@ -598,9 +598,11 @@ SIZES = dict(prompts_per_step=4, group_size=8, micro_batch_size=16, max_prompt_t
 def test_the_dry_run_is_near_the_measured_peak(options, bf16):
     """A step of 63 million weights takes up to 3 GB. 25 %: the kernels have workspaces that no formula knows. Nor does
     it know packed passes, which bfloat16 takes: they hold no padding, and each prompt once."""
-    args, device = grpo.Args(**SIZES | options), choose_device().type
-    measured = memory.measured_step(args, MODEL, bf16, device=device)
-    computed = memory.computed_step(args, MODEL, bf16, device=device)
+    memory = pytest.importorskip("memory")  # of tools/
+    model = memory.shape(768, 8, 12, 4, 2048, 16384, True)
+    args, device = grpo.Args(**SIZES | options), DEVICE
+    measured = memory.measured_step(args, model, bf16, device=device)
+    computed = memory.computed_step(args, model, bf16, device=device)
     most, expected = max(measured.values()), max(computed.values())
     packs = bf16 or args.dtype == "bfloat16"
     assert (0.4 if packs else 0.75) * expected < most < 1.25 * expected, (measured, computed)
@@ -611,7 +613,7 @@ def test_the_dry_run_is_near_the_measured_peak(options, bf16):
 
 @pytest.mark.parametrize("config", ["ddp", "fsdp2"])
 def test_two_gpus_take_the_same_step_as_one(config, tmp_path):
-    if torch.accelerator.device_count() < 2 or choose_device().type != "cuda":
+    if torch.accelerator.device_count() < 2 or DEVICE != "cuda":
         pytest.skip("needs two CUDA or ROCm GPUs")
     flags = f"--config_file {ROOT / 'configs' / config}.yaml --num_processes 2 --mixed_precision no"
     flags = ["-m", "accelerate.commands.launch", *flags.split(), "--main_process_port", "0"]

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import pair_worker
 from common.errors import InputError
-from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics
-from common.harness.pairs import Pair, load_pairs
+from common.model import load_policy, load_tokenizer
+from common.metrics import Metrics
+from common.pairs import Pair, load_pairs
 from processes import run_processes
 from reward_model import load_reward_model
 from testbed import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script

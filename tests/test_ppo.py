@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 import ppo
 from common.batches import split_rollout
 from common.errors import InputError
-from common.harness.embedded import EMBEDDED
-from common.harness.metrics import Metrics
+from common.embedded import EMBEDDED
+from common.metrics import Metrics
 from common.masked import moments
 from small_models import LLAMA4, random_batch, random_policy, save_reward_model
 from testbed import (
@@ -278,7 +278,7 @@ def test_target_kl_counts_the_tokens_of_all_processes():
     model, groups, (coefficients,) = trainable(module, args, policy)
     optimizer, metrics, steps = torch.optim.SGD(groups, lr=1e-6), Metrics(), []
     optimizer.register_step_post_hook(lambda *arguments: steps.append(1))
-    module.update(OneOfTwo(cpu=True), model, None, optimizer, batch, 1, args, metrics, coefficients)
+    module.update(OneOfTwo(cpu=True), model, None, optimizer, batch, args, metrics, coefficients)
     assert steps == []
 
 

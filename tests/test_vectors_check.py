@@ -168,6 +168,14 @@ def test_wrong_answers(ask):
     assert ask(rounded, "--float32")[0] == 0
 
 
+def test_numbers_that_are_none(ask):
+    """Each differs in a line of its own: infinity, NaN, and an integer beyond every float."""
+    for number in (float("inf"), float("nan"), 10**400, None, "0.1", True):
+        code, lines = ask(RIGHT | {"policy/grpo": GRPO | {"loss": number}}, "--differing")
+        assert code == 1 and lines[0].startswith("policy/grpo ")
+        assert lines[-1].startswith("Cases that differ: 1.")
+
+
 def test_it_begins_with_what_most_cases_follow(ask):
     """Not with the first case that differs, and not with the first that follows something."""
     says = "one mean over all tokens"

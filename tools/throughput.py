@@ -173,9 +173,12 @@ class Task:
 # --- the workloads ---
 
 
-def parity(completions, **columns):
-    """A cheap rule whose values differ within a group, with the signature of TRL's reward functions."""
-    return [float(len(completion) % 2) for completion in completions]
+def parity(completion_ids, **columns):
+    """A cheap rule whose values differ within a group, with the signature of TRL's reward functions.
+
+    It counts tokens: a text has the stop tokens of a random model in TRL, and not in ours.
+    """
+    return [float(len(ids) % 2) for ids in completion_ids]
 
 
 def right(completions, answer, **columns):

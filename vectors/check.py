@@ -63,7 +63,7 @@ def whole_inputs(case, file):
 def load_answers(path):
     """The answers of a file in UTF-8 or UTF-16, with a byte order mark or without."""
     try:
-        answers = json.loads(pathlib.Path(path).read_bytes())
+        answers = json.loads(pathlib.Path(path).read_bytes(), parse_int=float)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
     except (ValueError, RecursionError) as error:

@@ -3,36 +3,30 @@
 packed_worker.py <script> <folder>
 """
 
+import dataclasses
 import sys
-
-import torch
 
 import attention
 import worker
 from common.errors import clean_exit
-from common.shortcuts import packing
+from fast import packing
 from testbed import pretend_gpus, script
 
 
 def main(name, folder):
-    module, load_policy, fill, passes = script(name), script(name).load_policy, worker.fill, []
-    group_size = worker.OPTIONS["group_size"]
+    module, passes = script(name), []
+    load_policy = module.load_policy
 
     def packed_policy(*inputs):
         policy = load_policy(*inputs)
-        policy.packs = True
+        policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
         return policy
-
-    def packed_batch(*inputs):
-        batch = fill(*inputs)
-        prompts = torch.arange(len(batch["completions"]) // group_size).repeat_interleave(group_size)[:, None]
-        return batch | {"prompt_index": prompts, "packed": True}
 
     def counted(*inputs, **options):
         passes.append(1)
         return attention.varlen_attn(*inputs, **options)
 
-    module.load_policy, worker.fill, packing.varlen_attn = packed_policy, packed_batch, counted
+    module.load_policy, packing.varlen_attn = packed_policy, counted
     packing.let_sdpa_take_layouts()
     worker.main(name, folder)
     assert passes

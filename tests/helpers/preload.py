@@ -8,12 +8,12 @@ import datasets  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.harness.embedded import EMBEDDED
-from common.harness.loading import load_tokenizer
+from common.data import EMBEDDED
+from common.model import load_tokenizer
 from testbed import ALL, script
 
 torch.set_num_threads(1)
 load_tokenizer(script(ALL[0]).Args())
-AutoModelForCausalLM.from_pretrained(EMBEDDED)
+AutoModelForCausalLM.from_pretrained(EMBEDDED["embedded"])
 gc.collect()
 gc.freeze()  # the search for garbage at the end of a run would copy all of this

@@ -8,7 +8,7 @@ import sys
 
 import grpo
 from common.errors import clean_exit
-from common.harness import ladder
+from fast import shortcuts
 
 
 def refuse(lm):
@@ -16,6 +16,6 @@ def refuse(lm):
 
 
 if os.environ["RANK"] == "1":
-    ladder.has_plain_cache = refuse
+    shortcuts.has_plain_cache = refuse
 with clean_exit():
     grpo.main(sys.argv[1:])

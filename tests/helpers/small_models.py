@@ -1,5 +1,6 @@
 """Models for the tests: random ones of any architecture with batches for them, and checkpoints on disk."""
 
+import importlib.util
 import json
 import shutil
 
@@ -19,7 +20,6 @@ from common.data import EMBEDDED
 from common.errors import InputError
 from common.model import Policy, load_policy, load_tokenizer, without_dropout
 from common.scorer import load_scorer
-from fast.shortcuts import find_shortcuts
 from testbed import script
 
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
@@ -84,9 +84,14 @@ def random_lm(name, seed=0, scale=4.0, **options):
 
 
 def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
-    """That model as a `Policy`, with the shortcuts that it can take."""
+    """That model as a `Policy`, with the shortcuts that it can take, if fast/ is here."""
     lm = random_lm(name, seed, scale, **options)
-    return Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, find_shortcuts(lm, True))
+    fast = None
+    if importlib.util.find_spec("fast"):
+        from fast.shortcuts import find_shortcuts
+
+        fast = find_shortcuts(lm, True)
+    return Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, fast)
 
 
 def random_batch(rows=6, seed=0, vocabulary=40):

@@ -12,9 +12,9 @@ import torch
 from accelerate.utils import gather_object
 
 from common.errors import clean_exit
-from common.harness.distributed import launch, unsharded
-from common.harness.loading import save_pretrained
-from common.harness.metrics import Metrics
+from common.launch import launch, whole_weights
+from common.metrics import Metrics
+from common.model import save_model
 from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
@@ -23,7 +23,7 @@ OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epo
 def sampled(accelerator, model, policy, module, args):
     """The completions that two processes sample, the longest of one longer than those of the other."""
     prompts, found = embedded_prompts()[:6], {}
-    with unsharded(accelerator, model):
+    with whole_weights(accelerator, model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (0, rank)
             found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
@@ -50,13 +50,12 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
             batch[column] = values.to(accelerator.device)
     metrics, start = Metrics(), {key: x.clone() for key, x in accelerator.get_state_dict(model).items()}
     before = sampled(accelerator, model, policy, module, args)
-    module.update(accelerator, model, reference, optimizer, batch, 1, args, metrics, *extra)
+    module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
     after = sampled(accelerator, model, policy, module, args)
     result = {"start": start, "weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
-    policy.lm.origin.dtype = torch.bfloat16  # as if the checkpoint had been
-    save_pretrained(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
+    save_model(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
     del model, optimizer, policy, reference, trained, parameters
     accelerator.wait_for_everyone()
     accelerator.free_memory()

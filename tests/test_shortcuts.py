@@ -1,0 +1,259 @@
+"""fast/shortcuts.py, the door of fast/: what is tried at the start, what processes agree on, and a run without."""
+
+import contextlib
+import shutil
+import types
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import grpo
+from fast import shortcuts
+from fast.exact import is_in_float32
+from fast.norms import norms
+from fast.shortcuts import Shortcuts, find_shortcuts, fuse_norms, packing_is_exact_on
+from processes import run_processes
+from small_models import random_lm, random_policy
+from testbed import (
+    ROOT,
+    SCRIPTS,
+    embedded,
+    fill,
+    gradients,
+    hand_made_batch,
+    largest_difference,
+    metric_rows,
+    run_script,
+    script,
+)
+
+QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --eval_every 0".split()
+
+
+# --- without fast/ ---
+
+
+def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
+    """Nothing but common/model.py knows of the folder, and that in one place."""
+    shutil.copy(ROOT / "grpo.py", tmp_path)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=ignored)
+    options = [*QUICK, "--max_new_tokens", "32", "--output_dir"]
+    result = run_script("grpo.py", *options, "run", cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert result.returncode == 0, result.stderr
+    grpo.main([*options, str(tmp_path / "same"), "--fast", "false"])
+    rows = metric_rows(tmp_path / "run")
+    assert rows == metric_rows(tmp_path / "same") and rows[-1]["optim/grad_norm"] > 0
+    assert "rollout/logprob_gap" not in rows[-1]  # stock `generate` samples, which gives no log-probs
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_update_is_that_of_the_plain_way(name):
+    """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
+    found = []
+    for is_fast in (True, False):
+        module, args, tokenizer, policy = embedded(
+            name, group_size=4, prompts_per_step=8, num_minibatches=2, micro_batch_size=5, fast=is_fast
+        )
+        assert policy.shares_prompts == is_fast
+        rows, rewards = hand_made_batch(policy, tokenizer, args)
+        found.append(gradients(script(name), args, policy, fill(module, rows, rewards, args)))
+    (fast, metrics), (plain, others) = found
+    for step, other in zip(plain, fast, strict=True):
+        assert largest_difference(other, step) < 1e-5 * max(float(x.abs().max()) for x in step)
+    assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def test_a_run_without_shortcuts_takes_the_same_steps(tmp_path):
+    """On given pairs, which nothing samples; the evaluation decodes greedily."""
+    sizes = "--max_steps 3 --eval_prompts 16 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
+    rows = []
+    for is_fast in ("true", "false"):
+        options = ["--dataset", "embedded-pairs", "--eval_dataset", "embedded", "--fast", is_fast]
+        script("dpo").main([*options, *sizes, "--output_dir", str(tmp_path / is_fast)])
+        rows.append(metric_rows(tmp_path / is_fast))
+    assert len(rows[0]) > 3
+    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # at a margin of 0 rounding decides
+    for fast, plain in zip(*rows, strict=True):
+        assert fast == pytest.approx(plain, rel=1e-4, abs=1e-5)
+
+
+# --- what is tried ---
+
+
+def test_prompts_are_not_shared_unless_they_may_be():
+    lm = random_lm("qwen2")
+    found = find_shortcuts(lm, False)
+    assert found.plain_cache and not found.shares_prompts
+    assert found.notes() == "updates compute a prompt again for each completion"
+    assert find_shortcuts(lm, True).notes() == ""
+
+
+def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
+    found = find_shortcuts(random_lm("mamba2"), True)
+    assert found.generate_options(3) == {"num_return_sequences": 3}
+    assert found.notes() == "stock `generate` samples: the cache of this model holds more than keys and values"
+
+
+def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
+    found = Shortcuts(True, True, True, packs=False, graphs=True, fused_norms=5, on_gpu=True)
+    line = "CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: False; fused norms: 5"
+    assert found.notes() == line
+
+
+def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
+    lm = random_lm("qwen2")
+    plain = lm.model.forward
+
+    def forward(*args, past_key_values=None, **kwargs):
+        if past_key_values is not None:
+            raise RuntimeError("Sizes of tensors must match")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(lm.model, "forward", forward)
+    found = find_shortcuts(lm, True)
+    assert found.head_is_last and not found.plain_cache and not found.shares_prompts
+    assert "has_plain_cache: Sizes of tensors must match" in caplog.text
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, monkeypatch):
+    def fails(lm):
+        raise error("CUDA error")
+
+    monkeypatch.setattr(shortcuts, "has_plain_cache", fails)
+    with pytest.raises(error):
+        find_shortcuts(random_lm("qwen2"), True)
+
+
+def test_a_row_of_zeros_in_the_embedding_does_not_refuse_shared_prompts():
+    """A fresh Qwen2 has one for padding: its gradient goes through RMSNorms, and may be NaN."""
+    lm = random_lm("qwen2")
+    assert not lm.get_input_embeddings().weight[0].any()
+    assert find_shortcuts(lm, True).shares_prompts
+
+
+def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
+    # Numbers of bfloat16 between 16 and 32 are 0.125 apart; a bound of 0.1 refused SmolLM2.
+    _, _, _, policy = embedded()
+    policy.lm.get_output_embeddings().weight.data.mul_(3)
+    assert find_shortcuts(policy.lm.bfloat16().eval(), True).shares_prompts
+
+
+def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
+    """Norms were compared in float32, and their bits were others in bfloat16."""
+    lm, seen = random_lm("qwen2"), {}
+
+    def look(check, lm):
+        seen[check.__name__] = torch.is_autocast_enabled("cpu")
+        return [] if check.__name__ == "fusable" else True
+
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
+    monkeypatch.setattr(shortcuts, "tried", look)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    found = find_shortcuts(lm, True, accelerator)
+    inside = [name for name, autocast in seen.items() if autocast]
+    assert inside == ["fusable", "packing_is_exact", "graphs_are_exact"]
+    assert found.packs and found.graphs
+
+
+def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
+    lm = random_lm("qwen2")
+    assert is_in_float32(lm)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_in_float32(lm)
+    assert not is_in_float32(lm.bfloat16())
+
+
+def test_packed_passes_count_as_shared_prompts():
+    """The batch then says which rows share one; under gradient checkpointing nothing else would ask for it."""
+    policy = random_policy("qwen2")
+    asked = []
+    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, fused_norms=0, on_gpu=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shortcuts, "packed_states", lambda lm, batch: asked.append(batch))
+        policy.states({"prompt_index": 1})
+        policy.states({})
+    assert asked == [{"prompt_index": 1}, {}]
+
+
+# --- several processes ---
+
+
+def test_a_shortcut_that_one_process_refuses_is_off_on_all_of_them(tmp_path):
+    """Each took its own way, and the sums of metrics had different lengths: gloo aborted, NCCL would hang."""
+    result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--output_dir", tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    assert "something is wrong here alone" in result.stderr
+    assert "stock `generate` samples" in result.stdout
+    assert "rollout/logprob_gap" not in metric_rows(tmp_path)[-1]
+
+
+def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
+    result = run_processes("grpo.py", *QUICK, "--output_dir", tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    assert metric_rows(tmp_path)[-1]["rollout/logprob_gap"] < 1e-5
+
+
+class OtherProcess:
+    """An accelerator of two processes, of which the other one refuses the norms or shortcuts at these places."""
+
+    device, is_fsdp2 = torch.device("cpu"), False
+
+    def __init__(self, *refused):
+        self.refused = refused
+
+    def autocast(self):
+        return contextlib.nullcontext()
+
+    def gather(self, numbers):
+        other = torch.ones_like(numbers)
+        other[0, list(self.refused)] = 0
+        return torch.cat([numbers, other])
+
+
+def test_a_norm_that_another_process_does_not_fuse_is_not_fused_here():
+    lm = random_lm("llama")
+    assert fuse_norms(lm, OtherProcess(1)) == 4
+    assert ["forward" in vars(norm) for norm in norms(lm)] == [True, False, True, True, True]
+
+
+def test_prompts_that_another_process_does_not_share_are_not_shared_here():
+    lm = random_lm("qwen2")
+    assert find_shortcuts(lm, True, OtherProcess()).shares_prompts
+    shared = [find_shortcuts(lm, True, OtherProcess(place)).shares_prompts for place in range(4)]
+    assert shared.count(False) == 1
+
+
+# --- a model that is sharded later ---
+
+
+@pytest.mark.parametrize("fault", [None, torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault, monkeypatch):
+    """Where it does not fit there, passes are padded."""
+    lm, moved = random_lm("qwen2"), []
+
+    def packing_is_exact(lm):
+        moved.append("tried")
+        if fault:
+            raise fault
+        return True
+
+    monkeypatch.setattr(lm, "to", lambda device: moved.append(device) or lm)
+    monkeypatch.setattr(shortcuts, "packing_is_exact", packing_is_exact)
+    assert packing_is_exact_on("the GPU", lm) == (fault is None)
+    assert moved == ["the GPU", "tried", torch.device("cpu")]
+
+
+def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
+    lm, tried = random_lm("qwen2"), []
+    monkeypatch.setattr(shortcuts, "packing_is_exact_on", lambda *inputs: tried.append(1) or True)
+    monkeypatch.setattr(shortcuts, "on_all", lambda answers, accelerator: list(answers))
+    for kind, fsdp2, packs in (("cuda", True, True), ("cuda", False, False), ("cpu", True, False)):
+        accelerator = OtherProcess()
+        accelerator.device, accelerator.is_fsdp2 = types.SimpleNamespace(type=kind), fsdp2
+        found = find_shortcuts(lm, False, accelerator)
+        assert (found.packs, found.shares_prompts) == (packs, packs)
+    assert len(tried) == 1
