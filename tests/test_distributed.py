@@ -203,6 +203,7 @@ def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
     module = script(path.stem.removesuffix("-paper"))
     monkeypatch.setenv("WORLD_SIZE", "8")
     reached = []
+    monkeypatch.setattr(module, "load_rewards", lambda args: [])  # a model that is not here
     monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
     with pytest.raises(SystemExit):
         module.main(["--config", str(path)])
