@@ -209,6 +209,7 @@ def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
         module.main(["--config", str(path)])
     for name, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         own = getattr(reached[0], name)
+        own = own[0] if isinstance(own, list) else own
         assert own == type(own)(value), name
 
 
