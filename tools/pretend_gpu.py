@@ -2,9 +2,7 @@
 
 On a machine without a GPU, or beside one, it shows, for whole steps of the scripts,
 - every operation on tensors of both devices: an error, as CUDA has it;
-- every place where the program waits for the device, and its line;
-- how many operations a decoded token takes, beside stock `generate` on the same model. Where the launch of a kernel
-  takes longer than its work, as for small models, this is the speed.
+- every place where the program waits for the device, and its line.
 It says nothing about seconds, memory or the kernels themselves.
 
 How: torch lets a Python program register a device. A subclass of Tensor wraps the CPU tensor, and a dispatch mode sees
@@ -35,23 +33,19 @@ INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, 
 # The result is a number of the host, or a tensor whose size the host has to know.
 WAITS = {aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.nonzero.default}
 WAITS |= {aten.masked_select.default, aten.repeat_interleave.Tensor, aten._unique2.default}
-NO_KERNEL = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default}
-NO_KERNEL |= {aten._unsafe_view.default, aten.lift_fresh.default, aten._local_scalar_dense.default}
 
 
 class Counted:
     """What has been counted since the last `clear`."""
 
     waits: ClassVar = collections.Counter()  # {(phase, what, line of the project): number}
-    kernels: ClassVar = collections.Counter()  # {operation: number}
 
     @classmethod
     def clear(cls):
         cls.waits.clear()
-        cls.kernels.clear()
 
 
-EVALUATIONS = ("evaluate", "evaluate_both", "evaluate_pairs")
+EVALUATIONS = ("evaluate", "evaluate_pairs")
 
 
 def note(what):
@@ -102,7 +96,7 @@ class Mode(TorchDispatchMode):
 
 
 def run(function, args, kwargs):
-    """Run one operation on the CPU tensors, after a check of devices, and count it."""
+    """Run one operation on the CPU tensors, after a check of devices."""
     there, here = [], []
     device, first = kwargs.get("device"), args[0] if args else None
     real_args, real_kwargs = unwrap(args, there, here), {name: unwrap(x, there, here) for name, x in kwargs.items()}
@@ -119,8 +113,6 @@ def run(function, args, kwargs):
         raise RuntimeError(f"{function}: tensors on gpu:0 {shapes[0]} and on cpu {shapes[1]}")
     if there and function in WAITS and "output_size" not in kwargs:
         note(function.overloadpacket.__name__.strip("_"))
-    if (on_gpu or there) and not function.is_view and function not in NO_KERNEL:
-        Counted.kernels[function] += 1
     if device is not None:
         real_kwargs["device"] = torch.device("cpu")
     result = function(*real_args, **real_kwargs)
@@ -171,7 +163,7 @@ def pretended():
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
-    from common.harness.run import Run
+    from common.run import Run
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
