@@ -92,9 +92,9 @@ def kill_after_checkpoint(running, folder, step):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
-    command = ["grpo.py", *QUICK, "--max_steps", "8", "--output_dir"]
+    command = ["grpo.py", *QUICK, "--max_steps", "8", "--gradient_checkpointing", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, result.stderr) == (0, "")  # no library warns of what is meant
     port = free_port()
     running = [start([*command, tmp_path / "b"], rank, processes, port) for rank in range(processes)]
     kill_after_checkpoint(running, tmp_path / "b", 2)
