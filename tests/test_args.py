@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import InputError
-from common.harness.args import RolloutArgs, RunArgs, learning_rate
-from common.harness.command_line import parse_args
+from common.args import RunArgs, RunArgs, learning_rate
+from common.args import parse_args
 from testbed import ALL, ROOT, SCRIPTS, metric_rows, script
 
 
@@ -31,7 +31,7 @@ def declared(cls):
 @pytest.mark.parametrize("name", ALL)
 def test_an_option_is_declared_again_only_where_it_differs(name):
     samples, cls = hasattr(script(name), "rollout"), script(name).Args
-    own, inherited = declared(cls), declared(RolloutArgs if samples else RunArgs)
+    own, inherited = declared(cls), declared(RunArgs if samples else RunArgs)
     found = {option: inherited[option][1] for option in OPTIMIZER | SAMPLING if option in inherited}
     assert found == OPTIMIZER | (SAMPLING if samples else {})
     again = {option for option in cls.__annotations__ if own[option] == inherited.get(option)}

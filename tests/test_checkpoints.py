@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from common.errors import InputError, Process
-from common.harness.checkpoints import put_in_place
+from common.checkpoints import put_in_place
 from small_run import QUICK, advance, no_room, refusal, start
 from testbed import ROOT, script
 

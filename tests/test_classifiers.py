@@ -1,23 +1,29 @@
-"""Classifiers of ppo.py and reward_model.py: a reward model scores what the policy wrote, at the end of the turn."""
+"""common/scorer.py: a reward model scores what the policy wrote, at the end of the turn."""
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import grpo
+from common.batches import given_batch
+from common.data import EMBEDDED
 from common.errors import InputError
-from common.harness.data import load_prompts
-from common.harness.embedded import EMBEDDED
-from common.harness.loading import load_tokenizer
+from common.rewards import load_rewards
+from common.scorer import LearnedReward, own_pad_token
 from rows import gemma_tokenizer, pairs_from
-from small_models import learned, refused, reward_model_of, save_reward_model, small_model
-from testbed import embedded, script
+from small_models import reward_model_of, save_reward_model, small_model
+from testbed import embedded
+
+
+def gemma_reward_model(folder, tokenizer):
+    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
+    return small_model(folder, AutoModelForSequenceClassification, "llama", tokenizer, **config)
 
 
 def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
-    # Through dialogues too: prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
+    # Prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
     tokenizer = gemma_tokenizer()
-    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
-    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
+    folder = gemma_reward_model(tmp_path / "rm", tokenizer)
     stock = AutoModelForSequenceClassification.from_pretrained(folder)
     turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False).removesuffix("\n")
@@ -25,93 +31,62 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     with torch.no_grad():
         expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
         (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
-        trained = reward_model_of(folder)(script("reward_model").pair_batch([pair], "cpu"))
-    asked = learned(folder)
-    (score,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
-    assert float(trained[0]) == pytest.approx(expected, abs=1e-6) and score == pytest.approx(expected, abs=1e-6)
+        trained = float(reward_model_of(folder)(given_batch([pair.prompt], [pair.chosen], "cpu")))
+        loaded = LearnedReward(str(folder), grpo.Args())
+    (score,) = loaded(prompts=["2+2?"], completions=["4"], truncated=[False])
+    assert trained == pytest.approx(expected, abs=1e-6)
+    assert score == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_path):
-    """The score is read at the last token that is not padding: that would be the one before the end of the turn."""
+    """Others read the score at the last token that is not padding: that would be the one before the end of the turn."""
     tokenizer = gemma_tokenizer()
     tokenizer.pad_token = "<end_of_turn>"
-    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
-    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
-    args = script("reward_model").Args(model_name_or_path=str(folder))
-    tokenizer = load_tokenizer(args)
-    assert tokenizer.pad_token == "<end_of_turn>" != tokenizer.eos_token
-    model = script("reward_model").load_reward_model(args, tokenizer)
-    assert tokenizer.pad_token == "<|pad|>" and model.lm.config.pad_token_id == tokenizer.pad_token_id
+    lm = reward_model_of(gemma_reward_model(tmp_path / "rm", tokenizer)).lm
+    own_pad_token(lm, tokenizer)
+    assert tokenizer.pad_token == "<|pad|>" and lm.config.pad_token_id == tokenizer.pad_token_id
+    assert lm.get_input_embeddings().weight.shape[0] >= len(tokenizer)
 
 
 def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
     tokenizer = gemma_tokenizer()
     tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
-    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
-    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", tokenizer, **config)
-    asked = learned(folder)
+    asked = LearnedReward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
     tools = [[{"type": "function", "function": {"name": "add"}}], None]
-    with_tool, without = asked.function(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
-    (plain,) = asked.function(prompts=["2+2?"], completions=["4"], truncated=[False])
+    with_tool, without = asked(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
+    (plain,) = asked(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert without == pytest.approx(plain, abs=1e-6) and abs(with_tool - plain) > 1e-4
 
 
 def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
-    scores = learned(folder).function(
-        prompts=["1+2?"] * 3, completions=["3", "3<eos>", "3<pad>"], truncated=[False, True, True]
-    )
+    asked = LearnedReward(str(folder), grpo.Args())
+    scores = asked(prompts=["1+2?"] * 2, completions=["3", "3"], truncated=[False, True])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    ids = tokenizer("1+2?").input_ids + tokenizer("3").input_ids
     with torch.no_grad():
-        tokenizer, model = (
-            AutoTokenizer.from_pretrained(folder),
-            AutoModelForSequenceClassification.from_pretrained(folder),
-        )
-        prompt, three, unknown = tokenizer("1+2?").input_ids, tokenizer("3").input_ids, [tokenizer.unk_token_id]
-        for completion, score in zip(([tokenizer.eos_token_id], unknown * 5, unknown * 5), scores, strict=True):
-            expected = float(model(torch.tensor([prompt + three + completion])).logits)
-            assert score == pytest.approx(expected, abs=1e-6)
+        for end, score in zip(([tokenizer.eos_token_id], []), scores, strict=True):
+            assert score == pytest.approx(float(model(torch.tensor([ids + end])).logits), abs=1e-6)
     assert abs(scores[0] - scores[1]) > 1e-3
 
 
-def test_a_table_of_positions_has_room_for_the_longest_completion(tmp_path):
-    """Of one position too few it would be known in the middle of a run, when a completion is that long."""
-    longest = 4 + 64  # the prompt of `learned`, and ppo's --max_new_tokens
-    sizes = dict(n_embd=16, num_labels=1, pad_token_id=0)
-    for name, positions in (("short", longest - 1), ("enough", longest)):
-        small_model(tmp_path / name, AutoModelForSequenceClassification, "gpt2", n_positions=positions, **sizes)
-    assert "positions for 67 tokens, rows may have 68" in refused(learned, tmp_path / "short")
-    score = learned(tmp_path / "enough").function
-    assert len(score(prompts=["1+2?"], completions=["1" * 63], truncated=[False])) == 1  # and the end token
-    with pytest.raises(InputError, match="positions for 68 tokens, rows may have 69"):
-        score(prompts=["1+2?"], completions=["1" * 64], truncated=[False])
-
-
-@pytest.mark.parametrize("change, message", [("eos", "no EOS"), ("pad", "pad token other than <eos>"), ("unk", "know")])
-def test_a_reward_model_whose_tokenizer_does_not_fit_is_refused(change, message, tmp_path):
-    _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
-    if change == "unk":
-        prompts[-1] = type(prompts[-1])(prompts[-1].ids, "déjà vu?", "1", {})
-    elif change == "pad":
-        tokenizer.pad_token = tokenizer.eos_token
-    else:
-        tokenizer.eos_token = None
-    save_reward_model(tmp_path, tokenizer)
-    args.reward_model_path = str(tmp_path)
-    with pytest.raises(InputError, match=message):
-        script("ppo").learned_reward(args, prompts, torch.device("cpu"))
+def test_several_reward_models_have_weights(tmp_path):
+    _, _, tokenizer, _ = embedded()
+    paths = [tmp_path / name / "model" for name in ("a", "b")]
+    for path in paths:
+        save_reward_model(path, tokenizer)
+    args = grpo.Args(reward=[f"rm:{path}" for path in paths] + ["accuracy"], reward_weights=[1.0, 0.5, 2.0])
+    rewards = load_rewards(args)
+    assert [(reward.name, reward.weight) for reward in rewards] == [("model", 1.0), ("model_2", 0.5), ("accuracy", 2.0)]
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    _, args, tokenizer, _ = embedded("ppo")
-    prompts, _, _ = load_prompts(args, tokenizer, True)
+    _, _, tokenizer, _ = embedded()
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
-    for path, message in [
-        (EMBEDDED, "score.weight"),
-        (tmp_path / "no", "no such folder"),
-        (tmp_path / "two", "not those of .*: score.weight"),
-    ]:
-        args.reward_model_path = str(path)
+    two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", num_labels=2, ignore_mismatched_sizes=True)
+    two.save_pretrained(tmp_path / "two")
+    for path, message in [(EMBEDDED["embedded"], "score.weight"), (tmp_path / "no", "no"), (tmp_path / "two", "score.weight")]:
         with pytest.raises(InputError, match=message) as error:
-            script("ppo").learned_reward(args, prompts, torch.device("cpu"))
+            LearnedReward(str(path), grpo.Args())
         assert "\n" not in str(error.value)

@@ -12,8 +12,8 @@ import common.policy
 import dapo
 from common.batches import take_rows
 from common.errors import InputError
-from common.harness.data import Prompt, load_prompts
-from common.harness.metrics import Metrics
+from common.data import Prompt, load_prompts
+from common.metrics import Metrics
 from common.masked import completion_mask
 from common.rewards import RULES, Reward, load_rewards
 from processes import run_processes
@@ -201,7 +201,7 @@ def test_by_reward_a_group_without_any_reward_is_dropped(monkeypatch):
 def test_what_is_sent_has_no_padding_and_gives_the_same_batch(rollout):
     # All columns of a batch of real completions, some of them truncated, came padded, with ids of eight bytes.
     _, args, tokenizer, policy = embedded("dapo", rollout=rollout, max_new_tokens=24)
-    prompts = load_prompts(args, tokenizer, True)[0][:6]
+    prompts = load_prompts(args, tokenizer)[0][:6]
     batch = dapo.rollout(policy, prompts, G, 1.0, 1.0, 0, args)
     batch["rewards"] = torch.rand(len(batch["completions"]), dtype=torch.float64)
     assert 0 < batch["truncated"].sum() < len(batch["truncated"])

@@ -417,3 +417,11 @@ def test_resume_continues_where_it_stopped(before):
     second = PromptSampler(range(7), seed=1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.draw(40 - before) == whole[before:]
+
+
+def test_countdowns_example_builds_the_prompt(tmp_path):
+    import countdown
+
+    row = {"nums": [44, 19, 35], "target": 98}
+    (loaded,) = load_rows(tmp_path, [countdown.with_prompt(row)])
+    assert "44, 19, 35" in loaded.prompt and "98" in loaded.prompt and loaded.columns == row

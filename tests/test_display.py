@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from common.harness.display import Display
+from common.display import Display
 from testbed import ROOT
 
 STEPS = "--prompts_per_step 4 --group_size 4 --max_new_tokens 8 --eval_prompts 4 --eval_samples 4 --max_steps 3".split()

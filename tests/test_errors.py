@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from common import errors
 from common.errors import InputError, clean_exit
-from common.harness.run import Run
+from common.run import Run
 from small_run import start
 from testbed import ROOT, SCRIPTS, metric_rows, script
 

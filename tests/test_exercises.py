@@ -31,9 +31,9 @@ def test_a_check_passes_with_the_solution_alone(number):
     [
         (5, "/ (args.group_size - 1)", "/ args.group_size"),
         (5, "normalize_std: bool = option(False", "normalize_std: bool = option(True"),
-        (6, 'max(totals["tokens"], 1)', "loss_mask.sum()"),
-        (7, "/ lengths).exp()", "/ lengths).exp().detach()"),
-        (7, "/ lengths).exp()", ").exp()"),
+        (6, 'totals["tokens"]', "loss_mask.sum()"),
+        (7, "log_s.exp()", "log_s.exp().detach()"),
+        (7, "keepdim=True) / lengths", "keepdim=True)"),
         (7, "clip_low: float = option(3e-4", "clip_low: float = option(0.2"),
         (7, "num_minibatches: int = option(4", "num_minibatches: int = option(1"),
     ],
@@ -49,7 +49,7 @@ def test_exercise_4_asks_before_it_tells(monkeypatch, capsys):
     def answer(question):
         assert not capsys.readouterr().out  # the weights are not shown yet
         questions.append(question)
-        return "gspo dcpo grpo"
+        return "gspo, dcpo grpo"
 
     monkeypatch.setattr("builtins.input", answer)
     exercises.main(["4"])
@@ -65,24 +65,62 @@ def test_a_wrong_guess_in_exercise_4_is_named(monkeypatch):
         exercises.main(["4"])
 
 
-@pytest.mark.parametrize(
-    "after_25, reward_model, message",
-    [(0.95, "runs/rm/model", None), (0.26, "runs/rm/model", "after 25 steps pass@1 is 0.260"), (0.95, "", "no reward")],
-)
-def test_exercise_8_reads_the_run(after_25, reward_model, message, tmp_path):
-    rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 26}, {"step": 50, "eval/pass@1": 0.97}]
+def folder_of(tmp_path, rows, **options):
+    """The folder of a run with these rows of metrics.jsonl."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (tmp_path / "args.json").write_text(json.dumps({"reward_model_path": reward_model}), encoding="utf-8")
-    if message is None:
-        exercises.main(["8", str(tmp_path)])
-    else:
-        with pytest.raises(SystemExit, match=message):
-            exercises.main(["8", str(tmp_path)])
+    (tmp_path / "args.json").write_text(json.dumps(options), encoding="utf-8")
+    return str(tmp_path)
+
+
+def passes(number, folder, monkeypatch, said=""):
+    """None, or what the check says of a run, where a question is answered with `said`."""
+    monkeypatch.setattr("builtins.input", lambda question: said)
+    try:
+        exercises.main([str(number), folder])
+    except SystemExit as ended:
+        return str(ended)
+
+
+@pytest.mark.parametrize(
+    "number, said, is_right",
+    [(1, "-0.08", True), (1, "-1", True), (1, "0.08", False), (1, "0", False)]
+    + [(2, "0.55", True), (2, "0.7", False), (3, "0.725", True), (3, "1.255", False)],
+)
+def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path, monkeypatch):
+    row = {"step": 1, "optim/loss": -0.081, "advantage/zero_groups": 0.508, "optim/grad_norm": 0.7248}
+    options = dict(script="dr_grpo", group_size=2, seed=51, normalize_std=False)
+    folder = folder_of(tmp_path, [{"step": 0}, row], **options)
+    found = passes(number, folder, monkeypatch, said)
+    assert (found is None) == is_right and (is_right or "not yet" in found)
+
+
+def test_a_loss_of_0_has_no_sign_to_guess(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path, [{"step": 1, "optim/loss": 1e-9}], script="grpo")
+    assert passes(1, folder, monkeypatch, "0") is None and "not yet" in passes(1, folder, monkeypatch, "1")
+
+
+def test_a_run_of_another_exercise_is_refused(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path, [{"step": 1, "optim/grad_norm": 0.725}], seed=0, normalize_std=False)
+    assert "this is another run" in passes(3, folder, monkeypatch, "0.725")
+
+
+@pytest.mark.parametrize(
+    "after_25, reward, message",
+    [
+        (0.95, "rm:runs/rm/model", None),
+        (0.26, "rm:runs/rm/model", "after 25 steps pass@1 is 0.260"),
+        (0.95, "accuracy", "no reward model"),
+    ],
+)
+def test_exercise_8_reads_the_run(after_25, reward, message, tmp_path, monkeypatch):
+    rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 26}, {"step": 50, "eval/pass@1": 0.97}]
+    found = passes(8, folder_of(tmp_path, rows, reward=[reward]), monkeypatch)
+    assert found is None if message is None else message in found
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dcpo"])
 def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: ({}, None))
+    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
     script(name).main([*SMALL, "--output_dir", str(tmp_path)])
     row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1])
     assert abs(row["optim/loss"]) < 1e-6 if name != "dr_grpo" else row["optim/loss"] < -0.01
@@ -92,7 +130,8 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
     "arguments, message",
     [
         ([], "NUMBER"),
-        (["1"], "has no check"),
+        (["1"], "name its folder"),
+        (["1", "docs"], "not the folder of a run"),
         (["11"], "has no check"),
         (["5"], "name your script"),
         (["4", "mine.py"], "no file"),

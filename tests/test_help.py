@@ -9,7 +9,7 @@ import recipes
 import torch
 
 from common.errors import InputError
-from common.harness.command_line import parse_args
+from common.args import parse_args
 from exercises import load
 from testbed import ALL, ROOT, script
 

@@ -1,4 +1,4 @@
-"""common/harness/lora.py: adapters are all that is trained, saved and kept, and the reference is the policy without."""
+"""LoRA: adapters are all that is trained, saved and kept, and the reference is the policy without."""
 
 import json
 
@@ -10,15 +10,12 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 import ppo
-import reward_model
-import worker
+from common.data import EMBEDDED
 from common.errors import InputError
-from common.harness.command_line import parse_args
-from common.harness.distributed import launch
-from common.harness.embedded import EMBEDDED
-from common.harness.loading import load_policy, load_reference, load_tokenizer, save_pretrained
+from common.metrics import Metrics
+from common.model import load_policy, load_reference, load_tokenizer, save_model
 from processes import run_processes
-from small_models import random_batch, save_reward_model, small_model
+from small_models import random_batch, small_model
 from small_run import train
 from testbed import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
@@ -32,7 +29,8 @@ def load(name="grpo", seed=0, **options):
     """(args, tokenizer, policy) with adapters of rank 4, which are no longer zero."""
     args = script(name).Args(**{"lora_rank": 4, "group_size": 4, "prompts_per_step": 8, **options})
     tokenizer = load_tokenizer(args)
-    policy = load_policy(args, tokenizer)
+    torch.manual_seed(seed)
+    policy = load_policy(args, tokenizer, Accelerator(cpu=True))
     move(policy, seed)
     return args, tokenizer, policy
 
@@ -63,40 +61,29 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_all_linear_layers_but_the_head_have_adapters(capsys):
+def test_all_linear_layers_but_the_head_have_adapters():
     _, _, policy = load()
-    assert "do not use" not in capsys.readouterr().out  # the frozen weights are not those that texts do not use
     linear = {
         name
-        for name, module in AutoModelForCausalLM.from_pretrained(EMBEDDED).named_modules()
+        for name, module in AutoModelForCausalLM.from_pretrained(EMBEDDED["embedded"]).named_modules()
         if isinstance(module, torch.nn.Linear)
     } - {"lm_head"}
     with_adapters = {name.removeprefix("lm.").partition(".lora_")[0] for name in trained(policy)}
     assert with_adapters == linear and all(".lora_" in name for name in trained(policy))
 
 
-def test_new_adapters_are_of_the_seed_and_change_nothing():
-    plain = load_policy(grpo.Args(), load_tokenizer(grpo.Args()))
+def test_new_adapters_change_nothing():
     args = grpo.Args(lora_rank=4)
-    torch.manual_seed(1)
-    one = load_policy(args, load_tokenizer(args))
-    torch.manual_seed(2)
-    two, other = (
-        load_policy(args, load_tokenizer(args)),
-        load_policy(grpo.Args(lora_rank=4, seed=1), load_tokenizer(args)),
-    )
-    a, b, c = ([policy.get_parameter(name) for name in sorted(trained(policy))] for policy in (one, two, other))
-    assert largest_difference(a, b) == 0 < largest_difference(a, c)
-    assert torch.equal(logprobs(one), logprobs(plain)) and one.head_is_last and one.shares_prompts
+    plain = load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True))
+    policy = load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+    assert torch.equal(logprobs(policy), logprobs(plain)) and policy.shares_prompts
 
 
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
     args = grpo.Args(lora_rank=4)
-    start, policy = load_policy(grpo.Args(), load_tokenizer(args)), load_policy(args, load_tokenizer(args))
-    reference = load_reference(policy, args)
-    assert reference.start.keys() == trained(policy)  # no second copy of the frozen weights
+    start, policy = load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True)), load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+    reference = load_reference(policy, args, Accelerator(cpu=True))
     move(policy)
-    policy.get_parameter(sorted(trained(policy))[0]).requires_grad_(False)  # as that of a weight that texts do not use
     before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
     policy.train()
     found, entropy = reference(random_batch(vocabulary=16), with_entropy=False)
@@ -115,7 +102,7 @@ def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
         args, tokenizer, policy = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
         batch, rewards = hand_made_batch(policy, tokenizer, args)
         batch = fill(script(name), batch, rewards, args)
-        found.append(gradients(script(name), args, policy, batch, load_reference(policy, args))[0][0])
+        found.append(gradients(script(name), args, policy, batch, load_reference(policy, args, Accelerator(cpu=True)))[0][0])
     scale = max(float(gradient.abs().max()) for gradient in found[0])
     assert (
         largest_difference(found[0], found[1]) < 1e-5 * scale and largest_difference(found[1], found[2]) < 1e-5 * scale
@@ -123,6 +110,8 @@ def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
 
 
 def test_two_processes_train_the_adapters_of_one(tmp_path):
+    import worker
+
     arguments = "grpo", tmp_path, "1", "embedded", "4"
     result = run_processes("tests/helpers/worker.py", *arguments, processes=2)
     assert result.returncode == 0, result.stderr
@@ -178,14 +167,14 @@ def test_the_frozen_weights_are_those_of_the_base_to_the_bit():
     optimizer = torch.optim.AdamW(policy.parameters(), 0.1, weight_decay=0.1)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     accelerator = Accelerator(cpu=True)
-    reference = load_reference(policy, args)
-    grpo.update(accelerator, policy, reference, optimizer, fill(grpo, batch, rewards, args), 1, args, grpo.Metrics())
+    reference = load_reference(policy, args, Accelerator(cpu=True))
+    grpo.update(accelerator, policy, reference, optimizer, fill(grpo, batch, rewards, args), args, Metrics())
     assert frozen and all(torch.equal(policy.get_parameter(name), weight) for name, weight in frozen.items())
 
 
 def saved(folder, **options):
     _, tokenizer, policy = load(**options)
-    save_pretrained(Accelerator(cpu=True), policy, policy, tokenizer, folder)
+    save_model(Accelerator(cpu=True), policy, policy, tokenizer, folder)
     return policy
 
 
@@ -198,7 +187,7 @@ def test_model_is_an_adapter_folder_that_peft_and_transformers_load(tmp_path):
         "tokenizer.json",
     } <= names and "config.json" not in names
     assert json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"] == str(
-        EMBEDDED
+        EMBEDDED["embedded"]
     )
     ids = torch.arange(9)[None]
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path)
@@ -214,76 +203,28 @@ def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, mo
     saved("adapter", model_name_or_path="base")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == str(tmp_path / "base")
-    monkeypatch.chdir(EMBEDDED)
+    monkeypatch.chdir(EMBEDDED["embedded"])
     peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_merged_model_is_the_policy(kind, tied, tmp_path):
-    # Biases and other layers than nn.Linear (GPT-2) too; a float32 sum rounds.
-    sizes = dict(n_embd=16, n_layer=1, n_head=2, vocab_size=20) if kind == "gpt2" else dict(num_key_value_heads=2)
-    small_model(tmp_path / "base", AutoModelForCausalLM, kind, tie_word_embeddings=tied, **sizes)
-    policy = saved(tmp_path / "merged", model_name_or_path=str(tmp_path / "base"), lora_merge=True)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(info.values()) and not (tmp_path / "merged" / "adapter_config.json").exists()
+@pytest.mark.parametrize("targets, modules", [(["q_proj", "v_proj"], {"q_proj", "v_proj"}), (["up_proj"], {"up_proj"})])
+def test_adapters_are_at_the_targets_alone(targets, modules):
+    _, _, policy = load(lora_targets=targets)
+    assert {name.partition(".lora_")[0].rpartition(".")[2] for name in trained(policy)} == modules
+
+
+def test_the_folder_of_a_lora_run_is_the_model_of_the_next(run, tmp_path):
+    train(tmp_path / "next", "--model_name_or_path", run / "model", "--max_steps", 1, "--learning_rate", "1e-9")
     ids = torch.arange(9)[None]
     with torch.no_grad():
-        torch.testing.assert_close(loaded.eval()(ids).logits, policy.eval().lm(ids).logits, atol=1e-5, rtol=1e-5)
-    assert policy.lm._hf_peft_config_loaded  # what is trained stays as it is
-
-
-def test_a_merged_model_of_a_base_in_bfloat16_has_the_adapter_in_float32(tmp_path):
-    """A bfloat16 sum would lose the small changes that LoRA makes."""
-    policy = saved(tmp_path, dtype="bfloat16", lora_merge=True)
-    found = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj"
-    layer = policy.lm.get_submodule(name)
-    delta = layer.lora_B.default.weight @ layer.lora_A.default.weight * layer.scaling["default"]
-    expected = layer.base_layer.weight.float() + delta
-    torch.testing.assert_close(found[f"{name}.weight"], expected.detach(), rtol=1e-6, atol=1e-7)  # bfloat16: 4e-3
-
-
-def test_a_critic_has_adapters_of_its_own(tmp_path):
-    args, tokenizer, policy = load("ppo")
-    critic = ppo.load_critic(args, policy)
-    assert {name for name in trained(critic) if "lora_" not in name} == {"head.weight", "head.bias"}
-    assert len(trained(critic)) == 2 + 28 and critic.training
-    own, others = list(critic.parameters()), {id(weight) for weight in policy.parameters()}
-    assert not any(id(weight) in others for weight in own)
-    shared = ppo.load_critic(ppo.Args(lora_rank=4, critic="shared"), policy)
-    assert trained(shared) == {"head.weight", "head.bias"}
-    save_reward_model(tmp_path / "rm", tokenizer)
-    started = ppo.load_critic(ppo.Args(lora_rank=4, critic_path=str(tmp_path / "rm")), policy)
-    assert len(trained(started)) == 2 + 28
-    scorer = ppo.load_scorer(ppo.Args(lora_rank=4, reward_model_path=str(tmp_path / "rm")), "reward_model_path", "cpu")
-    assert not hasattr(scorer, "peft_config")
-
-
-def test_a_reward_model_is_written_merged(tmp_path):
-    with pytest.raises(InputError, match="--lora_rank 4: the head of a reward model does not fit .* add --lora_merge"):
-        reward_model.load_reward_model(args := reward_model.Args(lora_rank=4), load_tokenizer(args))
-    args = reward_model.Args(lora_rank=4, lora_merge=True)
-    tokenizer = load_tokenizer(args)
-    model = reward_model.load_reward_model(args, tokenizer)
-    assert {name for name in trained(model) if "lora_" not in name} == {"lm.score.weight"}
-    move(model)
-    with torch.no_grad():
-        model.lm.score.weight.normal_(generator=torch.Generator().manual_seed(0))
-    save_pretrained(Accelerator(cpu=True), model, model, tokenizer, tmp_path)
-    args = reward_model.Args(model_name_or_path=str(tmp_path))
-    again = reward_model.load_reward_model(args, load_tokenizer(args))
-    batch = random_batch(vocabulary=16)
-    with torch.no_grad():
-        torch.testing.assert_close(again.eval()(batch), model.eval()(batch), atol=1e-3, rtol=1e-3)
+        expected = AutoModelForCausalLM.from_pretrained(run / "model").eval()(ids).logits
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "next" / "model").eval()(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_refused(monkeypatch):
-    with pytest.raises(InputError, match="--lora_merge needs --lora_rank"):
-        parse_args(grpo.Args, ["--lora_merge"])
-    monkeypatch.setattr("common.harness.distributed.is_sharded", lambda accelerator: True)
-    with pytest.raises(InputError, match="--lora_rank runs on one process or with DDP"):
-        launch(grpo.Args(lora_rank=4))
+    with pytest.raises(InputError, match="--lora_targets nothing"):
+        load(lora_targets=["nothing"])
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(InputError, match="--model_name_or_path embedded: no adapters can be added: .*peft"):
+    with pytest.raises(InputError, match="pip install peft"):
         load()

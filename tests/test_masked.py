@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from common.masked import completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, nearly_equal, pass_at_k
+from common.masked import all_equal, completion_mask, kl_estimate, log_ratio, logprobs_and_entropy, pass_at_k
 
 
 def test_estimators_equal_a_loop_over_random_tables():
@@ -92,8 +92,8 @@ def test_tokens_beyond_the_clamp_are_those_without_a_gradient():
     ],
 )
 def test_rewards_agree_where_they_differ_by_rounding_alone(low, high, same):
-    low, high = torch.tensor([[low]], dtype=torch.float64), torch.tensor([[high]], dtype=torch.float64)
-    assert nearly_equal(low, high).tolist() == [[same]]
+    groups = torch.tensor([[high, low, low]], dtype=torch.float64)
+    assert all_equal(groups).tolist() == [[same]]
 
 
 def test_unknown_estimator_is_refused():

@@ -1,4 +1,4 @@
-"""tools/math_verify_reward.py: a process of its own compares, and nothing hangs. Each test names what it pins."""
+"""examples/math_verify_reward.py: a process of its own compares, and nothing hangs. Each test names what it pins."""
 
 import os
 import signal
@@ -6,16 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-import grpo
 from common.errors import InputError
-from common.rewards import load_rewards
 from testbed import ROOT
-from tools import math_verify_reward as tool
+import math_verify_reward as tool
 
 
 def test_math_verify_missing_says_what_to_install(monkeypatch):
@@ -23,11 +20,12 @@ def test_math_verify_missing_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
     tool.comparing_process.cache_clear()
     with pytest.raises(InputError, match="pip install"):
-        load_rewards(grpo.Args(reward=["math_verify"]))
-    with pytest.raises(InputError, match="--reward math_verify needs tools/"):
-        load_rewards(SimpleNamespace(reward=["math_verify"], reward_weights=None))  # of no script with tools/ beside it
-    with pytest.raises(InputError, match="pip install"):
-        tool.math_verify_reward("#### 3", "4")
+        tool.math_verify(["#### 3"], ["4"], [False])
+
+
+def test_what_accuracy_accepts_needs_no_package():
+    chat = [{"role": "assistant", "content": "#### 3"}]
+    assert tool.math_verify(["#### 3", chat, "#### 3"], ["3", ["2", "3"], None], [False] * 3) == [1.0, 1.0, None]
 
 
 @pytest.mark.needs("math_verify")
@@ -55,7 +53,7 @@ def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
 
 RUN = """
 import os, sys, time
-from tools import math_verify_reward as tool
+import math_verify_reward as tool
 compare = lambda text: tool.math_verify_reward("#### " + text, "8")
 process = lambda: tool.comparing_process(os.getpid())
 """
@@ -64,7 +62,7 @@ process = lambda: tool.comparing_process(os.getpid())
 def program(tmp_path, body, **options):
     """A program in a session of its own, whose group the test signals, and the pipe of what it prints."""
     (tmp_path / "program.py").write_text(RUN + body, encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
     command = [sys.executable, str(tmp_path / "program.py")]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options

@@ -187,7 +187,7 @@ def test_bfloat16_is_a_tip_for_the_launch_and_of_weights_for_adapters_alone():
 @pytest.mark.parametrize("gpu", [False, True])
 def test_without_a_gpu_the_peak_on_the_cpu_is_said_too(gpu, capsys, tmp_path, monkeypatch):
     """There a chunk of logits is smaller than on a GPU."""
-    monkeypatch.setattr("common.harness.distributed.choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
+    monkeypatch.setattr("common.distributed.choose_device", lambda: torch.device("cuda" if gpu else "cpu"))
     sizes = dict(max_new_tokens=256, max_prompt_tokens=8, micro_batch_size=8, generate_batch_size=8, eval_prompts=1)
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     folder = checkpoint(tmp_path, **memory.MODELS["0.5B"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.harness.metrics import Metrics, peak_memory_gb
+from common.metrics import Metrics, peak_memory_gb
 
 
 def test_metrics_equal_their_definitions_over_several_calls():
@@ -60,8 +60,8 @@ def test_rows_without_a_reward_are_in_no_metric_of_the_rewards():
 
 
 def test_tokens_per_second_by_hand(monkeypatch):
-    monkeypatch.setattr("common.harness.metrics.time.perf_counter", lambda: 14.0)
-    monkeypatch.setattr("common.harness.metrics.world_size", lambda: 2)
+    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: 14.0)
+    monkeypatch.setattr("common.metrics.world_size", lambda: 2)
     batch = {"completions": torch.zeros(2, 4), "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]) > 0}
     for drawn, rollout in ((None, 6 * 2 / 10), (9, 9 * 2 / 10)):  # what dapo.py rejects was sampled too
         metrics = Metrics()

@@ -10,7 +10,7 @@ from torch.torch_version import TorchVersion
 from transformers import DynamicCache
 
 import common.shortcuts.graphs
-from common.harness.metrics import Metrics
+from common.metrics import Metrics
 from common.shortcuts.graphs import FEWEST, MOST_FAILURES, OneTokenByGraph
 
 
@@ -199,7 +199,7 @@ def test_a_metric_says_on_a_gpu_alone_whether_graphs_ran(monkeypatch):
     args = types.SimpleNamespace(num_epochs=1)
     for device, replayed, expected in (("cpu", True, None), ("cuda", True, 1.0), ("cuda", False, 0.0)):
         monkeypatch.setattr(OneTokenByGraph, "replayed", replayed)
-        monkeypatch.setattr("common.harness.metrics.peak_memory_gb", lambda device: 1.0)
+        monkeypatch.setattr("common.metrics.peak_memory_gb", lambda device: 1.0)
         completions = types.SimpleNamespace(device=torch.device(device))
         metrics = Metrics()
         metrics.add_times({"completions": completions, "completion_mask": torch.ones(2, 3)}, 0.0, 1.0, args)

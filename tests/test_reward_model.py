@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import reward_model
 from common.errors import InputError
-from common.harness.loading import load_tokenizer
-from common.harness.pairs import load_pairs
+from common.model import load_tokenizer
+from common.pairs import load_pairs
 from reward_model import load_reward_model, pair_batch
 from testbed import ROOT, metric_rows
 

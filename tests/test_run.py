@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import grpo
 from common.errors import InputError, Process
-from common.harness.run import DEAD, Run
+from common.run import DEAD, Run
 from small_run import FULL, advance, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 

@@ -66,7 +66,7 @@ def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
 
 
 MORE = {
-    "dapo": "--filter_by reward --overlong_cache 8 --eval_top_p 1",
+    "dapo": "--overlong_cache 8 --eval_top_p 1",
     "ppo": "--critic shared",
 }  # as the file's comment says
 
@@ -100,9 +100,8 @@ def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
     words = f"--config configs/smollm2.yaml {STEP} --num_minibatches 1 --max_steps 1 --reward {tosses}:toss"
     words += f" --model_name_or_path {model} --dataset {tmp_path}/sums --output_dir {run}"
     script("grpo").main(words.split())
-    said, card = capsys.readouterr().out, (run / "model" / "README.md").read_text(encoding="utf-8")
-    assert "<|im_start|>user\\nWhat is" in said and "stop tokens: ['<|im_end|>']" in said
-    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card and "license: apache-2.0" in card
+    said = capsys.readouterr().out
+    assert "<|im_start|>user\\nWhat is" in said and "stop tokens: <|im_end|>" in said
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, run / "model"))
     changed = [not before.get_parameter(key).equal(weight) for key, weight in after.named_parameters()]
     assert sum(changed) > 0.9 * len(changed)

@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from common.errors import InputError
-from common.harness.command_line import parse_args
-from common.harness.loading import load_policy, load_reference
+from common.args import parse_args
+from common.model import load_policy, load_reference
 from testbed import (
     FAMILY,
     ROOT,

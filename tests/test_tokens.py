@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from common.batches import take_rows
 from common.harness import tokens
-from common.harness.command_line import parse_args
-from common.harness.metrics import Metrics
+from common.args import parse_args
+from common.metrics import Metrics
 from processes import run_processes
 from small_run import advance, start
 from testbed import SCRIPTS, embedded, hand_made_batch, metric_rows, script

@@ -343,9 +343,6 @@ class DrGRPO(GRPO):
     def advantages(self, rewards):
         return [x - mean(rewards) for x in rewards]
 
-    def trained(self, row):
-        return row.ended  # --mask_truncated
-
     def weight(self, row, minibatch):
         return 1 / LIMIT / len(minibatch)
 
@@ -457,7 +454,7 @@ def train_family(start, rollouts, paper, o):
     "module, paper, own",
     [
         (grpo, GRPO, {}),
-        (dr_grpo, DrGRPO, dict(mask_truncated=True)),
+        (dr_grpo, DrGRPO, {}),
         (dapo, DAPO, dict(overlong="soft", overlong_cache=8, token_mean="step")),
         (gspo, GSPO, dict(clip_low=0.1, clip_high=0.1)),
         (dcpo, DCPO, dict(max_ratio=3.0)),
@@ -511,7 +508,7 @@ def judge_ppo(rows, o, kl_coef, log):
     """Old advantages and returns of each token; the advantages are whitened over the tokens of all rows."""
     for row in rows:
         rewards = -kl_coef * (row.old - row.ref) if o.kl_in == "reward" else torch.zeros_like(row.old)
-        rewards[-1] += row.reward - o.missing_eos_penalty * (not row.ended)
+        rewards[-1] += row.reward
         row.advantages = generalized_advantages(rewards, row.old_values, o.gamma, o.gae_lambda)
         row.returns = row.advantages + row.old_values
         log.note("reward", mean=row.reward, shaped=rewards.sum())
@@ -541,14 +538,10 @@ def train_ppo(start, rollouts, o):
                 row.old_values = critic.values(row)
             judge_ppo(rows, o, kl_coef, log)
 
-        stopped = False
         for _ in range(o.num_epochs):
             for minibatch in cut(rows, o.num_minibatches):
-                if stopped:
-                    log.note("optim", skipped_steps=1)
-                    continue
                 count = sum(len(row.tokens) for row in minibatch)
-                step_loss = step_kl = 0.0
+                step_loss = 0.0
                 for row in minibatch:
                     new, entropy = read(policy, row, o.temperature)
                     ratio, values, kl = (new - row.old).exp(), critic.values(row), k3(new, row.ref)
@@ -568,15 +561,11 @@ def train_ppo(start, rollouts, o):
                     loss = (o.value_coef * value_loss - gain - o.entropy_coef * entropy).sum() / count
                     loss.backward()
                     step_loss += float(loss.detach())
-                    step_kl += float(k3(row.old, new).detach().sum())
                     log.note("policy", ratio_max=ratio, approx_kl=k3(row.old, new), entropy=entropy)
                     log.note("value", mean=values, loss=value_loss, clip=near_errors > errors)
-                stopped = o.target_kl > 0 and step_kl / count > o.target_kl
-                log.note("optim", skipped_steps=stopped)
-                if not stopped:
-                    norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), o.max_grad_norm) for m in (policy, critic)]
-                    optimizer.step()
-                    log.note("optim", loss=step_loss, grad_norm=norms[0], critic_grad_norm=norms[1])
+                norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), o.max_grad_norm) for m in (policy, critic)]
+                optimizer.step()
+                log.note("optim", loss=step_loss, grad_norm=norms[0], critic_grad_norm=norms[1])
                 optimizer.zero_grad()
 
         if o.kl_target:  # Ziegler et al., arXiv 1909.08593, 2.2
@@ -602,19 +591,17 @@ PPO = ROLLOUTS | dict(
     objective="clip",
     penalty_coef=0.5,
     penalty_target=0.01,
-    target_kl=0.0,
-    missing_eos_penalty=0.3,
 )
 
 
 @pytest.mark.parametrize(
     "own",
     [
-        dict(target_kl=0.015),
+        {},
         dict(kl_in="loss", kl_target=0.05),
         dict(objective="penalty", penalty_target=0.02, kl_target=0.05),
     ],
-    ids=["target_kl", "kl_in_loss", "penalty"],
+    ids=["kl_in_reward", "kl_in_loss", "penalty"],
 )
 def test_ppo(own, start, tmp_path, monkeypatch):
     options = PPO | own
@@ -630,8 +617,6 @@ def test_ppo(own, start, tmp_path, monkeypatch):
         "value/clip",
         *(["policy/clip_fraction_low", "policy/clip_fraction_high"] if o.objective == "clip" else []),
     )
-    if o.target_kl:  # within the first epoch, which leaves out the second one
-        assert logs[1]["optim/skipped_steps"] == [0, 1, 1, 1]
     assert_same(rows, logs)
     assert_same_weights(tmp_path, start, policy)
 
@@ -639,7 +624,7 @@ def test_ppo(own, start, tmp_path, monkeypatch):
 def test_ppo_with_a_reward_model(start, tmp_path, monkeypatch):
     """It scores what it is trained on: the prompt in the run's template, the completion, and EOS where that ended."""
     scorer = save_random(AutoModelForSequenceClassification, tmp_path / "scorer", num_labels=1)
-    own = dict(reward_model_path=scorer, system_prompt="1+1=2", prompt_template="= {prompt}", max_steps=1)
+    own = dict(reward=[f"rm:{scorer}"], system_prompt="1+1=2", prompt_template="= {prompt}", max_steps=1)
     options = {name: value for name, value in PPO.items() if not name.startswith("reward")} | own
     rows, sampler, _ = run_sampled(ppo, tmp_path, start, options, monkeypatch)
     o, model = SimpleNamespace(frame="1+1=2\n\n= {}"), load(scorer, AutoModelForSequenceClassification)

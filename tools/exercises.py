@@ -5,9 +5,11 @@ python tools/exercises.py NUMBER [YOURS]     run its check, on YOURS where it as
 """
 
 import importlib.util
+import json
 import pathlib
 import re
 import sys
+import types
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "exercises.md"
@@ -23,6 +25,16 @@ def load(path):
     return module
 
 
+def read_run(folder):
+    """What the folder of a run has: `options` {name: value}, and `rows`, those of metrics.jsonl."""
+    try:
+        options = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return types.SimpleNamespace(options=options, rows=[json.loads(line) for line in lines])
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{folder} is not the folder of a run: {error}") from None
+
+
 def code_of(number):
     """The check of an exercise: the Python in its section above the solution, or ""."""
     section = PAGE.read_text(encoding="utf-8").partition(f"\n## {number}. ")[2].partition("\n## ")[0]
@@ -30,16 +42,10 @@ def code_of(number):
     return block[1] if block else ""
 
 
-def check(number, mine=None):
-    """Run the check of an exercise on `mine`, the module to be checked or the folder of a run."""
-    exec(compile(code_of(number), f"check of exercise {number}", "exec"), {"mine": mine})
-
-
-def read(path):
-    """What the reader made: a script as a module, or the folder of a run as a path."""
-    if path.is_dir():
-        return path
-    return load(path)
+def check(number, mine=None, run=None):
+    """Run the check of an exercise on the module `mine`, or on `run` as `read_run` returns it."""
+    code = compile(code_of(number), f"check of exercise {number}", "exec")
+    exec(code, {"mine": mine, "run": run})
 
 
 def main(arguments):
@@ -48,16 +54,24 @@ def main(arguments):
     sys.path.insert(0, str(ROOT))
     number, *yours = arguments
     code = code_of(number)
+    wanted = "mine" if "mine." in code else "run" if "run." in code else None
     if not code:
-        raise SystemExit(f"exercise {number} has no check: its run shows it")
-    if yours and "mine" not in code:
+        raise SystemExit(f"exercise {number} has no check")
+    if yours and not wanted:
         raise SystemExit(f"exercise {number} checks no file")
-    if "mine" in code and not yours:
-        raise SystemExit(f"exercise {number} checks what you made: name your script or the folder of your run")
+    if wanted == "mine" and not yours:
+        raise SystemExit(f"exercise {number} checks what you made: name your script")
+    if wanted == "run" and not yours:
+        raise SystemExit(f"exercise {number} reads a run: name its folder")
     try:
-        check(number, *(read(pathlib.Path(path)) for path in yours))
+        if wanted == "mine":
+            check(number, mine=load(pathlib.Path(yours[0])))
+        else:
+            check(number, run=read_run(pathlib.Path(yours[0])) if wanted else None)
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
+    except ValueError as error:  # the answer is no number
+        raise SystemExit(f"exercise {number}: {error}") from None
     except EOFError:
         raise SystemExit(f"exercise {number} asks a question: run it in a terminal") from None
     print(f"exercise {number}: the check passes")

@@ -10,10 +10,10 @@ import torch
 from accelerate import Accelerator
 
 from common.errors import clean_exit
-from common.harness.data import load_prompts
-from common.harness.loading import load_policy, load_tokenizer
-from common.harness.metrics import Metrics
-from common.harness.pairs import load_pairs
+from common.data import load_prompts
+from common.model import load_policy, load_tokenizer
+from common.metrics import Metrics
+from common.pairs import load_pairs
 from reward_model import load_reward_model
 from testbed import script
 

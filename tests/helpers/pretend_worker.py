@@ -16,11 +16,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import attention
 from common.batches import left_pad
-from common.generation import decode, sampling_config
+from common.sampling import decode, sampling_config
 from common.harness import loading
-from common.harness.distributed import set_up_attention
-from common.harness.embedded import EMBEDDED_PAIRS
-from common.harness.run import Run
+from common.launch import set_up_attention
+from common.embedded import EMBEDDED_PAIRS
+from common.run import Run
 from common.shortcuts.graphs import OneTokenByGraph
 from pretend_gpu import GPU, Counted, pretended
 from small_models import random_policy

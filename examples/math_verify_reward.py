@@ -1,7 +1,8 @@
 """The reward `math_verify`: what `accuracy` does not accept is compared symbolically by the package math-verify.
 
-common/rewards.py loads this file where --reward names it. The package's own timeouts are signals, which cannot
-interrupt one large power, so it runs in a process of its own.
+python grpo.py --dataset openai/gsm8k --dataset_config main --reward examples/math_verify_reward.py:math_verify
+
+The package's own timeouts are signals, which cannot interrupt one large power, so it runs in a process of its own.
 """
 
 import contextlib
@@ -23,17 +24,25 @@ SECONDS = 5.0  # then a comparison counts as wrong
 LOCK = threading.Lock()  # of its one pipe
 
 
-def load():
-    """The reward function, once its process has started; an InputError if the package is not there."""
-    comparing_process(os.getpid())
-    return math_verify_reward
+def math_verify(completions, gold, truncated, **columns):
+    """1.0 or 0.0 for each completion; None for a row without a gold answer."""
+    values = []
+    for completion, right, is_truncated in zip(completions, gold, truncated, strict=True):
+        text = completion if isinstance(completion, str) else completion[0]["content"]
+        values.append(None if right is None else math_verify_reward(text, right, is_truncated))
+    return values
 
 
 def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
     """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
     process of its own. After `SECONDS` that ends, which counts as wrong and is logged. A comparison whose
     process was ended by something else is made again."""
-    predicted, gold = extract_answer(completion, truncated), extract_answer(answer) or answer
+    predicted = extract_answer(completion, truncated)
+    if predicted is None or answers_match(predicted, answer):
+        return float(predicted is not None)
+    if isinstance(answer, list):  # any of them is right
+        return max(math_verify_reward(completion, each, truncated) for each in answer)
+    gold = extract_answer(answer) or answer
     if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
         return float(predicted is not None and answers_match(predicted, gold))
     for _ in range(3):
