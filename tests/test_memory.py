@@ -189,7 +189,8 @@ def test_a_reward_model_and_a_critic_take_memory_of_their_own(capsys, tmp_path):
     small, large = checkpoint(tmp_path / "small", **memory.MODELS["0.5B"]), checkpoint(tmp_path / "large", **TINY)
     model = ["--model_name_or_path", small]
     weights = []
-    for options in ([], ["--reward", f"rm:{small}"], ["--reward", f"rm:{small}", f"rm:{small}", "--critic_path", large]):
+    reward = ["--reward", f"rm:{small}"]
+    for options in ([], reward, [*reward, f"rm:{small}", "--critic_path", large]):
         _, table = printed(capsys, "ppo", *model, *options)
         weights.append(table["optimizer"]["weights"])
     backbone = 494_032_768 * 4 / 2**30  # the embedding is tied

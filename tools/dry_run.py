@@ -20,10 +20,10 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from common.args import RunArgs, parse_args  # noqa: E402
-from common.errors import InputError, clean_exit, one_line, world_size  # noqa: E402
-from common.model import CHUNK_ELEMENTS, adapter_base, model_path  # noqa: E402
-from piped import end_with_the_reader  # noqa: E402
+from common.args import RunArgs, parse_args
+from common.errors import InputError, clean_exit, one_line, world_size
+from common.model import CHUNK_ELEMENTS, adapter_base, model_path
+from piped import end_with_the_reader
 
 GIB = 2**30
 ROOM = 64  # tokens by which a layer of the cache grows
