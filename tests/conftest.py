@@ -22,6 +22,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
 ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
+# Tests that still ask the layout before the thin one: whole files, and single tests of others.
+NOT_MOVED = [line for line in (ROOT / "tests" / "not_moved.txt").read_text(encoding="utf-8").splitlines() if line]
+collect_ignore = [name for name in NOT_MOVED if "::" not in name]
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
 
@@ -64,6 +68,13 @@ def pytest_runtest_makereport(item, call):
     if reason := call.excinfo and absent(call.excinfo.value):
         report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"needs {reason}")
     return report
+
+
+def pytest_collection_modifyitems(items):
+    """Skip the single tests of `NOT_MOVED`."""
+    for item in items:
+        if f"{item.path.name}::{item.name.partition('[')[0]}" in NOT_MOVED:
+            item.add_marker(pytest.mark.skip(reason="not moved to the thin layout yet"))
 
 
 def pytest_collection_finish():

@@ -1,4 +1,4 @@
-"""common/harness/distributed.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
+"""common/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
 import contextlib
 import os
@@ -9,25 +9,16 @@ import types
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
-from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 
 import worker
 from common.errors import InputError
-from common.launch import (
-    SMALL_MODEL,
-    check_trackers,
-    launch,
-    on_first,
-    set_threads,
-    set_up_deepspeed,
-    set_up_fsdp,
-    unused_card,
-)
+from common.launch import SMALL_MODEL, launch, on_first, set_threads, set_up_deepspeed, set_up_fsdp
 from common.model import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
@@ -98,8 +89,7 @@ def test_two_machines(tmp_path):
 def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
     """Of ppo.py, which has a critic beside the policy in what is sharded."""
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
-    options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3 --keep_checkpoints 3"
-    options += " --save_model_every 1"
+    options += " --num_minibatches 2 --max_new_tokens 32 --save_every 1 --max_steps 3"
     command = ["tests/helpers/sharded.py", "ppo", *options.split(), "--output_dir"]
     a, b = tmp_path / "a", tmp_path / "b"
     result = run_sharded(strategy, *command, a)
@@ -107,16 +97,11 @@ def test_a_resumed_run_goes_on_bit_by_bit(strategy, tmp_path):
     shutil.copytree(a, b)
     shutil.rmtree(b / "checkpoints" / "step-00000003")
     shutil.rmtree(b / "model")
-    shutil.rmtree(b / "model-step-2")  # as if it had been killed before it wrote that
     result = run_sharded(strategy, *command, b, "--resume")
     assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
     assert metric_rows(a) == metric_rows(b)
     first, second = (AutoModelForCausalLM.from_pretrained(folder / "model").state_dict() for folder in (a, b))
     assert all(torch.equal(first[key], second[key]) for key in first)
-    on_the_way = AutoModelForCausalLM.from_pretrained(a / "model-step-3").state_dict()
-    assert all(torch.equal(first[key], on_the_way[key]) for key in first)
-    first, second = ((folder / "model-step-2" / "model.safetensors").read_bytes() for folder in (a, b))
-    assert first == second
 
 
 @pytest.fixture
@@ -151,18 +136,11 @@ def test_the_reference_under_bf16_keeps_its_rotary_frequencies():
     [
         (dict(fsdp_version=1), "fsdp_version: 2"),
         (dict(cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
-        (dict(cpu_offload=CPUOffloadPolicy()), "fsdp_offload_params"),
     ],
 )
 def test_what_fsdp_cannot_do_here_is_refused(options, said, fsdp_plugin):
     with pytest.raises(InputError, match=said):
         set_up_fsdp(fsdp_plugin(**options), "no")
-
-
-def test_parameters_that_deepspeed_offloads_are_refused():
-    config = {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}
-    with pytest.raises(InputError, match="offload_param"):
-        set_up_deepspeed(config, script("grpo").Args())
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -180,18 +158,8 @@ def test_batches_and_clipping_of_deepspeed_are_those_of_the_options(value, stage
 
 def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
-    monkeypatch.setattr("common.distributed.world_size", lambda: 2)
-    with pytest.raises(InputError, match="2 processes but Accelerate sees 1"):
-        launch(script("grpo").Args())
-
-
-@pytest.mark.parametrize("kind", ["FSDP", pytest.param("DEEPSPEED", marks=needs_deepspeed)])
-def test_sharding_without_gpus_is_refused(kind, monkeypatch):
-    # configs/fsdp2.yaml ran DDP on a machine without GPUs, and did not say so.
-    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
-    with pytest.raises(InputError, match=f"the launcher asks for {kind}, which needs GPUs"):
+    monkeypatch.setattr("common.launch.world_size", lambda: 2)
+    with pytest.raises(InputError, match="2 processes were started, and Accelerate sees 1"):
         launch(script("grpo").Args())
 
 
@@ -212,7 +180,8 @@ def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
 def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     torch.set_num_threads(2)
-    load_policy(script("grpo").Args(), load_tokenizer(script("grpo").Args()))
+    args = script("grpo").Args()
+    load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
     assert torch.get_num_threads() == 1
 
 
@@ -257,10 +226,10 @@ def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, 
         sent.append(values)
         return values
 
-    monkeypatch.setattr("accelerate.utils.broadcast_object_list", broadcast)
+    monkeypatch.setattr("common.launch.broadcast_object_list", broadcast)
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
         assert on_first(types.SimpleNamespace(is_main_process=True), find) == "a folder"
-    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda values: sent.pop())
+    monkeypatch.setattr("common.launch.broadcast_object_list", lambda values: sent.pop())
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
         assert on_first(types.SimpleNamespace(is_main_process=False), find) == "a folder"
     assert len(called) == 1 and not sent  # one call, and as many broadcasts on both
@@ -272,29 +241,6 @@ def test_under_ddp_gradients_lie_in_the_buckets_that_are_sent():
     assert handler.gradient_as_bucket_view and not handler.broadcast_buffers
 
 
-@pytest.mark.parametrize("built_for, present, hidden, said", [
-    ("13.0", True, None, True),  # the driver is too old
-    ("13.0", True, "", False),
-    ("13.0", False, None, False),
-    (None, True, None, False),  # a build for CPU
-])  # fmt: skip
-def test_a_card_that_torch_cannot_use_is_said_once(built_for, present, hidden, said, monkeypatch, capsys):
-    """Such a run went on on the CPU, with a warning of torch that does not say so."""
-    monkeypatch.setattr(torch.version, "cuda", built_for)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if present else None)
-    monkeypatch.setattr(os.path, "exists", lambda path, exists=os.path.exists: exists(path) and "nvidia" not in path)
-    if hidden is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert (unused_card() is not None) == said
-    launch(script("grpo").Args())
-    assert capsys.readouterr().out.count("there is an NVIDIA card, and torch cannot use it: ") == said
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # asked for
-    launch(script("grpo").Args())
-    assert "NVIDIA" not in capsys.readouterr().out
-
-
 @pytest.mark.beside("configs")
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_a_sharded_update_with_packed_passes_is_that_of_one_process_with_padded_ones(name, tmp_path):
@@ -302,9 +248,3 @@ def test_a_sharded_update_with_packed_passes_is_that_of_one_process_with_padded_
     result = run_sharded("fsdp2", "tests/helpers/packed_worker.py", name, tmp_path)
     assert result.returncode == 0, result.stderr
     check_update(tmp_path, name)
-
-
-def test_a_tracker_that_is_not_installed_says_how_to_install_it():
-    check_trackers(types.SimpleNamespace(report_to=["wandb", "aim"]), {"wandb", "aim"})
-    with pytest.raises(InputError, match="^--report_to wandb: it is not installed: pip install wandb$"):
-        check_trackers(types.SimpleNamespace(report_to=["trackio", "wandb"]), {"trackio"})

@@ -14,7 +14,7 @@ from common.model import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import Pair, load_pairs
 from processes import run_processes
-from reward_model import load_reward_model
+from common.scorer import load_scorer
 from testbed import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
 
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
@@ -39,17 +39,20 @@ def prepared(name, **options):
     module = script(name)
     args = module.Args(**{"pairs_per_step": 16, "max_grad_norm": 0.0, **options})
     tokenizer = load_tokenizer(args)
-    model = (load_policy if name == "dpo" else load_reward_model)(args, tokenizer)
+    if name == "dpo":
+        model = load_policy(args, tokenizer, Accelerator(cpu=True))
+    else:
+        model = load_scorer(args.model_name_or_path, args, new_head=True).train()
     if name == "reward_model":
         torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
-    pairs = load_pairs(module.Args(dataset="embedded"), tokenizer)[0][:16]
+    pairs = load_pairs(module.Args(dataset="embedded-pairs"), tokenizer)[0][:16]
     assert len({len(pair.prompt) for pair in pairs}) > 1 and len({len(pair.rejected) for pair in pairs}) > 2
     return module, args, model, [pair._replace(ref_chosen=-2.0 - i, ref_rejected=-3.0) for i, pair in enumerate(pairs)]
 
 
 def gradient(module, args, model, pairs):
     recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(), Accelerator(cpu=True)
-    module.update_pairs(accelerator, model, recorder, pairs, 1, args, metrics)
+    module.update(accelerator, model, recorder, pairs, args, metrics)
     (step,) = recorder.steps
     return step, metrics.reduce(accelerator)
 

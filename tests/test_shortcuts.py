@@ -1,6 +1,7 @@
 """fast/shortcuts.py, the door of fast/: what is tried at the start, what processes agree on, and a run without."""
 
 import contextlib
+import re
 import shutil
 import types
 
@@ -35,7 +36,6 @@ QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --ev
 
 
 def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
-    """Nothing but common/model.py knows of the folder, and that in one place."""
     shutil.copy(ROOT / "grpo.py", tmp_path)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "common", tmp_path / "common", ignore=ignored)
@@ -46,6 +46,13 @@ def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
     rows = metric_rows(tmp_path / "run")
     assert rows == metric_rows(tmp_path / "same") and rows[-1]["optim/grad_norm"] > 0
     assert "rollout/logprob_gap" not in rows[-1]  # stock `generate` samples, which gives no log-probs
+
+
+def test_the_folder_is_imported_in_one_place():
+    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py")]
+    pattern = re.compile(r"^\s*(?:from|import) fast\b", re.MULTILINE)
+    found = {path.name: len(pattern.findall(path.read_text(encoding="utf-8"))) for path in files}
+    assert {name: count for name, count in found.items() if count} == {"model.py": 1}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -10,6 +10,8 @@ def varlen_attn(
     """Attention (N, H, D), causal within each sequence and aligned at its end."""
     results, ends = [], [x.cpu().diff().tolist() for x in (query_ends, key_ends)]
     assert [max(x) for x in ends] == [longest_query, longest_key] and window_size[1] == 0
+    for x, tokens in ((query_ends, query), (key_ends, key)):
+        assert x.dtype == torch.int32 and x[0] == 0 and x[-1] == len(tokens)
     assert query.dtype == key.dtype == value.dtype and all(x.is_contiguous() for x in (query, key, value))
     for each in zip(query.split(ends[0]), key.split(ends[1]), value.split(ends[1]), strict=True):
         q, k, v = (x.transpose(0, 1) for x in each)
