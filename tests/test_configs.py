@@ -10,7 +10,8 @@ PAPERS = sorted(path.name for path in (ROOT / "configs").glob("*-paper.yaml"))
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_the_settings_of_a_paper_are_options_of_its_script(name):
+def test_the_settings_of_a_paper_are_options_of_its_script_on_eight_processes(name, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
     path = ROOT / "configs" / name
     args = parse_args(script(name.removesuffix("-paper.yaml")).Args, ["--config", str(path)])
     for option, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
