@@ -115,6 +115,16 @@ def test_a_default_that_is_no_number_begins_no_slider():
     assert side_by_side.ranges("x = 1") == {}
 
 
+def test_each_equation_of_a_docstring_is_known_and_stands_at_a_function(data):
+    """A row of the table that no script has is of an earlier docstring."""
+    known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
+    shown = [row for own in data["scripts"].values() for rows in own["equations"].values() for row in rows]
+    raw = [text for text, *_ in shown if not text.strip().startswith("<math")]
+    assert raw == [] and {text for text, *_ in shown} == set(known["mathml"].values())
+    assert not any("" in own["equations"] for own in data["scripts"].values())
+    assert ["Eq. 3"] in [number for _, *number in data["scripts"]["grpo"]["equations"]["policy_loss"]]
+
+
 def test_an_equation_is_mathml_in_pieces():
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
     for text, pieces in (known["mathml"] | known["play"]).items():
@@ -151,6 +161,26 @@ def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, c
         assert sentence in capsys.readouterr().err
 
 
+def test_a_function_that_reads_another_default_says_so(data):
+    """Of dr_grpo.py compute_advantages is the text of grpo.py, and divides by no deviation."""
+    assert data["scripts"]["dr_grpo"]["defaults"]["normalize_std"] == "False"
+    assert data["scripts"]["grpo"]["defaults"]["eval_top_p"] == "1.0"  # of common/args.py
+    grpo, dr_grpo = (data["scripts"][name]["places"]["compute_advantages"]["text"] for name in ("grpo", "dr_grpo"))
+    assert grpo == dr_grpo and data["reads"][grpo] == ["group_size", "normalize_std", "std_eps"]
+
+
+def test_the_comparison_in_a_terminal(capsys):
+    side_by_side.main(["grpo", "dr_grpo", "--text"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "== Args: differs" and lines[-1].startswith("== imports: ")
+    assert "== compute_advantages: same code, other default: normalize_std True -> False" in lines
+    assert "== rollout: identical" in lines and "-    return loss_mask.double() / lengths" in "\n".join(lines)
+    assert "-    normalize_std: bool = option(True)" in lines and "+    normalize_std: bool = option(False)" in lines
+    side_by_side.main(["ppo", "dapo", "--text"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "== gae: only in ppo.py" in lines and "== dynamic_sampling: only in dapo.py" in lines
+
+
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_every_colour_can_be_read_on_what_may_lie_behind_it(theme):
     behind = ("paper", "gone", "come", "gone-word", "come-word", "why")
@@ -181,6 +211,11 @@ for (const state of states) {
   }
   const isCode = codeStates.includes(state);
   if (isCode && !document.querySelector(".side .line")) say("no code");
+  if (state === "grpo-dr_grpo") {
+    if (!main.textContent.includes("same code, other default: normalize_std True → False")) say("no default");
+    if (!main.textContent.includes("≈ compute_advantages")) say("no third sign");
+    if (document.querySelector("section .head h2").textContent.split(" ")[0] !== "Args") say("Args is not the first");
+  }
   if (!isCode && /NaN|undefined|Infinity/.test(main.innerHTML)) say("a number is missing");
 }
 parent.postMessage({ width: innerWidth, states: states.length, errors }, "*");

@@ -1,11 +1,14 @@
 """Two scripts side by side in a browser, function by function, with what differs marked.
 
-python tools/side_by_side.py grpo dapo                  make the page in a temporary file and open it
-python tools/side_by_side.py grpo dapo -o FILE          write it there and open nothing
-python tools/side_by_side.py --play                     open its tab "Play with it"
+python tools/side_by_side.py grpo dapo             make the page in a temporary file and open it
+python tools/side_by_side.py grpo dapo -o FILE     write it there and open nothing
+python tools/side_by_side.py grpo dapo --text      print the same in the terminal
+python tools/side_by_side.py --play                open its tab "Play with it"
 
-The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen on it, and
-every function of them all. tools/side_by_side/ has its frame, its style, its programs and the equations.
+The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen
+on it, and every function of them all. A function may have one code in both and compute another thing,
+since it reads an option with another default: then it says which. tools/side_by_side/ has the frame of
+the page, its style, its programs and the equations.
 """
 
 import argparse
@@ -24,25 +27,56 @@ import pygments.lexers
 from pygments.token import Comment, Keyword, Literal, Name, Operator
 
 import same_text
+from piped import end_with_the_reader
 
 PARTS = pathlib.Path(__file__).parent / "side_by_side"
 LEXER = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
-COLOURS = [(Comment, "c"), (Literal.String, "s"), (Literal.Number, "m"), (Keyword, "k"), (Operator.Word, "k")]
-COLOURS += [(Name.Function, "f"), (Name.Class, "f"), (Name.Decorator, "f")]
+COLOURS = [
+    (Comment, "c"),
+    (Literal.String, "s"),
+    (Literal.Number, "m"),
+    (Keyword, "k"),
+    (Operator.Word, "k"),
+    (Name.Function, "f"),
+    (Name.Class, "f"),
+    (Name.Decorator, "f"),
+]
 WORD = re.compile(r"\w+|[=!<>]=|[^\w\s]")
 RANGES = {"clip_low", "clip_high", "max_ratio"}  # the options with which the sliders begin
+
+
+def fields(source, name="Args"):
+    """The options that a class of a script declares with `option(default, ...)`."""
+    found = [node for node in ast.parse(source).body if getattr(node, "name", "") == name]
+    body = found[0].body if found else []
+    options = [node for node in body if isinstance(node, ast.AnnAssign)]
+    return [node for node in options if isinstance(node.value, ast.Call) and node.value.args]
 
 
 def without_help(source):
     """[(line number, line)] of a script in which each option of `Args` is one line, without its help text."""
     lines = list(enumerate(source.splitlines(), 1))
-    args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
-    for field in reversed(args.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call) and field.value.args:
-            default = ast.unparse(field.value.args[0])
-            line = f"    {field.target.id}: {ast.unparse(field.annotation)} = option({default})"
-            lines[field.lineno - 1 : field.end_lineno] = [(field.lineno, line)]
+    for field in reversed(fields(source)):
+        default = ast.unparse(field.value.args[0])
+        line = f"    {field.target.id}: {ast.unparse(field.annotation)} = option({default})"
+        lines[field.lineno - 1 : field.end_lineno] = [(field.lineno, line)]
     return lines
+
+
+def defaults(source):
+    """{option: its default, as it is written} of a script, those of common/args.py included."""
+    shared = (same_text.ROOT / "common" / "args.py").read_text(encoding="utf-8")
+    args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
+    declared = fields(shared, "TrainArgs")
+    if "RunArgs" in map(ast.unparse, args.bases):
+        declared += fields(shared, "RunArgs")
+    declared += fields(source)
+    return {field.target.id: ast.unparse(field.value.args[0]) for field in declared}
+
+
+def options_read(text):
+    """The options that a piece of code reads, in the order in which it does."""
+    return list(dict.fromkeys(re.findall(r"\bargs\.(\w+)", text)))
 
 
 def places(source):
@@ -50,7 +84,8 @@ def places(source):
     lines = without_help(source)
     spans = same_text.places("\n".join(line for _, line in lines))
     found = {name: lines[first - 1 : last] for name, (first, last) in spans.items()}
-    imports = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    body = ast.parse(source).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     numbers = {number for node in imports for number in range(node.lineno, node.end_lineno + 1)}
     return {"imports": [(number, line) for number, line in lines if number in numbers]} | found
 
@@ -97,17 +132,22 @@ def marks(old, new):
 
     A line in which more than 40 % of the words differ has no marks: it differs as a whole.
     """
-    words = [
-        [(row, word.start(), word.end(), word[0]) for row, line in enumerate(lines) for word in WORD.finditer(line)]
-        for lines in (old, new)
-    ]
-    matcher = difflib.SequenceMatcher(None, *([text for *_, text in side] for side in words), autojunk=False)
-    blocks = matcher.get_matching_blocks()
-    same = [
-        {number for block in blocks for number in range(block.a, block.a + block.size)},
-        {number for block in blocks for number in range(block.b, block.b + block.size)},
-    ]
-    return [marks_of(side, equal) for side, equal in zip(words, same, strict=True)]
+    old, new = words_of(old), words_of(new)
+    texts = [text for *_, text in old], [text for *_, text in new]
+    matcher = difflib.SequenceMatcher(None, *texts, autojunk=False)
+    in_old, in_new = set(), set()  # the numbers of the words that are the same
+    for block in matcher.get_matching_blocks():
+        in_old |= set(range(block.a, block.a + block.size))
+        in_new |= set(range(block.b, block.b + block.size))
+    return [marks_of(old, in_old), marks_of(new, in_new)]
+
+
+def words_of(lines):
+    """[(line, start, end, text)] of the words of some lines."""
+    found = []
+    for row, line in enumerate(lines):
+        found += [(row, word.start(), word.end(), word[0]) for word in WORD.finditer(line)]
+    return found
 
 
 def marks_of(words, same):
@@ -133,9 +173,12 @@ def equations(docstring, functions, known):
     """
     found = {}
     for line in docstring.splitlines():
-        text, *number = re.split(r" {3,}(?=\w\S*(?: \S+)*$)", line.strip(), maxsplit=1)  # 3 spaces, then to the end
-        text, left = " ".join(text.split()), line.split()[:1]
-        if line.startswith("    ") and (text in known["mathml"] or (left and left[0] in known["functions"])):
+        # The number stands behind two spaces, at the end.
+        text, *number = re.split(r" {2,}(?=\w\S*(?: \S+)*$)", line.strip(), maxsplit=1)
+        text = " ".join(text.split())
+        left = line.split()[:1]
+        is_known = text in known["mathml"] or (left and left[0] in known["functions"])
+        if line.startswith("    ") and is_known:
             shown = known["mathml"].get(text) or html.escape(text)
             names = [name for name in known["functions"].get(left[0], []) if name in functions]
             for name in names or [""]:
@@ -146,23 +189,36 @@ def equations(docstring, functions, known):
 def collect(sources):
     """What the page shows, as page.js reads it."""
     known = tomllib.loads((PARTS / "equations.toml").read_text(encoding="utf-8"))
-    texts, scripts, changed = {}, {}, {}  # a text that several scripts have is stored once, under its number
+    scripts = {}
+    texts = {}  # a text that several scripts have is stored once, under its number
+    changed = {}
     for script, source in sources.items():
-        docstring, own = ast.get_docstring(ast.parse(source)) or "", {}
+        docstring = ast.get_docstring(ast.parse(source)) or ""
+        own = {}
         for name, lines in places(source).items():
             text = "\n".join(line for _, line in lines)
-            own[name] = {"text": texts.setdefault(text, len(texts)), "numbers": [number for number, _ in lines]}
-        shown = equations(docstring, own, known)
-        parts = {"docstring": docstring, "places": own, "equations": shown, "ranges": ranges(source)}
-        scripts[script.removesuffix(".py")] = parts
+            numbers = [number for number, _ in lines]
+            own[name] = {"text": texts.setdefault(text, len(texts)), "numbers": numbers}
+        scripts[script.removesuffix(".py")] = {
+            "docstring": docstring,
+            "places": own,
+            "equations": equations(docstring, own, known),
+            "ranges": ranges(source),
+            "defaults": defaults(source),
+        }
     lines = [text.split("\n") for text in texts]
     for one, two in itertools.combinations(scripts.values(), 2):
         for name, place in one["places"].items():
             a, b = place["text"], two["places"].get(name, place)["text"]
             if a != b and f"{a} {b}" not in changed:
                 changed[f"{a} {b}"] = changes(lines[a], lines[b])
-    tokens = [coloured(text) for text in texts]
-    return {"scripts": scripts, "texts": tokens, "changes": changed, "play": known["play"]}
+    return {
+        "scripts": scripts,
+        "texts": [coloured(text) for text in texts],
+        "reads": [options_read(text) for text in texts],
+        "changes": changed,
+        "play": known["play"],
+    }
 
 
 def page(one, two, sources, play=False):
@@ -175,10 +231,49 @@ def page(one, two, sources, play=False):
     return text.replace("/*data*/", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
+def as_text(one, two, sources):
+    """The lines of the comparison of two scripts in a terminal: each place in the order of the page."""
+    sides = [places(sources[f"{name}.py"]) for name in (one, two)]
+    own_defaults = [defaults(sources[f"{name}.py"]) for name in (one, two)]
+    for name in order_of(*sides):
+        texts = [[line for _, line in side.get(name, [])] for side in sides]
+        notes = other_defaults("\n".join(texts[0] + texts[1]), *own_defaults) if name != "Args" else ""
+        if not texts[0] or not texts[1]:
+            status = f"only in {one if texts[0] else two}.py"
+        elif texts[0] != texts[1]:
+            status = "differs" + (f"; other default: {notes}" if notes else "")
+        else:
+            status = f"same code, other default: {notes}" if notes else "identical"
+        yield f"== {name}: {status}"
+        if texts[0] != texts[1]:
+            diff = difflib.unified_diff(*texts, n=2, lineterm="")
+            yield from itertools.islice(diff, 2, None)  # without the names of files
+            yield ""
+
+
+def order_of(one, two):
+    """The places of both scripts in the order of the second, options first and imports last."""
+    order = list(two)
+    names = list(one)
+    for i, name in enumerate(names):
+        if name not in order:
+            order.insert(order.index(names[i - 1]) + 1 if i else 0, name)
+    middle = [name for name in order if name not in ("Args", "imports")]
+    return ["Args", *middle, "imports"]
+
+
+def other_defaults(text, one, two):
+    """`normalize_std True -> False` of the options that a text reads, where the defaults differ."""
+    names = [name for name in options_read(text) if name in one and name in two and one[name] != two[name]]
+    return ", ".join(f"{name} {one[name]} -> {two[name]}" for name in names)
+
+
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
     parser.add_argument("--play", action="store_true", help="begin with the tab of sliders and curves")
+    parser.add_argument("--text", action="store_true", help="print the comparison of the code")
     parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
     sources = same_text.found()
@@ -192,7 +287,11 @@ def main(words=None):
             parser.error(f"there is no script {name}.py; there are {', '.join(sources)}")
     if one == two:
         parser.error("name two different scripts")
-    file = options.output or pathlib.Path(tempfile.mkdtemp(prefix="side_by_side-")) / "side_by_side.html"
+    if options.text:
+        return print("\n".join(as_text(one, two, sources)))
+    file = options.output
+    if not file:
+        file = pathlib.Path(tempfile.mkdtemp(prefix="side_by_side-")) / "side_by_side.html"
     file.write_text(page(one, two, sources, options.play), encoding="utf-8")
     print(f"written: {file}")
     if not options.output:
@@ -200,4 +299,5 @@ def main(words=None):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     main()

@@ -107,6 +107,15 @@ function section(id, title, status, ...body) {
 const linesOf = ({ numbers }) => `lines ${numbers[0]} to ${numbers.at(-1)}`;
 const fileNames = (names, name) => columns(names.map((script) => element("div", { class: "file dim" }, `${script}.py, ${linesOf(place(script, name))}`)));
 
+// `normalize_std True → False` of the options that a function of two scripts reads, where their defaults differ.
+function otherDefaults(one, two, name) {
+  if (name === "Args") return "";
+  const [a, b] = [one, two].map((script) => data.scripts[script].defaults);
+  const read = [one, two].flatMap((script) => data.reads[place(script, name).text]);
+  const found = [...new Set(read)].filter((option) => option in a && option in b && a[option] !== b[option]);
+  return found.map((option) => `${option} ${a[option]} → ${b[option]}`).join(", ");
+}
+
 // One function of two scripts.
 function pairSection(one, two, name) {
   const id = `${one}-${two}/${name}`;
@@ -118,34 +127,35 @@ function pairSection(one, two, name) {
     const code = side(a, 0, a.numbers.length, names[0] === one ? "gone" : "come");
     return section(id, title, `only in ${names[0]}.py, ${linesOf(a)}`, formulas, element("div", { class: "code" }, code));
   }
+  const other = otherDefaults(one, two, name);
   if (a.text !== b.text) {
-    return section(id, title, "differs", formulas, element("div", { class: "code" }, fileNames(names, name), besides(a, b)));
+    return section(id, title, other ? `differs; other default: ${other}` : "differs", formulas, element("div", { class: "code" }, fileNames(names, name), besides(a, b)));
   }
   const code = element("div", { class: "code" }, fileNames(names, name), side(a, 0, a.numbers.length));
-  return section(id, title, "identical", formulas,
+  return section(id, title, other ? `same code, other default: ${other}` : "identical", formulas,
     element("details", {}, element("summary", {}, count(a.numbers.length, "line")), code));
 }
 
-// The places of both scripts in the order of the second; imports and options, which are no algorithm, come last.
+// The places of both scripts in the order of the second, options first and imports, which are no algorithm, last.
 function placesOf(one, two) {
   const order = Object.keys(data.scripts[two].places);
   const first = Object.keys(data.scripts[one].places);
   first.forEach((name, i) => {
     if (!order.includes(name)) order.splice(order.indexOf(first[i - 1]) + 1, 0, name);
   });
-  const late = ["imports", "Args"];
-  return [...order.filter((name) => !late.includes(name)), ...late];
+  return ["Args", ...order.filter((name) => !["Args", "imports"].includes(name)), "imports"];
 }
 function pairView(one, two) {
   const order = placesOf(one, two);
   const chips = order.map((name) => {
     const [a, b] = [place(one, name), place(two, name)];
-    const sign = !b ? "−" : !a ? "+" : a.text === b.text ? "=" : "≠";
+    const isSame = a && b && a.text === b.text;
+    const sign = !b ? "−" : !a ? "+" : !isSame ? "≠" : otherDefaults(one, two, name) ? "≈" : "=";
     return element("li", {}, link(`${one}-${two}/${name}`, `${sign} ${name}`, { class: sign === "=" ? "" : "differs" }));
   });
   const docstrings = [one, two].map((script) => element("pre", {}, data.scripts[script].docstring));
   return [element("h1", {}, `${one}.py and ${two}.py`),
-    element("p", { class: "dim" }, "≠ differs, = is identical, − is only on the left, + is only on the right. Where two lines are almost the same, only the differing words are underlined."),
+    element("p", { class: "dim" }, "≠ differs, = is identical, ≈ has the same code and reads an option with another default, − is only on the left, + is only on the right. Where two lines are almost the same, only the differing words are underlined."),
     element("ul", { class: "chips" }, chips),
     element("section", {}, equations([one, two], ""),
       element("details", {}, element("summary", {}, "What each algorithm is, its equations, and how it deviates from the paper"), columns(docstrings))),
