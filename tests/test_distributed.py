@@ -53,9 +53,8 @@ def check_update(folder, name="grpo", max_grad_norm="1"):
             del metrics["optim/grad_norm"], metrics["optim/critic_grad_norm"]
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
     saved = AutoModelForCausalLM.from_pretrained(folder / "model-2")
-    assert saved.dtype == torch.bfloat16
     prefix = "policy.lm." if name == "ppo" else "lm."
-    assert all(torch.equal(x, two["weights"][prefix + key].bfloat16()) for key, x in saved.state_dict().items())
+    assert all(torch.equal(x, two["weights"][prefix + key]) for key, x in saved.state_dict().items())
 
 
 @pytest.mark.beside("configs")
@@ -204,11 +203,13 @@ def test_the_settings_of_a_paper_are_accepted(path, monkeypatch):
     module = script(path.stem.removesuffix("-paper"))
     monkeypatch.setenv("WORLD_SIZE", "8")
     reached = []
+    monkeypatch.setattr(module, "load_rewards", lambda args: [])  # a model that is not here
     monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
     with pytest.raises(SystemExit):
         module.main(["--config", str(path)])
     for name, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         own = getattr(reached[0], name)
+        own = own[0] if isinstance(own, list) else own
         assert own == type(own)(value), name
 
 

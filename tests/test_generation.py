@@ -13,7 +13,7 @@ import grpo
 from common.batches import left_pad
 from common.errors import InputError
 from common.sampling import sampling_config, sampling_mode
-from fast.decoding import race, sample
+from fast.decoding import race, sample, worth_dropping
 from small_models import IDS, random_policy
 from testbed import embedded, embedded_prompts
 
@@ -113,7 +113,7 @@ def test_rows_of_nan_do_not_move_the_draws_of_the_others():
 def test_a_model_that_computes_no_numbers_is_one_line():
     """Where `torch.multinomial` draws on a GPU, NaN would end the process."""
     policy = random_policy("qwen2")
-    policy.lm.model.norm.weight.data[3] = float("nan")
+    policy.lm.get_input_embeddings().weight.data[7] = float("nan")  # a token of the first prompt
     with pytest.raises(InputError, match="sampling: log-probs are not finite"):
         generate(policy, 2)
 
@@ -241,6 +241,16 @@ def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeyp
     for t in range(1, int(lengths.max())):
         alive = int((lengths > t).sum())
         assert alive <= rows[t] < alive / 0.9 + 1  # at most a tenth of the rows are finished ones
+
+
+@pytest.mark.parametrize(
+    "device, rows, columns, most",
+    [("cpu", 100, 255, 90), ("cpu", 100, 256, 80), ("cuda", 100, 9, 60), ("cuda", 65, 9, 39), ("cuda", 64, 9, 0)],
+)
+def test_rows_are_dropped_once_enough_have_finished(device, rows, columns, most):
+    """On a GPU a few rows take as long as one."""
+    dropped = [running for running in range(1, rows) if worth_dropping(running, rows, columns, torch.device(device))]
+    assert dropped == list(range(1, most + 1))
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (3, 7), (16, 1000), (2, 151936), (512, 40)])

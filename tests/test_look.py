@@ -34,9 +34,9 @@ def write(folder, name, rows):
 def token_row(step, tokens, reward=1.0, **columns):
     """A row of tokens.jsonl with numbers that are easy to compute."""
     numbers = range(len(tokens))
-    row = {"step": step, "prompt": "1+1?", "answer": "2", "reward": reward, "advantage": 0.5, "tokens": tokens}
+    row = {"step": step, "prompt": "1+1?", "reward": reward, "truncated": False, "advantage": 0.5, "tokens": tokens}
     row |= {"logprob": [-0.5 - i for i in numbers], "change": [0.25 * (-1) ** i for i in numbers]}
-    row |= {"entropy": [0.5 for _ in numbers], "clipped": [], "masked": [], "special": []}
+    row |= {"entropy": [0.5 for _ in numbers]}
     return row | columns
 
 
@@ -58,15 +58,15 @@ def run(tmp_path):
     write(folder, "metrics.jsonl", metrics)
     messages = [{"role": "system", "content": "sum"}, {"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]
     samples = [evaluation_row(step, text, 0.0) for step in (0, 4) for text in (*TRAPS, *TRAPS)]
-    samples += [evaluation_row(4, "2", 1.0), evaluation_row(4, "word " * 3000, None, messages)]
+    samples += [evaluation_row(4, "2", 1.0), evaluation_row(4, "word " * 3000, 0.5, messages)]
     write(folder, "samples.jsonl", [{"step": 1, "prompt": "1+1?", "completion": "training"}, *samples])
     rows = [
-        token_row(1, TRAPS, clipped=[0, 3], special=[1], advantage=[0.1 * i - 0.5 for i in range(len(TRAPS))]),
-        token_row(1, ["2", "<eos>"], reward=None, advantage=0.0, masked=[0, 1]),
+        token_row(1, TRAPS),
+        token_row(1, ["2", "<eos>"], reward=0.0, advantage=-0.5, truncated=True),
         token_row(2, ["long", " "] * 2000, reward=0.0, advantage=-0.5),
         token_row(2, ["long", " "] * 2000, reward=0.0, advantage=-0.5),
-        token_row(4, ["x" * 300, "<eos>"], prompt=messages),
-        token_row(4, ["0"], change=[0.0], prompt="2+2?", answer=None),
+        token_row(4, ["x" * 300, "<eos>"], prompt="<|im_start|>user\n1+1?"),
+        token_row(4, ["0"], change=[0.0], prompt="2+2?"),
     ]
     write(folder, "tokens.jsonl", rows)
     return folder
@@ -82,14 +82,14 @@ def test_the_page_has_the_tokens_and_the_answers_of_the_run(run):
     written = [json.loads(line) for line in (run / "tokens.jsonl").read_text(encoding="utf-8").splitlines()]
     shown = [row for step in data["steps"] for row in step["rows"]]
     assert [step["step"] for step in data["steps"]] == [1, 2, 4] and data["left_out"] == 0
-    for name in ("tokens", "logprob", "change", "entropy", "advantage", "clipped", "masked", "special", "reward"):
+    for name in ("tokens", "logprob", "change", "entropy", "advantage", "truncated", "reward"):
         assert [row[name] for row in shown] == [row[name] for row in written]
     one, other = data["evaluations"]
     assert [(each["step"], each["reward"]) for each in one["evaluations"]] == [(0, 0.0), (4, 1 / 27)]
     assert sum(answer["count"] for answer in one["evaluations"][1]["answers"]) == 27
     assert one["evaluations"][1]["answers"][0] == {"text": "2", "reward": 1.0, "truncated": False, "count": 1}
     assert {answer["text"] for answer in one["evaluations"][0]["answers"]} == set(TRAPS)
-    assert other["evaluations"][0]["reward"] is None and "user: " in other["prompt"]
+    assert other["evaluations"][0]["reward"] == 0.5 and "user: " in other["prompt"]
     reward, *_ = data["curves"]
     assert [line["points"] for line in reward["lines"]] == [[[1, 0.25], [2, 0.5], [3, 0.75], [4, 1.0]], [[0, 0.25]]]
 
@@ -111,18 +111,6 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(run):
         file.write("\n")
     with pytest.raises(look.NoRun, match="tokens.jsonl, line 7, is no JSON"):
         look.collect(run)
-
-
-def test_a_run_of_pairs_has_its_curves_without_tokens(run):
-    (run / "tokens.jsonl").unlink()
-    rows = [{"step": 1, "rewards/accuracy": 0.5, "rewards/margin": 0.1, "optim/loss": float("nan")}]
-    write(
-        run, "metrics.jsonl", [*rows, {"step": 2, "rewards/accuracy": 0.75, "rewards/margin": 0.2, "optim/loss": 0.5}]
-    )
-    data = data_of(look.page(look.collect(run)))
-    assert data["steps"] == [] and len(data["evaluations"]) == 2
-    assert [panel["title"] for panel in data["curves"]] == ["pairs in the right order", "margin", "loss"]
-    assert data["curves"][2]["lines"] == [{"name": "training", "points": [[2, 0.5]]}]
 
 
 def test_a_page_has_a_limit_and_keeps_both_ends():
@@ -150,6 +138,17 @@ def test_the_command_writes_a_page_and_opens_it_or_says_what_is_missing(run, tmp
     assert look.main([str(run)]) == 2 and "has no row yet" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options, word", [({"script": "grpo"}, "--record_tokens"), ({"script": "dpo", "pairs_per_step": 8}, "plot.py")]
+)
+def test_a_run_without_tokens_is_told_what_to_do_in_one_line(options, word, run, capsys):
+    (run / "tokens.jsonl").unlink()
+    (run / "args.json").write_text(json.dumps(options), encoding="utf-8")
+    assert look.main([str(run)]) == 2 and not (run / "look.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert word in line
+
+
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_can_be_read_on_the_deepest_colours(theme):
     places = {"text": ("paper", "panel", "up", "down", "heat"), "dim": ("paper", "panel")}
@@ -162,7 +161,7 @@ CHECK = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
 const report = { width: innerWidth, errors, numbers: "", said: "" };
-Object.assign(report, { texts: [], folded: 0, tips: [], clipped: 0, colours: [], answers: 0 });
+Object.assign(report, { texts: [], folded: 0, tips: [], colours: [], answers: 0 });
 const fits = (what) => {
   if (document.documentElement.scrollWidth > innerWidth) errors.push(`${what}: wider than the window`);
 };
@@ -179,7 +178,7 @@ report.numbers = panels[0].numbers.textContent;
 report.said = view.querySelector(".said").textContent;
 const tokens = [...view.querySelectorAll('.token[data-row="0"]')];
 report.texts = tokens.map((token) => token.textContent);
-report.clipped = view.querySelectorAll(".token.clipped").length;
+report.second = [...view.querySelectorAll(".about")].at(-1).textContent;
 report.colours = tokens.slice(0, 2).map((token) => token.style.getPropertyValue("--tint"));
 for (const token of [tokens[0], tokens[6], tokens.at(-1)]) {
   token.click();
@@ -242,11 +241,11 @@ document.title = JSON.stringify(document.body.textContent);
 @needs_browser
 def test_the_page_of_a_model_that_broke_down_names_no_probability(run, tmp_path):
     """Its log-probs after the update are not finite, which tokens.jsonl has as null."""
-    numbers = {"logprob": [-0.5, -1.5], "change": [None, None], "entropy": [0.5, None], "clipped": None}
+    numbers = {"logprob": [-0.5, -1.5], "change": [None, None], "entropy": [0.5, None]}
     write(run, "tokens.jsonl", [token_row(1, ["2", "<eos>"], **numbers)])
     page = look.page(look.collect(run)).replace("</body>", f"<script>{SHOWN}</script></body>")
     shown = in_browser(tmp_path, "page.html", page)
-    assert "not finite" in shown and "would clip" not in shown.replace("would clip this token", "")
+    assert "not finite" in shown
     assert "22.3 → none %" in shown and "whole answer none" in shown
     assert "probability," not in shown and "→ 100" not in shown
 
@@ -259,13 +258,24 @@ def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
         assert frame["errors"] == []
         shown = ["</script>", "<!--", "<b>bold</b>", r"\u202egnp", r"\u200b", "שלום", "·", "é", r"\ud83d", "⇥\t", "↵\n"]
         assert frame["texts"] == [*shown, "/*DATA*/", "&lt;"]
-        assert frame["clipped"] == 2 and frame["bold"] == 0
+        assert frame["bold"] == 0 and frame["second"] == "reward 0advantage −0.5whole answer ×1.00cut off"
         assert frame["numbers"] == "0.25 · 0.25 held-out (step 0)"  # at step 1, before the next evaluation
-        assert "of these 15 tokens" in frame["said"] and frame["said"].endswith("would clip 2 tokens.")
+        assert "of these 15 tokens" in frame["said"] and "a negative advantage is now ×1.00 as" in frame["said"]
         assert frame["colours"] == ["var(--up)", "var(--down)"]
         first, part, _ = frame["tips"]
-        assert "60.7 → 77.9 %" in first and "+0.25, ratio 1.284" in first and "would clip it" in first
-        assert "a part of a character" in part and "would clip it" not in part
+        assert "60.7 → 77.9 %" in first and "+0.25, ratio 1.284" in first
+        assert "a part of a character" in part
         assert frame["about"].startswith("reward 0 × 2advantage −0.5")
         assert frame["rows"] == 1 and frame["folded"] == 600 and frame["unfolded"] == 4000  # two equal rows are one
         assert frame["answers"] == 2 * len(TRAPS) + 2
+
+
+@needs_browser
+def test_the_page_of_ppo_has_no_advantages(run, tmp_path):
+    """They are of single tokens, and are not recorded."""
+    row = token_row(1, ["2", "<eos>"])
+    del row["advantage"]
+    write(run, "tokens.jsonl", [row])
+    page = look.page(look.collect(run)).replace("</body>", f"<script>{SHOWN}</script></body>")
+    shown = in_browser(tmp_path, "page.html", page)
+    assert "22.3 → 17.4 %" in shown and "dvantage" not in shown

@@ -10,22 +10,27 @@ import re
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from common.errors import InputError
 from common.args import parse_args
-from common.model import load_policy, load_reference
+from common.batches import completion_texts
+from common.rewards import Reward
 from testbed import (
     FAMILY,
     ROOT,
     SCRIPTS,
+    advantages_of,
     embedded,
+    embedded_prompts,
     fill,
     fresh_interpreter,
     gradients,
     hand_made_batch,
     largest_difference,
     metric_rows,
+    reference_of,
     script,
 )
 
@@ -33,6 +38,7 @@ GLOSSARY = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo")
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
+    "test_a_row_without_a_reward_has_the_advantage_0": FAMILY,
     "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order": FAMILY,  # ppo whitens over the whole rollout
     "test_zero_advantages_move_nothing": FAMILY,  # a critic's advantages are not those of the rewards
     # dapo's rounds: test_dapo.py
@@ -67,7 +73,7 @@ def prepared_once(name, options):
     batch = fill(module, batch, rewards, args)
     reference = None
     if args.kl_coef:
-        reference = load_reference(policy, args)
+        reference = reference_of(policy, args)
         with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
             for parameter in reference.parameters():
                 parameter.mul_(1.05)
@@ -81,18 +87,25 @@ def relative(a, b):
 # --- rows without a reward ---
 
 
-def test_a_row_without_a_reward_counts_nowhere(name):
-    """As if it had not been sampled: not in its group's statistics, not in the loss, in no denominator."""
+def test_a_row_without_a_reward_has_the_advantage_0(name):
+    """It gets the mean of its group; a group of such rows gets that of the others, and no NaN comes through."""
     module, args, tokenizer, policy = embedded(name, group_size=4, prompts_per_step=8, num_minibatches=1)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
-    kept = torch.arange(32) % 4 != torch.arange(32) // 4 % 4  # of each group another row is missing
-    kept[20:24] = False  # and all of the sixth
-    (found,), metrics = gradients(module, args, policy, fill(module, batch, rewards.where(kept, math.nan), args))
-    args.group_size, args.prompts_per_step = 3, 7
-    batch, rewards = {column: values[kept] for column, values in batch.items()}, rewards[kept]
-    (expected,), expected_metrics = gradients(module, args, policy, fill(module, batch, rewards, args))
-    assert relative(found, expected) < 1e-5
-    assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
+    rewards[4::4] += 1  # no group agrees
+    unscored = torch.arange(32) % 4 == torch.arange(32) // 4 % 4  # of each group another row
+    unscored[20:24] = True  # and all of the sixth
+    values = [None if none else float(x) for x, none in zip(rewards, unscored, strict=True)]
+    own = Reward("own", 1.0, lambda prompts, completions, **_: values)
+    texts = completion_texts(tokenizer, batch)
+    found, parts = module.compute_rewards([own], embedded_prompts()[:8], texts)
+    assert parts["own"].isnan().equal(unscored) and found.isfinite().all()
+    if name == "dr_grpo":
+        unscored &= ~batch["truncated"]  # those have the reward 0
+        rewards = rewards.masked_fill(batch["truncated"], 0)
+    assert torch.equal(found[~unscored], rewards[~unscored].double())
+    advantages = advantages_of(module, found, args)[:, 0]
+    assert (advantages[unscored].abs() < 1e-6).all() and (advantages[~unscored] != 0).any()
+    assert name == "dr_grpo" or (advantages[20:24] == 0).all()
 
 
 NONE = """
@@ -105,52 +118,29 @@ def mine(prompts, completions, trainer_state, **_):
 """
 
 
-def run_with_none(name, folder, condition, *more):
+def run_with_none(name, folder, condition):
     """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
     (folder / "mine.py").write_text(NONE.format(condition=condition), encoding="utf-8")
-    sizes = {"dpo": "--pair_prompts 16 --pair_samples 4 --pairs_per_step 4 --num_epochs 1 --rounds 3"}
-    sizes = sizes.get(name, "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear")
+    sizes = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear --kl_coef 0"
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
-    options = [*options.split(), "--keep_checkpoints", "9", "--reward", f"{folder}/mine.py:mine"]
-    options += "--kl_coef 0.05 --kl_target 0.01 --objective penalty".split() if name == "ppo" else []
-    script(name).main([*options, "--output_dir", str(folder / "run"), *more])
+    options = [*options.split(), "--reward", f"{folder}/mine.py:mine"]
+    script(name).main([*options, "--output_dir", str(folder / "run")])
 
 
-def test_a_step_without_any_reward_updates_nothing(name, tmp_path, capsys):
+def test_a_step_without_any_reward_teaches_nothing(name, tmp_path, capsys):
     """It ended the run, without a checkpoint."""
     run_with_none(name, tmp_path, "calls[-1] == 1")
     rows = metric_rows(tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
-    assert [row["reward/unscored"] for row in rows if "reward/unscored" in row] == [0.25, 1, 0.25]
-    assert ["optim/grad_norm" in row for row in rows] == [False, True, False, True]
-    assert ["reward/mean" in row and "advantage/zero_groups" in row for row in rows] == [False, True, False, True]
-    assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
     assert capsys.readouterr().out.count("25.0% of the completions have no reward") == 1
-    first, second, third = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3))
-    (first_model, *rest), (second_model, *_) = (sorted(path.glob("model*.safetensors")) for path in (first, second))
-    assert not rest and first_model.read_bytes() == second_model.read_bytes()
-    states = [json.loads((path / "state.json").read_text(encoding="utf-8")) for path in (first, second, third)]
-    for kept in {"dcpo": ["history"], "ppo": ["coefficients"]}.get(name, []):
-        assert states[0][kept] == states[1][kept]
-        assert states[1][kept] != states[2][kept]
-
-
-def test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint(name, tmp_path):
-    with pytest.raises(InputError, match="every reward function returned None for every completion: nothing"):
-        run_with_none(name, tmp_path, "calls[-1] == 0")
-    step = 0 if name == "dpo" else 1  # a round comes before its steps
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{step}"]
-    assert [row["reward/skipped"] for row in metric_rows(tmp_path / "run") if "reward/skipped" in row] == [1]
-
-
-def test_a_first_round_without_any_reward_is_made_anew_by_a_resume(name, tmp_path):
-    """The checkpoint said that it had been made, and the resumed run ended without a step."""
-    with pytest.raises(InputError, match="every reward function returned None"):
-        run_with_none(name, tmp_path, "True", "--pair_prompts", "32")
-    run_with_none(name, tmp_path, "False", "--pair_prompts", "32", "--resume", "--reward_changed")
-    first, *steps = metric_rows(tmp_path / "run")
-    assert first["pairs/made"] == 0 and steps[0]["pairs/made"] > 0 and "optim/loss" in steps[-1]
+    unscored = [row["reward/unscored"] for row in rows if "reward/unscored" in row]
+    if name == "dapo":  # which ends where no group is informative
+        assert unscored == [0.25, 1] and "optim/grad_norm" not in rows[-1]
+        return
+    assert unscored == [0.25, 1, 0.25]
+    assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
+    if name in FAMILY:  # a critic goes on learning
+        assert [row["optim/grad_norm"] > 0 for row in rows[1:]] == [True, False, True]
 
 
 def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, monkeypatch):
@@ -159,20 +149,10 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
     judge = "import torch\ndef judge(prompts, **_):\n    assert not torch.is_autocast_enabled('cpu')\n"
     judge += "    return [float(i % 2) for i in range(len(prompts))]\n"
     (tmp_path / "mine.py").write_text(judge, encoding="utf-8")
-    sizes = {"dpo": "--rounds 1 --pair_prompts 8 --pairs_per_step 4", "dapo": "--prompts_per_step 8 --filter_by reward"}
+    sizes = {"dpo": "--rounds 1 --pair_prompts 8 --pairs_per_step 4", "dapo": "--prompts_per_step 8"}
     options = f"{sizes.get(name, '--prompts_per_step 8')} --max_steps 1 --max_new_tokens 24 --eval_every 0"
     options += f" --eval_prompts 4 --eval_samples 4 --reward {tmp_path}/mine.py:judge --output_dir {tmp_path}/run"
     script(name).main(options.split())
-
-
-def test_a_round_without_any_reward_is_left_out(name, tmp_path, capsys):
-    run_with_none(name, tmp_path, "len(calls) == 4")  # after the first round: pairs, evaluation, evaluation
-    rows = metric_rows(tmp_path / "run")
-    assert [row["reward/skipped"] for row in rows if "reward/skipped" in row] == [0, 1, 0]
-    assert [row["pairs/unscored"] for row in rows if "pairs/unscored" in row] == [0.25, 1, 0.25]
-    out = capsys.readouterr().out
-    assert "round 2: 0 pairs, 0 steps" in out
-    assert [row["step"] for row in rows] == [0, 1, 1, 2]  # the second 1 is that of the round
 
 
 # --- the gradient does not depend on how the batch is split ---
@@ -271,12 +251,13 @@ def test_a_rollout_without_valid_tokens_takes_its_step(name):
     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     (step,), metrics = gradients(module, args, policy, batch)
     assert all((g == 0).all() for g in step)
-    assert metrics["optim/empty_steps"] == 1 and metrics["optim/loss"] == 0
+    assert metrics["optim/loss"] == 0
 
 
 def test_the_reference_computes_in_the_precision_of_the_policy(name):
     """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
     module, args, policy, reference, batch = prepared(name, kl_coef=0.04)
+    AcceleratorState._reset_state(True)
     seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
     reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
     gradients(module, args, policy, batch, reference, accelerator)
@@ -286,10 +267,10 @@ def test_the_reference_computes_in_the_precision_of_the_policy(name):
 def test_a_loss_that_is_not_finite_ends_the_run(name):
     module, args, policy, _, batch = prepared(name, kl_coef=0.0)
     if name == "ppo":  # whose advantages are made in `update`
-        batch["rewards"][0] = math.inf  # NaN is a row without a reward
+        batch["rewards"][0] = math.inf
     else:
         batch["advantages"][0] = math.nan
-    with pytest.raises(InputError, match=r"step 1: loss nan, .* not finite"):
+    with pytest.raises(InputError, match=r"loss nan, .* not finite"):
         gradients(module, args, policy, batch)
 
 
@@ -321,8 +302,8 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --max_new_tokens 4 --seed 3 --temperature 1.3"
     options += " --eval_every 0 --eval_prompts 4 --eval_samples 4 --eval_temperature 0.7 --eval_top_p 0.5"
     module.main([*options.split(), "--output_dir", str(tmp_path)])
-    evaluation = ((3, 1, 0, 0), 0.7, 0.5)
-    steps = [((3, 1, step, 0), 1.3, 1.0) for step in (1, 2)]
+    evaluation = ((3, 1, 0), 0.7, 0.5)
+    steps = [((3, 1, step), 1.3, 1.0) for step in (1, 2)]
     assert seeds == [evaluation, *steps, evaluation]
 
 
@@ -336,7 +317,7 @@ def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path,
         seen.append((group["lr"], group["betas"], group["weight_decay"]))
 
     monkeypatch.setattr(script(name), "update", update)
-    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: ({}, None))
+    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
     options = "--max_steps 3 --learning_rate 3e-3 --warmup_steps 2 --lr_scheduler linear"
     run(name, tmp_path, *options.split(), *"--adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split())
     assert seen == [(pytest.approx(rate), (0.7, 0.8), 0.3) for rate in (1.5e-3, 2e-3, 1e-3)]
@@ -347,9 +328,8 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 3)
     assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000003", "step-00000004"}
-    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2, "--save_model_every", 2)
-    (tmp_path / "b" / "model-step-2").rename(tmp_path / "b" / "first")  # as if it had been killed before it wrote that
-    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--save_model_every", 2, "--resume")
+    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2)
+    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
@@ -357,16 +337,10 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     lines = [json.loads(line) for line in samples[0].splitlines()]
     steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
     assert samples[0] == samples[1]
-    tokens = [(tmp_path / x / "tokens.jsonl").read_text(encoding="utf-8") for x in "ab"]
-    assert tokens[0] == tokens[1] != ""
     assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    first, last = (weights(tmp_path / "b", f"model-step-{step}") for step in (2, 4))
-    killed = weights(tmp_path / "b", "first")
-    assert first.keys() == killed.keys() and all(torch.equal(first[key], killed[key]) for key in first)
-    assert all(torch.equal(last[key], b[key]) for key in b) and any(not torch.equal(first[key], b[key]) for key in b)
-    initial = load_policy(script(name).Args(), script(name).load_tokenizer(script(name).Args())).lm.state_dict()
+    initial = embedded(name)[3].lm.state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a)
 
 
@@ -377,7 +351,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert row["step"] == 0 and {"eval/pass@1", "eval/pass@4", "eval/length"} <= row.keys()
     assert not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
-    assert re.search(r"\neval/pass@1 [\d.]+; (eval/reward \S+; )?0 steps", printed)
+    assert re.search(r"\nstep 0: eval/pass@1 [\d.]+, .*\n0 steps, ", printed)
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
     assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
@@ -388,9 +362,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
         assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
         assert sample["reward"] == sample["parts"]["accuracy"]
     raw = samples[0]["completion"] + "<eos>" * (not cut[0])
-    note = " (it is truncated and has none)" if cut[0] else ""
-    expected = "a prompt as the model gets it: {!r}\nits completion with its stop token: {!r}" + note
-    assert expected.format("1+" + samples[0]["prompt"], raw) in printed
+    assert f"first prompt: {'1+' + samples[0]['prompt']!r}\nfirst completion: {raw!r}\n" in printed
 
 
 def test_it_learns(name, tmp_path):
@@ -416,7 +388,7 @@ def check_refused(name, arguments, message):
     "arguments, message",
     [
         ("--no_such_option 1", "--no_such_option"),
-        ("--prompts_per_step 30 --num_minibatches 4", "30: not a multiple of 1 process x 4 minibatches"),
+        ("--prompts_per_step 30 --num_minibatches 4", "--prompts_per_step 30: not a multiple of 1 process"),
         ("--reward no_such", "no_such"),
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
         ("--model_name_or_path /no/such", "no/such"),
@@ -438,13 +410,12 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--dual_clip 0.5", "dual_clip"),
         ("--clip_low 1.5", "clip_low"),
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
-        ("--reward_changed", "--reward_changed needs --resume"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
-        ("--report_to swanlab", "swanlab: known are tensorboard, wandb, trackio; others of"),  # not among the extras
+        ("--report_to swanlab", "--report_to swanlab: it is not installed"),  # not among the extras
+        ("--report_to no_such", "no_such"),
         ("--max_steps -1", "max_steps"),
         ("--eval_top_p 0", "eval_top_p"),
-        ("--keep_checkpoints 0", "keep_checkpoints"),
     ],
 )
 def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, tmp_path, monkeypatch):
@@ -453,7 +424,7 @@ def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, 
 
 
 def test_a_group_of_one_is_refused(name):
-    with pytest.raises(InputError, match="--group_size 1: a group of one"):
+    with pytest.raises(InputError, match="--group_size 1: "):
         script(name).main(["--group_size", "1"])
 
 
@@ -467,7 +438,7 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
     args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
     assert (args.learning_rate, args.max_steps, args.reward) == (1e-5, 9, ["accuracy", "format"])
     assert args.gradient_checkpointing is True
-    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "option: value")]:
+    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "run.yaml")]:
         file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             parse_args(script(name).Args, ["--config", str(file)])
@@ -498,4 +469,6 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     own = [section for section in own if section.startswith(f"{name}.py\n")]  # `## X.py`: what only X.py logs
     documented = set(re.findall(r"^\| `(\S+)` \|", every + "".join(own), re.MULTILINE))
-    assert logged == documented - {"rollout/graphs"}  # of a GPU
+    if not hasattr(script(name).Args, "dual_clip"):
+        documented.remove("policy/dual_clip")
+    assert logged == documented

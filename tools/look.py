@@ -3,9 +3,9 @@
 python tools/look.py RUN                write RUN/look.html and open it
 python tools/look.py RUN -o FILE        write it there and open nothing
 
-RUN is the folder of a run of any script, also of one that still goes on. The page is one file that loads nothing.
-It has the curves of metrics.jsonl, the answers to evaluation prompts of samples.jsonl, and the completions of
-tokens.jsonl, which the scripts with rollouts write. tools/look/ has its frame, its style and its program.
+RUN is the folder of a run with --record_tokens, also of one that still goes on. The page is one file that
+loads nothing. It has the completions of tokens.jsonl, the curves of metrics.jsonl, and the answers to
+evaluation prompts of samples.jsonl. tools/look/ has its frame, its style and its program.
 """
 
 import argparse
@@ -15,21 +15,20 @@ import sys
 import webbrowser
 from collections import defaultdict
 
+from piped import end_with_the_reader
+
 PARTS = pathlib.Path(__file__).parent / "look"
 FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # what stands in the place of /*STYLE*/ in page.html
+NEEDED = {"tokens", "reward", "truncated", "logprob", "change", "entropy"}  # of a row of tokens.jsonl
 MOST_TOKENS = 150_000  # of tokens.jsonl on a page, about 7 MB
 MOST_CHARACTERS = 3_000_000  # of answers to evaluation prompts on a page
 MOST_POINTS = 600  # of a curve
 CURVES = {  # {title: {metric: what its line is}}
     "reward": {"reward/mean": "training", "eval/reward": "held-out"},
     "pass@1": {"reward/accuracy": "training", "eval/pass@1": "held-out"},
-    "pairs in the right order": {"rewards/accuracy": "training", "eval/accuracy": "held-out"},
-    "margin": {"rewards/margin": "training", "eval/margin": "held-out"},
-    "loss": {"optim/loss": "training", "eval/loss": "held-out"},
     "answer length": {"completion/length": "training", "eval/length": "held-out"},
     "entropy": {"policy/entropy": "training"},
 }
-OF_PAIRS = ("margin", "loss")  # panels of the scripts that train on pairs
 
 
 class NoRun(Exception):
@@ -66,12 +65,16 @@ def as_text(prompt):
     lines = []
     for message in prompt:
         content = message.get("content", "")
-        lines.append(f"{message.get('role', '')}: {content if isinstance(content, str) else json.dumps(content)}")
+        text = content if isinstance(content, str) else json.dumps(content)
+        lines.append(f"{message.get('role', '')}: {text}")
     return "\n".join(lines)
 
 
 def fitting(items, limit, size=lambda item: 1):
-    """The items whose sizes sum to at most `limit`: of too many every second is left out, and never the ends."""
+    """The items whose sizes sum to at most `limit`.
+
+    Of too many every second is left out, and never the ends.
+    """
     while len(items) > 2 and sum(map(size, items)) > limit:
         items = [*items[:-1:2], items[-1]]
     return items
@@ -79,16 +82,16 @@ def fitting(items, limit, size=lambda item: 1):
 
 def curves(metrics):
     """[{"title", "lines": [{"name", "points": [[step, value]]}]}] of what the run has logged."""
-    of_pairs = any("rewards/margin" in row or "rewards/accuracy" in row for row in metrics)
     panels = []
     for title, names in CURVES.items():
         lines = []
         for metric, name in names.items():
-            points = [[row["step"], row[metric]] for row in metrics if isinstance(row.get(metric), (int, float))]
+            rows = [row for row in metrics if isinstance(row.get(metric), (int, float))]
+            points = [[row["step"], row[metric]] for row in rows]
             if points:
                 lines.append({"name": name, "points": fitting(points, MOST_POINTS)})
-        known = [panel["lines"] for panel in panels]  # where the reward is the accuracy, their panels are the same
-        if lines and lines not in known and (of_pairs or title not in OF_PAIRS):
+        known = [panel["lines"] for panel in panels]  # the reward may be the accuracy
+        if lines and lines not in known:
             panels.append({"title": title, "lines": lines})
     return panels
 
@@ -96,7 +99,7 @@ def curves(metrics):
 def evaluations(samples):
     """The answers to each evaluation prompt along the run, equal ones of one evaluation counted.
 
-    [{"prompt", "answer", "evaluations": [{"step", "reward", "answers": [{"text", "reward", "truncated", "count"}]}]}]
+    [{"prompt", "answer", "evaluations": [{"step", "reward", "answers"}]}], as `evaluation` has them.
     """
     prompts = defaultdict(lambda: defaultdict(list))  # {prompt: {step: rows}}
     for row in samples:
@@ -112,16 +115,17 @@ def evaluations(samples):
 
 
 def evaluation(step, rows):
-    """One evaluation of a prompt: its mean reward, and its distinct answers, the best and most frequent first."""
+    """One evaluation of a prompt: its mean reward, and its distinct answers with "count".
+
+    The best and most frequent are the first.
+    """
     answers = {}
     for row in rows:
-        answer = {"text": row["completion"], "reward": row.get("reward"), "truncated": row.get("truncated", False)}
-        key = (answer["text"], answer["reward"])
-        count = answers[key]["count"] if key in answers else 0
-        answers[key] = answer | {"count": count + 1}
-    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
-    best_first = sorted(answers.values(), key=lambda answer: (-(answer["reward"] or 0), -answer["count"]))
-    mean = sum(rewards) / len(rewards) if rewards else None
+        text, reward, truncated = row["completion"], row["reward"], row["truncated"]
+        answer = {"text": text, "reward": reward, "truncated": truncated, "count": 0}
+        answers.setdefault((text, reward), answer)["count"] += 1
+    best_first = sorted(answers.values(), key=lambda answer: (-answer["reward"], -answer["count"]))
+    mean = sum(row["reward"] for row in rows) / len(rows)
     return {"step": step, "reward": mean, "answers": best_first}
 
 
@@ -133,7 +137,9 @@ def token_steps(rows):
     """What tokens.jsonl has of each step, [{"step", "rows"}], and how many steps the page leaves out."""
     by_step = defaultdict(list)
     for row in rows:
-        by_step[row["step"]].append(row | {"prompt": as_text(row["prompt"])})
+        if NEEDED - row.keys():
+            raise KeyError
+        by_step[row["step"]].append(row)
     steps = [{"step": step, "rows": rows} for step, rows in sorted(by_step.items())]
     kept = fitting(steps, MOST_TOKENS, lambda step: sum(len(row["tokens"]) for row in step["rows"]))
     return kept, len(steps) - len(kept)
@@ -147,6 +153,8 @@ def collect(folder):
     if not metrics:
         raise NoRun(f"{folder / 'metrics.jsonl'} has no row yet")
     steps, left_out = made_of(folder / "tokens.jsonl", token_steps)
+    if not steps:
+        raise NoRun(f"{folder / 'tokens.jsonl'} has no row: run with --record_tokens, which writes it")
     return facts | {
         "run": folder.resolve().name,
         "step": metrics[-1]["step"],
@@ -163,11 +171,15 @@ def read_facts(folder):
     try:
         args = json.loads(path.read_text(encoding="utf-8"))
         facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
-        return facts | {"model": args.get("model_name_or_path")}
+        facts["model"] = args.get("model_name_or_path")
     except OSError:
         raise NoRun(f"{folder} is not the folder of a run: there is no args.json in it") from None
     except (ValueError, AttributeError):
         raise NoRun(f"{path} is not the args.json of a run") from None
+    if "pairs_per_step" in args:
+        nothing = "there are no tokens to show; tools/plot.py draws its curves"
+        raise NoRun(f"{folder} is a run of {args.get('script')}.py, which trains on pairs: {nothing}")
+    return facts
 
 
 def made_of(path, make):
@@ -180,17 +192,22 @@ def made_of(path, make):
 
 
 def page(data):
-    """The HTML. Its JSON has no `<`, so that no completion ends the script, and is ASCII, half a character included."""
+    """The HTML. Its JSON has no `<`, so that no completion ends the script.
+
+    It is ASCII, so that half a character is no error.
+    """
     text = (PARTS / "page.html").read_text(encoding="utf-8")
     parts = {name: (PARTS / file).read_text(encoding="utf-8") for name, file in FILES.items()}
-    parts["DATA"] = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    parts["DATA"] = text_of_data.replace("<", "\\u003c")
     for name, part in parts.items():  # the data are last: what stands in them is replaced by nothing
         text = text.replace(f"/*{name}*/", part, 1)
     return text
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
     parser.add_argument("run", metavar="RUN", type=pathlib.Path)
     parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)
@@ -207,4 +224,5 @@ def main(words=None):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     sys.exit(main())

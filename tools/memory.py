@@ -1,11 +1,12 @@
-"""The formula of `--dry_run` against what small steps take on CPU.
+"""The formula of tools/dry_run.py against what small steps take on CPU.
 
 python tools/memory.py --check    measure again (two minutes on one core), keep it in tools/memory.json, and fail
                                   where the formula is off by more than 15 %
 
-What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each allocation with
-its size, those inside operators too. Resident memory (RSS) would also hold the interpreter, the libraries and what
-malloc keeps, which is more than the terms of a model this small. On a GPU (tests/test_gpu.py) its allocator is asked.
+What is measured is what torch's CPU allocator gives out and gets back, as the profiler reports it: each
+allocation with its size, those inside operators too. Resident memory (RSS) would also hold the
+interpreter, the libraries and what malloc keeps, which is more than the terms of a model this small. On
+a GPU (tests/test_gpu.py) its allocator is asked.
 """
 
 import gc
@@ -24,21 +25,25 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
-from common.harness import lora  # noqa: E402
-from common.harness.distributed import first_device  # noqa: E402
-from common.harness.ladder import find_shortcuts  # noqa: E402
-from common.harness.loading import enable_checkpointing, load_reference  # noqa: E402
-from common.harness.metrics import Metrics  # noqa: E402
-from common.policy import Policy  # noqa: E402
+from common.metrics import Metrics  # noqa: E402
+from common.model import Policy, add_adapters, load_reference  # noqa: E402
 from dry_run import Job, Sizes, estimate  # noqa: E402
+from fast.shortcuts import find_shortcuts  # noqa: E402
 
 RESULTS = ROOT / "tools" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
 def shape(hidden, layers, heads, key_heads, intermediate, vocabulary, tied):
-    sizes = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, vocab_size=vocabulary)
-    return sizes | dict(num_key_value_heads=key_heads, intermediate_size=intermediate, tie_word_embeddings=tied)
+    return dict(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=intermediate,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+    )
 
 
 # From the config.json of Qwen/Qwen2.5-0.5B, 1.5B, 3B and 7B.
@@ -53,7 +58,9 @@ LENGTHS = dict(max_prompt_tokens=256, max_new_tokens=512, micro_batch_size=16, e
 WIDE = shape(512, 4, 8, 2, 1408, 8192, True)
 DEEP = shape(256, 16, 4, 2, 704, 4096, False)
 VOCABULARY = shape(256, 2, 4, 1, 704, 65536, True)
-SMALL = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_prompt_tokens=64, max_new_tokens=48)
+SMALL = dict(
+    prompts_per_step=4, group_size=4, micro_batch_size=8, max_prompt_tokens=64, max_new_tokens=48, generate_batch_size=0
+)
 CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "wide: 4 layers of width 512": (WIDE, {}, False, False),
     "all rows in one forward": (WIDE, dict(micro_batch_size=16), False, False),
@@ -62,7 +69,7 @@ CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "`--dtype bfloat16`": (WIDE, dict(dtype="bfloat16"), False, False),
     "mixed precision bf16": (WIDE, {}, True, False),
     "eager attention": (WIDE, dict(attn_implementation="eager"), False, False),
-    "`--rollout hf`, temperature 0.7": (WIDE, dict(rollout="hf", temperature=0.7), False, False),
+    "`--fast false`, temperature 0.7": (WIDE, dict(fast=False, temperature=0.7), False, False),
     "DDP (one process)": (WIDE, {}, False, True),
     "deep: 16 layers of width 256": (DEEP, {}, False, False),
     "deep, rows of 352 tokens": (DEEP, dict(max_prompt_tokens=304, prompts_per_step=2), False, False),
@@ -86,47 +93,53 @@ def measured(action, live=0, device="cpu"):
         before = torch.accelerator.memory_allocated(device)
         torch.accelerator.reset_peak_memory_stats(device)
         action()
-        most, after = torch.accelerator.max_memory_allocated(device), torch.accelerator.memory_allocated(device)
+        most = torch.accelerator.max_memory_allocated(device)
+        after = torch.accelerator.memory_allocated(device)
         return live + most - before, live + after - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         action()
-    events = profiled.profiler.kineto_results.events()  # `profiled.events()` leaves out what happens inside operators
+    # `profiled.events()` leaves out what happens inside operators.
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     most = live
-    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events):
         live += change
         most = max(most, live)
     return most, live
 
 
-def random_policy(args, sizes, accelerator=None):
+def random_policy(args, sizes, accelerator):
     """A Qwen2 of these sizes as a `Policy`, as `load_policy` makes it: with the shortcuts that a run takes."""
     config = AutoConfig.for_model("qwen2", **sizes, **IDS)
     options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
     lm = AutoModelForCausalLM.from_config(config, **options)
-    lm.generation_config = GenerationConfig()
-    lm.eval().to(first_device(accelerator))
-    shortcuts = find_shortcuts(lm, not args.gradient_checkpointing, accelerator)
+    lm.generation_config = lm.own_generation_config = GenerationConfig()
+    lm.eval().to(accelerator.device)
+    fast = find_shortcuts(lm, not args.gradient_checkpointing, accelerator) if args.fast else None
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, fast)
     if args.lora_rank:
-        lora.add_adapters(lm, args)
-    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, **shortcuts)
+        add_adapters(lm, args)
     if args.gradient_checkpointing:
-        enable_checkpointing(lm)
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
     return policy.train()
 
 
 def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
-    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py; AdamW has its
-    state from the beginning, as in every step but the first."""
+    """{phase: bytes}: the peaks of a rollout, an update and a step of AdamW by the functions of grpo.py.
+
+    AdamW has its state from the beginning, as in every step but the first.
+    """
     gc.collect()
     AcceleratorState._reset_state(True)  # another test or case may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if bf16 else "no")
-    held, peaks, ids = types.SimpleNamespace(), {}, torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100
+    held = types.SimpleNamespace()
+    peaks = {}
+    ids = torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100
     rows = (ids + 3).view(args.prompts_per_step, -1).tolist()
     prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
 
     def build():
         held.policy = random_policy(args, sizes, accelerator).to(device)
-        held.reference = load_reference(held.policy, args)
+        held.reference = load_reference(held.policy, args, accelerator)
         held.model = accelerator.prepare(held.policy)
         if ddp:
             held.model = torch.nn.parallel.DistributedDataParallel(held.model, gradient_as_bucket_view=True)
@@ -139,14 +152,13 @@ def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
 
     def rollout():
         with accelerator.autocast():
-            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, 0, args)
+            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, (0,), args)
         held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
         held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1, device=device)
-        held.batch["rewards"] = torch.zeros(len(held.batch["completions"]), device=device)
 
     def update():
         waiting = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None)  # the step is measured by itself
-        grpo.update(accelerator, held.model, held.reference, waiting, held.batch, 1, args, Metrics())
+        grpo.update(accelerator, held.model, held.reference, waiting, held.batch, args, Metrics())
 
     def step():
         held.optimizer.step()
@@ -168,17 +180,19 @@ def computed_step(args, sizes, bf16=False, ddp=False, device="cpu"):
 
 def measure():
     """Measure all cases into tools/memory.json; returns those that are off by more than 15 %."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    kept, off = {}, []
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    kept = {}
+    off = []
     for name, (sizes, options, *how) in CASES.items():
         args = grpo.Args(**SMALL | options)
         torch.manual_seed(0)
-        kept[name], computed = measured_step(args, sizes, *how), computed_step(args, sizes, *how)
+        kept[name] = measured_step(args, sizes, *how)
+        computed = computed_step(args, sizes, *how)
         for phase, value in kept[name].items():
             ratio = computed[phase] / value
-            print(
-                f"{name:40} {phase:10} {value / 2**20:8.1f} MiB, computed {computed[phase] / 2**20:8.1f}: {ratio:.3f}"
-            )
+            both = f"{value / 2**20:8.1f} MiB, computed {computed[phase] / 2**20:8.1f}"
+            print(f"{name:40} {phase:10} {both}: {ratio:.3f}")
             if abs(ratio - 1) > 0.15:
                 off.append(f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured")
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8", newline="\n")
@@ -188,11 +202,6 @@ def measure():
 def meta_sizes(sizes):
     with torch.device("meta"):
         return Sizes(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
-
-
-def kept_results():
-    """{case: {phase: bytes}} of the last measurement, in which --rollout hf may have its earlier name."""
-    return json.loads(RESULTS.read_text(encoding="utf-8").replace("--rollout stock", "--rollout hf"))
 
 
 def main(arguments):

@@ -5,15 +5,17 @@ lab/unpack.py gives back. The picture of one run is written into its folder, as 
 several runs name it with -o.
 
 Reward and held-out result are large. Below are the other metrics that move: one that stays at a
-value is named with it under the panels, and so is one whose curve is drawn already. Accuracy and
-pass@1 are drawn where `accuracy` or `math_verify` is part of the --reward of a run.
+value is named with it under the panels, and so is one whose curve is drawn already. Where
+`accuracy` is no part of the --reward of a run, an accuracy and a pass@1 of 0 are left out: its rule
+may find none of the answers.
 
     python tools/plot.py runs/a --metrics eval/pass@1 'value/*'    draws just these
     python tools/plot.py runs/a --watch                            draws again with each new row
 
-Several runs have the part of their paths that differs as names. Runs whose paths differ in `-seedN`
-alone are the seeds of one: they are thin lines of one colour, and their mean is the thick one. From
-100 steps on the thick line is a running mean.
+Several runs are named by their scripts, or where these are equal by the part of their paths that
+differs. Under the title stand the options that differ. Runs whose paths differ in `-seedN` alone are
+the seeds of one: they are thin lines of one colour, and their mean is the thick one. From 100 steps on
+the thick line is a running mean.
 """
 
 import argparse
@@ -32,6 +34,8 @@ import time
 
 import numpy as np
 
+from piped import end_with_the_reader
+
 PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "reward/mean": "reward",
     "eval/pass@1": "held-out pass@1",
@@ -47,13 +51,9 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "completion/unique": "share of distinct completions",
     "advantage/zero_groups": "share of groups that agree",
     "sampling/keep_rate": "share of groups kept",
-    "sampling/dropped_right": "share dropped: all right",
-    "sampling/dropped_wrong": "share dropped: all wrong",
     "sampling/rounds": "rounds of sampling",
     "sampling/surplus": "groups kept and not used",
     "sampling/short": "step with too few groups",
-    "sampling/skipped": "step without an update",
-    "overlong/fraction": "share overlong",
     "overlong/penalty": "penalty for overlong ones",
     "policy/entropy": "entropy (nats per token)",
     "policy/approx_kl": "KL to the old policy",
@@ -63,6 +63,7 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "policy/clip_fraction_low": "share clipped below",
     "policy/clip_fraction_high": "share clipped above",
     "policy/token_clip_ratio": "share of tokens clipped",
+    "policy/log_s": "size of a completion's log-ratio",
     "policy/ratio_max": "largest ratio",
     "rewards/margin": "margin of the pairs",
     "eval/loss": "loss on held-out pairs",
@@ -75,7 +76,6 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
 }
 # Of each of these lists, the first metric that is there has a large panel.
 LARGE = [["reward/mean", "rewards/accuracy"], ["eval/pass@1", "eval/reward", "eval/accuracy"]]
-RULES = {"accuracy", "math_verify"}
 BY_RULE = {"reward/accuracy", "eval/pass@1"}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
@@ -94,6 +94,9 @@ LARGE_HEIGHT = 3.4
 SMALL_HEIGHT = 2.1
 LEGEND_COLUMNS = 4
 SECONDS = 5  # between two looks of --watch
+MOST_DIFFERENT = 8  # options under the title
+# Options that make no other setting.
+OF_PLACE = ("output_dir", "resume", "seed", "script", "save_every", "report_to", "record_tokens")
 
 
 class NoRun(Exception):
@@ -106,6 +109,7 @@ def pyplot():
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # a run may be called a$b$
     import matplotlib.pyplot
 
     return matplotlib.pyplot
@@ -139,8 +143,9 @@ def files_of(names):
     Patterns are expanded, which the shells of Windows leave to the program.
     """
     files = []
-    for name in names:
-        for path in map(pathlib.Path, sorted(glob.glob(str(name))) or [str(name)]):
+    for name in map(str, names):
+        found = [name] if pathlib.Path(name).exists() else sorted(glob.glob(name)) or [name]
+        for path in map(pathlib.Path, found):
             files.append(path / "metrics.jsonl" if path.is_dir() else path)
     return list(dict.fromkeys(files))
 
@@ -166,16 +171,21 @@ def read(file, name):
     options = {}
     if file.name == "metrics.jsonl" and file.with_name("args.json").is_file():
         options = json.loads(file.with_name("args.json").read_text(encoding="utf-8"))
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8", errors="replace")
     text = text[: text.rfind("\n") + 1]  # The run may be writing its next row.
     text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', text)  # of older results
     rows = [json.loads(line) for line in text.splitlines()]
-    rows = [row for row in rows if "step" in row]
-    if options and not RULES & set(options.get("reward", ())):
-        for row in rows:
-            for metric in BY_RULE:
-                row.pop(metric, None)
+    rows = [{printable(name): x for name, x in row.items()} for row in rows if "step" in row]
+    if options and "accuracy" not in options.get("reward", ()):
+        for metric in BY_RULE:
+            if not any(row.get(metric) for row in rows):
+                rows = [{name: x for name, x in row.items() if name != metric} for row in rows]
     return Run(name, options, rows)
+
+
+def printable(text):
+    """The text without what UTF-8 cannot write, such as half a character."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_runs(files):
@@ -184,9 +194,18 @@ def read_runs(files):
         if not file.is_file():
             raise NoRun(f"{file} is not there: RUN is the folder of a run")
         try:
-            runs.append(read(file, name))
+            runs.append(read(file, printable(name)))
         except (ValueError, TypeError, AttributeError):
             raise NoRun(f"{file} is not the metrics.jsonl of a run") from None
+    return named_by_script(runs)
+
+
+def named_by_script(runs):
+    """The runs under the names of their scripts, where each name has a script of its own."""
+    pairs = {(run.name, run.script) for run in runs}
+    scripts = {script for _, script in pairs}
+    if len(pairs) > 1 and None not in scripts and len(scripts) == len(pairs):
+        return [dataclasses.replace(run, name=run.script) for run in runs]
     return runs
 
 
@@ -263,6 +282,33 @@ def title_of(runs):
     return "  ·  ".join(text for text in texts if text)
 
 
+def differences(runs):
+    """The options that differ between runs under different names: `kl_coef 0.04 | 0`, as the names are.
+
+    Only options that all of them have are compared.
+    """
+    first = {}
+    for run in runs:
+        first.setdefault(run.name, run.options)
+    options = list(first.values())
+    found = []
+    for name in options[0]:
+        if name in OF_PLACE or not all(name in own for own in options):
+            continue
+        values = [as_text(own[name]) for own in options]
+        if len(set(values)) > 1:
+            found.append(f"{name} {' | '.join(values)}")
+    shown = found[:MOST_DIFFERENT]
+    if len(found) > len(shown):
+        shown.append(f"and {len(found) - len(shown)} more")
+    return "   ".join(shown)
+
+
+def as_text(value):
+    """The value of an option; of a list its parts."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def steps_of(run):
     """How far a run is, for the line below the title."""
     last = run.rows[-1]["step"]
@@ -303,12 +349,28 @@ def running_mean(values):
 def words_of(metric, runs=()):
     """What a metric of these runs is: the words of PANELS, with what stands for a star; else its name."""
     if metric == "reward/mean" and runs and all(run.curve("sampling/keep_rate") for run in runs):
-        return "reward of the groups kept"  # of right and wrong answers, so that it stays below the accuracy
+        return "reward of the groups kept"  # of right and wrong answers, so it stays below the accuracy
     for pattern, words in PANELS.items():
         if fnmatch.fnmatchcase(metric, pattern):
             star = metric.removeprefix(pattern.removesuffix("*"))
-            return f"{words}: {star}" if star else words
+            words = f"{words}: {star}" if star else words
+            return words + how_sampled(runs) if metric == "eval/pass@1" else words
     return metric
+
+
+def how_sampled(runs):
+    """How the answers of an evaluation were sampled, where that is not from the model as it is."""
+    ways = {}  # {name of a run: its way}
+    for run in runs:
+        temperature = run.options.get("eval_temperature", 1)
+        top_p = run.options.get("eval_top_p", 1)
+        parts = [f"temperature {temperature:g}"] if temperature != 1 else []
+        parts += [f"top-p {top_p:g}"] if top_p != 1 and temperature else []
+        ways[run.name] = " and ".join(parts)
+    if len(set(ways.values())) == 1:
+        (way,) = set(ways.values())
+        return f", {way}" if way else ""
+    return "".join(f"; {name}: {way}" for name, way in ways.items() if way)
 
 
 def draw(axis, runs, metric, large):
@@ -323,7 +385,8 @@ def draw(axis, runs, metric, large):
         if steps:  # else no run has it, or one ends before another begins
             marker = "o" if len(steps) <= 12 else None  # A single point has no line.
             width = 2.4 if large else 1.6
-            axis.plot(steps, running_mean(values), color=colour, linewidth=width, marker=marker, markersize=4)
+            look = dict(color=colour, linewidth=width, marker=marker, markersize=4)
+            axis.plot(steps, running_mean(values), **look)
             if large and len(names) == 1 and len(steps) > 1:
                 ends = f"{values[0]:.3g} → {values[-1]:.3g}".replace("-", "−")  # as on the axis
                 axis.set_title(ends, loc="right", color=colour, fontsize=13, pad=16)
@@ -339,7 +402,8 @@ def style(axis, large):
     is_near_zero = 0 <= low < high / 2
     if high > 0 and (is_share or is_near_zero):
         axis.set_ylim(0, 1.03 if 0.5 < high <= 1 else 1.05 * high)
-    axis.xaxis.set_major_locator(pyplot().MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    locator = pyplot().MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    axis.xaxis.set_major_locator(locator)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(axis="y", color="#e8e8e8")
     axis.set_axisbelow(True)
@@ -357,6 +421,7 @@ def header(figure, runs, height, title):
     if len(runs) == 1:
         figure.text(y=1 - 0.45 / height, s=f"{runs[0].name}, {steps_of(runs[0])}", color=GREY, **place)
         return
+    figure.text(y=1 - 0.42 / height, s=differences(runs), color=GREY, fontsize=9, **place)
     lines = []
     for name, colour in names.items():
         seeds = [run.name for run in runs].count(name)
@@ -366,7 +431,7 @@ def header(figure, runs, height, title):
         handles=lines,
         ncols=LEGEND_COLUMNS,
         loc="upper left",
-        bbox_to_anchor=(0.005, 1 - 0.42 / height),
+        bbox_to_anchor=(0.005, 1 - (0.62 if differences(runs) else 0.42) / height),
         borderpad=0,
         frameon=False,
         labelcolor="linecolor",
@@ -398,6 +463,8 @@ def picture(runs, large, small, notes="", title=None):
     heights = [LARGE_HEIGHT if metrics == large else SMALL_HEIGHT for metrics, _ in rows]
     notes = textwrap.wrap(notes, 180, break_on_hyphens=False)
     top = 0.55 + 0.22 * math.ceil(len(colours(runs)) / LEGEND_COLUMNS)
+    if len(runs) > 1 and differences(runs):
+        top += 0.2
     bottom = 0.1 + 0.17 * len(notes)
     height = top + sum(heights) + bottom
     figure = pyplot().figure(figsize=(WIDTH, height), layout="constrained")
@@ -432,7 +499,8 @@ def draw_runs(names, output=None, patterns=None, title=None):
     if not large + small:
         raise NoRun(f"{', '.join(map(str, files))}: no row has a metric that is drawn")
     if not output and (len(files) > 1 or files[0].name != "metrics.jsonl"):
-        raise NoRun(f"{len(files)} files, and only the picture of one run has a place: name it with -o picture.png")
+        advice = "only the picture of one run has a place: name it with -o picture.png"
+        raise NoRun(f"{len(files)} files, and {advice}")
     path = pathlib.Path(output) if output else files[0].with_name("metrics.png")
     try:
         figure = picture(runs, large, small, notes, title)
@@ -461,12 +529,14 @@ def watch(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the picture [metrics.png in the folder of the run]")
-    parser.add_argument("--metrics", nargs="+", metavar="NAME", help="draw these; `policy/*` is all of a kind")
-    parser.add_argument("--watch", action="store_true", help="draw again with each new row, until Ctrl-C")
-    parser.add_argument("--title", metavar="TEXT", help="in the place of script, model and data")
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN")
+    add("-o", "--output", metavar="FILE", help="the picture [metrics.png in the folder of the run]")
+    add("--metrics", nargs="+", metavar="NAME", help="draw these; `policy/*` is all of a kind")
+    add("--watch", action="store_true", help="draw again with each new row, until Ctrl-C")
+    add("--title", metavar="TEXT", help="in the place of script, model and data")
     args = parser.parse_args()
     try:
         if args.watch:
@@ -482,4 +552,5 @@ def main():
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     sys.exit(main())

@@ -170,7 +170,6 @@ def pretended():
     """The switches, and Accelerate takes that device, unless it is told to take the CPU."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
-
     from common.harness.run import Run
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]

@@ -79,8 +79,8 @@ const named = (text) => (text === "" ? ["a part of a character"] : visible(text.
 
 // --- rows ---
 
-const advantage = (row, i) => (Array.isArray(row.advantage) ? row.advantage[i] : row.advantage);
-const meanAdvantage = (row) => (Array.isArray(row.advantage) ? sum(row.advantage) / row.advantage.length : row.advantage);
+// Those of ppo.py have no advantage: its are of single tokens, and are not recorded.
+const haveAdvantages = steps.every((step) => step.rows.every((row) => row.advantage !== undefined));
 
 // Equal completions of a step become one row with a count; the best come first.
 function merged(rows) {
@@ -91,12 +91,9 @@ function merged(rows) {
       found.get(key).count += 1;
       continue;
     }
-    const sets = { clipped: new Set(row.clipped), masked: new Set(row.masked), special: new Set(row.special) };
-    const total = row.change.reduce(added, 0);
-    found.set(key, { ...row, ...sets, knowsClipped: row.clipped !== null, count: 1, total });
+    found.set(key, { ...row, count: 1, total: row.change.reduce(added, 0) });
   }
-  const reward = (row) => (row.reward === null ? -Infinity : row.reward);
-  return [...found.values()].sort((a, b) => reward(b) - reward(a) || meanAdvantage(b) - meanAdvantage(a) || b.total - a.total);
+  return [...found.values()].sort((a, b) => b.reward - a.reward || b.total - a.total);
 }
 for (const step of steps) {
   step.size = step.rows.length;
@@ -108,9 +105,9 @@ for (const step of steps) {
 const COLOURS = {
   change: ["change of the log-prob", (row, i) => row.change[i], true],
   logprob: ["surprise: −log-prob before", (row, i) => -row.logprob[i], false],
-  entropy: ["entropy before", (row, i) => row.entropy[i], false],
-  advantage: ["advantage", advantage, true],
+  entropy: ["entropy after", (row, i) => row.entropy[i], false],
 };
+if (haveAdvantages) COLOURS.advantage = ["advantage", (row) => row.advantage, true];
 
 // The value of the deepest colour, below which 99 % of the tokens are: of all steps, or of the one that is shown.
 function deepest() {
@@ -129,9 +126,7 @@ const strength = (x, most) => 100 * Math.sqrt(Math.min(1, Math.abs(x) / most));
 function tokenOf(row, number, i, most) {
   const [, value, hasTwoSigns] = COLOURS[state.colour];
   const x = value(row, i);
-  const classes = ["token"];
-  for (const name of ["clipped", "masked", "special"]) if (row[name].has(i)) classes.push(name);
-  const attributes = { class: classes.join(" "), "data-row": number, "data-token": i };
+  const attributes = { class: "token", "data-row": number, "data-token": i };
   attributes["--tint"] = hasTwoSigns ? tint(x) : "var(--heat)";
   attributes["--strength"] = `${strength(x, most).toFixed(1)}%`;
   const isPart = row.tokens[i] === "";
@@ -153,7 +148,7 @@ function rowOf(row, number, step, most) {
     }
     text.append(tokenOf(row, number, i, most));
   }
-  const asked = element("div", { class: "text asked" }, element("span", {}, visible(row.prompt, true)), goldOf(row));
+  const asked = element("div", { class: "text asked" }, element("span", {}, visible(row.prompt, true)));
   return element("div", { class: "row" }, step.samePrompt ? [] : asked, aboutRow(row), text);
 }
 
@@ -163,14 +158,14 @@ function dot(reward) {
   return element("span", { class: "dot", "--part": Math.min(1, Math.max(0, reward)) });
 }
 function aboutRow(row) {
-  const reward = element("b", {}, row.reward === null ? "no reward" : `reward ${digits(row.reward)}`);
-  const mean = meanAdvantage(row);
-  const name = Array.isArray(row.advantage) ? "mean advantage" : "advantage";
+  const reward = element("b", {}, `reward ${digits(row.reward)}`);
+  const advantage = haveAdvantages ? ["advantage ", signColoured(row.advantage, signed(row.advantage, 2))] : [];
   const title = "how likely the whole answer is after the update, over how likely it was before";
   return element("div", { class: "about" },
     element("div", {}, dot(row.reward), reward, row.count > 1 ? ` × ${row.count}` : ""),
-    element("div", {}, `${name} `, signColoured(mean, signed(mean, 2))),
-    element("div", { title }, "whole answer ", signColoured(row.total, times(row.total))));
+    element("div", {}, advantage),
+    element("div", { title }, "whole answer ", signColoured(row.total, times(row.total))),
+    element("div", {}, row.truncated ? "cut off" : ""));
 }
 
 // Each place where a completion goes on with a token, with the rows that do: their log-probs are the same.
@@ -190,7 +185,7 @@ function placesOf(step) {
       }
       const place = next.get(text);
       place.count += row.count;
-      if (row.reward !== null) place.rewards.push(...Array(row.count).fill(row.reward));
+      place.rewards.push(...Array(row.count).fill(row.reward));
       next = place.next;
     });
   }
@@ -200,7 +195,7 @@ function placesOf(step) {
 function moveOf(place) {
   const [low, high] = [place.before, place.after].sort((a, b) => a - b).map((p) => 100 * p);
   const change = place.after - place.before;
-  const mean = place.rewards.length ? sum(place.rewards) / place.rewards.length : null;
+  const mean = sum(place.rewards) / place.rewards.length;
   const context = place.i ? ["…", visible(place.context, false)] : "at the start ";
   return element("div", { class: "move", "--tint": tint(change) },
     element("div", { class: "code" }, dim(context), element("b", {}, named(place.text))),
@@ -209,7 +204,7 @@ function moveOf(place) {
       element("b", { style: `left:${low}%;width:${high - low}%` })),
     element("div", { class: "numbers" },
       element("span", {}, `${percent(place.before)} → `, signColoured(change, `${percent(place.after)} %`)),
-      dim(count(place.count, "answer"), mean === null ? ", no reward" : `, reward ${digits(mean, 2)}`)));
+      dim(count(place.count, "answer"), `, reward ${digits(mean, 2)}`)));
 }
 
 function moves(step) {
@@ -232,18 +227,14 @@ function saying(step) {
   for (let part = 0; part < 0.8 * all; few++) part += sizes[few];
   const said = [];
   if (all) said.push(element("b", {}, `${few} of these ${sizes.length} tokens`), " carry 80 % of their change. ");
-  for (const [sign, word] of [[1, "positive"], [-1, "negative"]]) {
-    const group = rows.filter((row) => sign * meanAdvantage(row) > 0);
+  for (const [sign, word] of haveAdvantages ? [[1, "positive"], [-1, "negative"]] : []) {
+    const group = rows.filter((row) => sign * row.advantage > 0);
     if (!group.length) continue;
     const mean = sum(group.map((row) => row.total)) / group.length;
     said.push(`On average an answer with a ${word} advantage is now `, signColoured(mean, times(mean)), " as likely. ");
   }
-  if (rows.every((row) => row.tokens.every((_, i) => advantage(row, i) === 0))) {
+  if (rows.every((row) => row.advantage === 0)) {
     said.push("All advantages here are 0: other prompts of the batch, and the KL if there is one, moved these tokens. ");
-  }
-  const clipped = sum(rows.map((row) => row.clipped.size));
-  if (rows.every((row) => row.knowsClipped)) {
-    said.push(`A further update would clip ${clipped ? count(clipped, "token") : "no token"}.`);
   }
   return element("p", { class: "said" }, said);
 }
@@ -252,7 +243,7 @@ const EXPLAINED = {
   change: "Blue tokens are more likely after the update than before, red ones less likely; the deeper, the larger the " +
     "change. It is the change by the whole batch, with all its prompts, and the KL if there is one, not by this row alone.",
   logprob: "The deeper a token, the less likely it was before the update.",
-  entropy: "The deeper a token, the less sure the model was of what comes here, before the update.",
+  entropy: "The deeper a token, the less sure the model is of what comes here, after the update.",
   advantage: "Blue: the update should make the token more likely. Red: less likely.",
 };
 
@@ -267,14 +258,13 @@ function legend(most) {
   const ramp = element("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` });
   const ends = hasTwoSigns ? [signed(-most, 2), signed(most, 2)] : ["0", digits(most, 2)];
   return element("div", { class: "legend" },
-    element("p", {}, EXPLAINED[state.colour], " ", element("span", { class: "clipped" }, "Underlined"),
-      ": a further update on the same rollout would clip this token, so the loss would no longer move it."),
+    element("p", {}, EXPLAINED[state.colour]),
     element("div", { class: "scale" }, `${what}:`, element("span", { class: "ends" }, ends[0], ramp, ends[1]),
       dim("Hover over a token, or tap it, for its numbers. The arrow keys change the step.")));
 }
 
 function goldOf({ answer }) {
-  if (answer === null) return "";
+  if (answer === null || answer === undefined) return "";
   return element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible(answer, false)));
 }
 
@@ -282,9 +272,9 @@ function promptOf(step) {
   if (!step.samePrompt) return element("div", { class: "prompt" }, `${count(step.size, "completion")} of several prompts`);
   const [row] = step.rows;
   const differ = step.rows.some((other) => other.reward !== row.reward);
-  const group = differ ? "the first group of the step whose rewards differ" : "the first group of the step";
-  return element("div", { class: "prompt" }, element("code", {}, visible(row.prompt, true)), goldOf(row),
-    dim(`${count(step.size, "completion")}: ${group}`));
+  const group = differ ? "of the first group whose rewards differ" : "of the first group";
+  return element("div", { class: "prompt" }, element("code", {}, visible(row.prompt, true)),
+    dim(`${count(step.size, "completion")} ${group}`));
 }
 
 function choice(label, name, options) {
@@ -354,10 +344,8 @@ function showTip(span) {
       line("probability", `${percent(chance(before))} → ${percent(chance(after))} %`),
       line("log-prob", `${digits(before, 4)} → ${digits(after, 4)}`),
       line("change", signColoured(change, signed(change, 4)), change === null ? "" : `, ratio ${Math.exp(change).toPrecision(4)}`),
-      line("entropy before", digits(row.entropy[i])),
-      line("advantage", signed(advantage(row, i), 4))),
-    row.clipped.has(i) ? "A further update would clip it." : "",
-    row.masked.has(i) ? "It is not in the loss." : "");
+      line("entropy after", digits(row.entropy[i])),
+      haveAdvantages ? line("advantage", signed(row.advantage, 4)) : ""));
   tip.hidden = false;
   const place = [...span.getClientRects()].at(-1);
   const size = tip.getBoundingClientRect();
@@ -393,7 +381,7 @@ document.addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === "Escape") hideTip();
   const isOurs = event.target.tagName !== "SELECT" && !event.altKey && !event.ctrlKey && !event.metaKey;
-  if (by && steps.length && isOurs) go(state.step + by);
+  if (by && isOurs) go(state.step + by);
 });
 
 // --- curves ---
@@ -411,14 +399,14 @@ const panels = data.curves.map((panel) => {
 function curvesSection() {
   const drawn = panels.map((panel) => {
     panel.picture.addEventListener("click", (event) => {
-      if (steps.length) go(nearest(panel.stepAt(event.clientX - panel.picture.getBoundingClientRect().left)));
+      go(nearest(panel.stepAt(event.clientX - panel.picture.getBoundingClientRect().left)));
     });
     return element("div", { class: "curve" }, element("div", {}, element("h3", {}, panel.title), panel.numbers), panel.picture);
   });
-  return element("section", {}, element("div", { class: `curves ${steps.length ? "steps" : ""}` }, drawn));
+  return element("section", {}, element("div", { class: "curves" }, drawn));
 }
 function drawCurves() {
-  for (const panel of panels) drawCurve(panel, steps.length ? steps[state.step].step : data.step);
+  for (const panel of panels) drawCurve(panel, steps[state.step].step);
 }
 function drawCurve(panel, now) {
   const width = panel.picture.clientWidth || 240;
@@ -440,7 +428,7 @@ function drawCurve(panel, now) {
   }
   drawn.push(svg("text", { x: left, y: height - 3 }, "0"));
   drawn.push(svg("text", { x: width - right, y: height - 3, "text-anchor": "end" }, `step ${data.step}`));
-  if (steps.length) drawn.push(svg("line", { class: "now", x1: x(now), x2: x(now), y1: top - 4, y2: height - bottom }));
+  drawn.push(svg("line", { class: "now", x1: x(now), x2: x(now), y1: top - 4, y2: height - bottom }));
   panel.numbers.replaceChildren();
   for (const line of panel.lines) {
     const place = line.points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
@@ -504,18 +492,13 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 const sections = [];
 if (panels.length) sections.push(curvesSection());
-if (steps.length) sections.push(tokensSection());
-else sections.push(element("p", { class: "dim note" }, "This run has no tokens.jsonl, which the scripts with rollouts write."));
+sections.push(tokensSection());
 if (data.evaluations.length) sections.push(answersSection());
 main.replaceChildren(...sections);
-if (steps.length) {
-  state.step = location.hash ? nearest(Number(location.hash.slice(1)) || 0) : 0;
-  state.breaks = steps.some((step) => step.rows.some((row) => row.tokens.length > 150));
-  view.closest("section").querySelector("input").checked = state.breaks;
-  showStep();
-} else {
-  drawCurves();
-}
+state.step = location.hash ? nearest(Number(location.hash.slice(1)) || 0) : 0;
+state.breaks = steps.some((step) => step.rows.some((row) => row.tokens.length > 150));
+view.closest("section").querySelector("input").checked = state.breaks;
+showStep();
 if (data.evaluations.length) showAnswers();
 addEventListener("resize", () => {
   drawCurves();
