@@ -1,9 +1,10 @@
-"""common/errors.py: how an error is told, and what Ctrl-C, SIGTERM and a closed terminal do.
+"""common/errors.py: how an error is told, and what Ctrl-C, SIGTERM, a closed terminal and a full disk do.
 
 The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
 import re
@@ -11,17 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from common import errors
-from common.errors import InputError, clean_exit
+from common.errors import InputError, Output, StopSignal, clean_exit
 from common.run import Run
-from small_run import start
+from small_run import advance, start
 from testbed import ROOT, SCRIPTS, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples 4 --eval_every 2 --max_steps 3".split()
@@ -31,6 +30,24 @@ TWO_STEPS = "--prompts_per_step 4 --group_size 4 --eval_prompts 3 --eval_samples
 OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS + ROUNDS, "reward_model": PAIRS}
 
 
+@pytest.fixture(autouse=True)
+def quick_and_restored(monkeypatch):
+    monkeypatch.setattr(StopSignal, "ECHO", 0.0)
+    before = {number: signal.getsignal(number) for number in errors.SIGNALS}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
+
+
+@pytest.fixture(autouse=True)
+def of_few_pairs(few_pairs, monkeypatch):
+    """`--rounds` makes pairs of its own."""
+    monkeypatch.setitem(OPTIONS, "reward_model", PAIRS + few_pairs)
+
+
+# --- how an error is told ---
+
+
 def ended(name, arguments, capfd):
     """The exit code of a script as its `__main__` runs it, and its lines on stderr."""
     with pytest.raises(SystemExit) as end, clean_exit():
@@ -38,94 +55,61 @@ def ended(name, arguments, capfd):
     return end.value.code, capfd.readouterr().err.splitlines()
 
 
-def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run():
-    code = "from common.errors import clean_exit\nwith clean_exit():\n    print('caf\\u00e9 \\U0001f600')"
-    environment = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-    assert said.decode("cp1252").strip() == "caf\u00e9 \\U0001f600"
-
-
-@pytest.fixture(autouse=True)
-def quick_and_restored(monkeypatch):
-    monkeypatch.setattr(errors.Process, "ECHO", 0.0)
-    before = [signal.getsignal(number) for number in errors.SIGNALS]
-    yield
-    assert [signal.getsignal(number) for number in errors.SIGNALS] == before
-
-
-# --- how an error is told ---
-
-
-def test_an_error_stands_on_a_line_of_its_own_after_those_of_the_steps(tmp_path, capfd):
+@pytest.mark.parametrize("how", ["raises", "returns"])
+def test_a_reward_that_fails_is_one_line_below_its_own_traceback(how, tmp_path, capfd):
+    """The last checkpoint is as it was."""
     (tmp_path / "bad.py").write_text(
         "def bad(prompts, completions, **kwargs):\n"
         "    bad.calls = getattr(bad, 'calls', 0) + 1\n"
-        "    return [float('nan') if bad.calls == 3 else 1.0] * len(completions)\n",
+        "    if bad.calls == 3:\n"
+        f"        {'raise KeyError(7)' if how == 'raises' else 'return [1.0]'}\n"
+        "    return [1.0] * len(completions)\n",
         encoding="utf-8",
     )
-    options = ["--eval_every", 0, "--reward", f"{tmp_path / 'bad.py'}:bad"]
-    with pytest.raises(SystemExit) as end, clean_exit():
-        script("grpo").main(list(map(str, [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"])))
-    out, err = capfd.readouterr()
-    (error,) = err.splitlines()
-    assert end.value.code == 2
-    values = r"step 1/2: reward 1\.000, length \d+\.\d{3}, entropy 0\.\d{3}, \d+\.\d s"
-    (step,) = (line for line in out.splitlines() if line.startswith("step 1/2"))
-    assert re.fullmatch(values, step)
-    assert error.startswith(f"{os.path.basename(sys.argv[0])}: error: reward 'bad'") and "\r" not in error
-    assert error.endswith("(after step 1)")
+    options = ["--eval_every", 0, "--save_every", 1, "--reward", f"{tmp_path / 'bad.py'}:bad"]
+    code, lines = ended("grpo", [*TWO_STEPS, *options, "--output_dir", tmp_path / "run"], capfd)
+    assert code == 2 and lines[-1].startswith(f"{os.path.basename(sys.argv[0])}: error: --reward bad ")
+    if how == "raises":
+        assert "KeyError" in lines[-1] and lines[0].startswith("Traceback")
+        assert f'File "{tmp_path / "bad.py"}", line 4, in bad' in "\n".join(lines)
+    else:
+        assert "16 finite numbers" in lines[-1] and len(lines) == 1
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert checkpoint.name == "step-00000001" and (checkpoint / "state.json").exists()
 
 
-@pytest.mark.parametrize("error, code", [(InputError("bad"), 2), (RuntimeError("bug"), 1)], ids=["input", "bug"])
-def test_the_first_process_of_a_machine_tells_an_error_and_the_others_wait_to_be_ended(
-    error, code, monkeypatch, capsys
-):
-    waited = []
+@pytest.mark.parametrize("name, options", [("grpo", "--temperature 1e-40"), ("ppo", "--critic_learning_rate 1e30")])
+def test_what_is_not_finite_is_one_line(name, options, tmp_path, capfd):
+    code, lines = ended(name, [*TWO_STEPS, *options.split(), "--output_dir", tmp_path], capfd)
+    assert code == 2 and len(lines) == 1 and "not finite" in lines[0]
+
+
+def test_the_first_process_tells_an_error_and_the_others_wait_to_be_ended(monkeypatch, capsys):
+    """All have the same error, and the launcher ends the others once the first has ended."""
+    waited, codes = [], []
     monkeypatch.setattr(errors.time, "sleep", waited.append)
-    run = types.SimpleNamespace(abandon=lambda: waited.append("told") or " (after step 3)")
-    for rank in "0 1 7".split():
-        for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": rank, "RANK": str(int(rank) + 8)}.items():
-            monkeypatch.setitem(os.environ, name, value)
-        assert errors.report(error, run) == code
-    assert waited == [1, "told", 3, "told", 3, "told"]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3 and (code == 1 or said[0].endswith("error: bad (after step 3)"))
+    monkeypatch.setattr(os, "_exit", codes.append)  # without cleaning up, which could hang
+    for error, code in ((InputError("bad"), 2), (RuntimeError("bug"), 1)):
+        for rank in "0 1 7".split():
+            for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": rank}.items():
+                monkeypatch.setitem(os.environ, name, value)
+            with pytest.raises(SystemExit), clean_exit():
+                raise error
+            assert codes.pop() == code and ("error: bad" if code == 2 else "bug") in capsys.readouterr().err
+    assert waited == [3, 3] * 2
 
 
-def test_a_process_that_failed_leaves_nothing_to_the_next_run(tmp_path):
-    """Of `main` called twice from Python, the second run had the signal and the step of the first."""
-    found = []
-    for number in range(2):
+def test_refused_data_leaves_no_folder(tmp_path, monkeypatch):
+    """Each misspelt column left another empty runs/grpo-<time>; a folder that was there before stays."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for own in ([], ["--output_dir", "new"], ["--output_dir", "mine"]):
         with pytest.raises(SystemExit), clean_exit():
-            found.append(start(tmp_path / str(number))[0].process)
-            assert signal.getsignal(signal.SIGTERM) is found[-1]
-            raise InputError("bad")
-    assert found[0] is not found[1] and start(tmp_path / "notebook")[0].process not in found
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_a_temperature_that_overflows_is_not_finite_with_the_step(name, tmp_path, capfd):
-    code, lines = ended(name, [*TWO_STEPS, "--temperature", "1e-40", "--output_dir", tmp_path], capfd)
-    assert code == 2 and "error: sampling: log-probs are not finite" in lines[-1] and "(after step 0)" in lines[-1]
-
-
-def test_weights_that_became_nan_are_not_finite_with_the_step(tmp_path, capfd, monkeypatch):
-    def update(accelerator, model, *rest):
-        with torch.no_grad():
-            next(model.parameters()).fill_(float("nan"))
-
-    monkeypatch.setattr(script("grpo"), "update", update)
-    code, lines = ended("grpo", [*TWO_STEPS, "--output_dir", tmp_path], capfd)  # found by the evaluation of step 1
-    assert code == 2 and "error: sampling: log-probs are not finite" in lines[-1] and "(after step 1)" in lines[-1]
+            script("grpo").main(["--dataset", "nowhere.jsonl", *own])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 # --- signals ---
-
-
-@pytest.fixture(autouse=True)
-def of_few_pairs(few_pairs, monkeypatch):
-    """`--rounds` makes pairs of its own."""
-    monkeypatch.setitem(OPTIONS, "reward_model", PAIRS + few_pairs)
 
 
 def run(name, folder, *arguments):
@@ -153,144 +137,132 @@ def signal_in(monkeypatch, module, function, number, call=1):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_first_signal_finishes_the_step_and_saves(name, tmp_path, monkeypatch, capfd):
-    update = "update_pairs" if name in ("dpo", "reward_model") else "update"
     number = signal.SIGTERM if name == "grpo" else signal.SIGINT
-    signal_in(monkeypatch, script(name), update, number, call=2)
+    signal_in(monkeypatch, script(name), "update", number, call=2)
     assert run(name, tmp_path) == 128 + number
     out, err = capfd.readouterr()
     assert out.splitlines()[-1] == f"stopped at step 2: --resume --output_dir {tmp_path} continues"
-    assert f"{number.name}: stops after this step; a second one ends at once\n" in err and "Traceback" not in err
+    assert f"{number.name}: stops after this step; once more ends at once\n" in err and "Traceback" not in err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]  # --save_every is 0
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2
-    assert not (tmp_path / "pairs-round-2.jsonl").exists()  # dpo.py samples no further round
 
 
-def test_a_stopped_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
-    """Of dpo.py, in the middle of a round; test_launch.py has such a run of grpo.py that is killed."""
-    assert run("dpo", tmp_path / "whole") == 0
+IN_ROUNDS = "--rounds 2 --pair_prompts 12 --pairs_per_step 2 --learning_rate 1e-4 --eval_prompts 3".split()
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory):
+    """A whole run of dpo.py, and the number of its steps in the first round."""
+    folder = tmp_path_factory.mktemp("dpo") / "run"
+    script("dpo").main([*IN_ROUNDS, "--output_dir", str(folder)])
+    _, second = [row["step"] for row in metric_rows(folder) if "pairs/made" in row]
+    assert second > 2
+    return folder, second - 1
+
+
+@pytest.mark.parametrize("where", ["in a round", "in the last step of a round", "while a round is made"])
+def test_a_stopped_run_goes_on_bit_by_bit(where, two_rounds, tmp_path, monkeypatch):
+    """Of dpo.py; test_launch.py has such a run of grpo.py that is killed."""
+    whole, steps = two_rounds
+    monkeypatch.setitem(OPTIONS, "dpo", IN_ROUNDS)
+    function, call = ("make_pairs", 2) if "made" in where else ("update", steps if "last" in where else 1)
     with monkeypatch.context() as patch:
-        signal_in(patch, script("dpo"), "update_pairs", signal.SIGINT)
-        assert run("dpo", tmp_path / "parts") == 130
-    assert run("dpo", tmp_path / "parts", "--resume") == 0
-    assert metric_rows(tmp_path / "parts") == metric_rows(tmp_path / "whole")
-    whole, parts = (load_file(tmp_path / x / "model" / "model.safetensors") for x in ("whole", "parts"))
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
-
-
-def test_an_echo_counts_for_nothing_and_the_second_signal_has_its_default_action(tmp_path, monkeypatch):
-    # A terminal signals a whole group and launchers pass it on. The default action needs no interpreter: it also ends a
-    # process that waits for another one.
-    actions = []
-
-    def sleep(seconds):
-        os.kill(os.getpid(), signal.SIGTERM)
-        actions.extend([signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)])
-
-    def progress(self, metrics):
-        actions.extend([signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)])
-
-    signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)
-    monkeypatch.setattr(errors.time, "sleep", sleep)
-    monkeypatch.setattr(Run, "progress", progress)
-    assert run("grpo", tmp_path) == 130  # not SIGTERM's
-    assert actions == [signal.SIG_IGN] * 2 + [signal.SIG_DFL] * 2
+        signal_in(patch, script("dpo"), function, signal.SIGINT, call)
+        assert run("dpo", tmp_path / "run") == 130
+    assert (tmp_path / "run" / "pairs-round-2.jsonl").exists() == ("made" in where)  # it samples no further round
+    assert run("dpo", tmp_path / "run", "--resume") == 0
+    assert metric_rows(tmp_path / "run") == metric_rows(whole)
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, tmp_path / "run"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.parametrize("where, number", [("load_policy", signal.SIGINT), ("evaluate", signal.SIGTERM)])
 def test_before_the_first_step_a_signal_ends_at_once_with_one_line(where, number, tmp_path, monkeypatch, capsys):
     signal_in(monkeypatch, script("grpo"), where, number)
     assert run("grpo", tmp_path) == 128 + number
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].endswith(f": {number.name} before the first step") and "Traceback" not in "".join(lines)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f": {number.name}: ended at once")
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "model").exists()
 
 
-def test_a_signal_after_the_last_step_changes_nothing(tmp_path, monkeypatch):
-    signal_in(monkeypatch, script("grpo").Run, "finish", signal.SIGINT)
-    assert run("grpo", tmp_path) == 0 and (tmp_path / "model" / "model.safetensors").exists()
+@pytest.mark.parametrize("where", ["update", "evaluate"])
+def test_a_second_signal_ends_at_once(where, tmp_path, monkeypatch, capsys):
+    module = script("grpo")
+    signal_in(monkeypatch, module, "update", signal.SIGINT)
+    signal_in(monkeypatch, module, where, signal.SIGTERM, call=1 if where == "update" else 2)
+    monkeypatch.setitem(OPTIONS, "grpo", [*SMALL, "--eval_every", "1"])
+    second = signal.SIGINT if where == "update" else signal.SIGTERM  # what was patched last is called first
+    assert run("grpo", tmp_path) == 128 + second
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f": {second.name}: ended at once")
+    assert not (tmp_path / "checkpoints").exists()
 
 
-def forked(number):
-    """Let a worker send this signal to itself; return the one that ends it, or 0."""
-    child = multiprocessing.get_context("fork").Process(target=lambda: os.kill(os.getpid(), number))
-    child.start()
-    child.join()
-    return -child.exitcode
+def test_an_echo_of_a_signal_is_not_a_second_one(tmp_path, monkeypatch):
+    # A terminal signals a whole group, and launchers pass it on.
+    monkeypatch.setattr(StopSignal, "ECHO", 1.0)
+    one, optimizer, _ = start(tmp_path)
+    one.stop.loses_step = True
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert one.stop.number == signal.SIGINT
+
+
+def test_a_signal_in_the_last_step_or_later_changes_nothing(tmp_path, monkeypatch, capsys):
+    signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT, call=3)
+    assert run("grpo", tmp_path / "a") == 0 and (tmp_path / "a" / "model" / "model.safetensors").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(StopSignal, "ECHO", 0.0)
+    signal_in(monkeypatch, Run, "save_model", signal.SIGINT)
+    assert run("grpo", tmp_path / "b") == 0 and (tmp_path / "b" / "model" / "model.safetensors").exists()
+    assert "3 steps" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_after_a_run_has_ended_a_signal_ends_its_process(tmp_path):
+    """In a notebook Ctrl-C did nothing any more."""
+    one, optimizer, _ = start(tmp_path)
+    for _ in one.steps():
+        advance(one, optimizer, save=False)
+        break
+    one.close(0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def wait_for_signal(event):
+    event.set()
+    time.sleep(30)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_worker_does_not_wait_for_the_end_of_a_step(capfd):
-    """A reward's multiprocessing.Pool hung: its workers took the pool's SIGTERM for the run's, and went on."""
-    with clean_exit():
-        process = signal.getsignal(signal.SIGTERM)
-        process.run = types.SimpleNamespace(first_eval={})  # it has begun to train
-        assert forked(signal.SIGTERM) == signal.SIGTERM
-        assert forked(signal.SIGINT) == signal.SIGINT
-        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is process
-    assert forked(signal.SIGTERM) == signal.SIGTERM
-    assert capfd.readouterr().err == ""
+def test_a_worker_does_not_take_a_signal_for_the_runs(tmp_path, capfd):
+    """A reward's Pool hung: its workers took the pool's SIGTERM for the run's, and went on.
 
-
-WORKERS = """
-import multiprocessing, signal, time, types
-from concurrent.futures import ProcessPoolExecutor
-from common.errors import clean_exit
-
-def work(number):
-    time.sleep(1)
-    return number
-
-with clean_exit():
-    signal.getsignal(signal.SIGTERM).run = types.SimpleNamespace(first_eval={{}})  # it has begun to train
-    with {pool}(2) as pool:
-        pool.map(str, range(2))
-        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-        print(*pool.map(work, range(4)))
-"""
-
-
-def start_workers(folder, pool):
-    """A process in a group of its own that has begun to work with two workers, and these."""
-    (folder / "workers.py").write_text(WORKERS.format(pool=pool), encoding="utf-8")
-    command, environment = [sys.executable, str(folder / "workers.py")], os.environ | {"PYTHONPATH": str(ROOT)}
-    options = dict(stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
-    trainer = subprocess.Popen(command, **options)
-    workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
-    time.sleep(0.5)
-    assert len(workers) == 2
-    return trainer, workers
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("pool", ["multiprocessing.Pool", "ProcessPoolExecutor"])
-def test_a_signal_to_the_group_leaves_the_workers_of_a_reward_to_finish_the_step(pool, number, tmp_path):
-    """After a scheduler's SIGTERM a Pool hung with its orphans, and a ProcessPoolExecutor lost the step."""
-    trainer, workers = start_workers(tmp_path, pool)
-    try:
-        os.killpg(trainer.pid, number)
-        assert trainer.communicate(timeout=60)[0] == "0 1 2 3\n" and trainer.returncode == 0
-        psutil.wait_procs(workers, timeout=60)
-    finally:
-        for process in (psutil.Process(trainer.pid), *workers) if trainer.poll() is None else workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
-@pytest.mark.parametrize("pool", ["multiprocessing.Pool", "ProcessPoolExecutor"])
-def test_the_workers_of_a_reward_end_with_the_run(pool, tmp_path):
-    """They are no longer in its group, which a scheduler kills at last; a ProcessPoolExecutor's stayed for ever."""
-    trainer, workers = start_workers(tmp_path, pool)
-    trainer.kill()
-    trainer.wait()
-    alive = psutil.wait_procs(workers, timeout=60)[1]
-    for worker in alive:
+    Ctrl-C at a terminal goes to them too, and the step needs them.
+    """
+    one, *_ = start(tmp_path)
+    one.stop.loses_step = True
+    fork = multiprocessing.get_context("fork")
+    for number, ends in ((signal.SIGTERM, True), (signal.SIGINT, False)):
+        started = fork.Event()
+        worker = fork.Process(target=wait_for_signal, args=(started,))
+        worker.start()
+        started.wait()
+        os.kill(worker.pid, number)
+        worker.join(5 if ends else 0.2)
+        assert worker.is_alive() != ends
         worker.kill()
-    assert alive == []
+        worker.join()
+    assert one.stop.number == 0 and capfd.readouterr().err == ""
 
 
-# --- a terminal that closes ---
+def test_a_run_in_a_thread_hears_no_signals(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(start, tmp_path).result()[0].step == 0
+
+
+# --- a terminal that closes, a pipe that nobody reads, a full disk ---
 
 TAKE_TERMINAL = """
 import fcntl, os, signal, sys, termios
@@ -315,72 +287,105 @@ def start_on_terminal(folder, command):
     return process, terminal
 
 
-def close_after(terminal, text):
-    """Read from a terminal until it has shown `text`, and close it."""
+def read_until(terminal, text):
+    """What a terminal shows, until it has shown `text` (a regular expression) or its program has ended."""
     shown = b""
-    while text not in shown:
-        shown += os.read(terminal, 4096)
-    os.close(terminal)
+    with contextlib.suppress(OSError):  # Linux says so that the last writer has closed a terminal
+        while not re.search(text, shown):
+            shown += os.read(terminal, 4096)
+    return shown.decode()
 
 
 def test_a_terminal_that_closes_stops_a_run_after_its_step(tmp_path):
     command = [sys.executable, str(ROOT / "grpo.py"), *SMALL, "--max_steps", "100", "--output_dir", "run"]
     process, terminal = start_on_terminal(tmp_path, command)
-    close_after(terminal, b"1/100 ")  # in the bar
+    read_until(terminal, rb"1/100 ")  # in the bar
+    os.close(terminal)
     assert process.wait(120) == 128 + signal.SIGHUP
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert int(checkpoint.name.removeprefix("step-")) == metric_rows(tmp_path / "run")[-1]["step"] >= 1
 
 
-def test_under_nohup_a_run_goes_on_when_its_terminal_closes(tmp_path):
-    options = [*SMALL, "--max_steps", "2", "--output_dir", "run"]
-    process, terminal = start_on_terminal(tmp_path, ["nohup", sys.executable, str(ROOT / "grpo.py"), *options])
-    while not (tmp_path / "run" / "metrics.jsonl").exists():  # what it prints goes to nohup.out
-        time.sleep(0.05)
-        assert process.poll() is None
-    os.close(terminal)
-    assert process.wait(120) == 0
-    assert (tmp_path / "run" / "model").exists() and "2 steps" in (tmp_path / "nohup.out").read_text(encoding="utf-8")
+BAD = """
+def bad(completions, trainer_state, **kwargs):
+    assert trainer_state.global_step < 2
+    return [1.0] * len(completions)
+"""
 
 
-@pytest.mark.parametrize("gone", ["terminal", "pipe"])
+def test_a_terminal_gets_a_bar_and_below_it_an_error(tmp_path):
+    (tmp_path / "bad.py").write_text(BAD, encoding="utf-8")
+    options = [*SMALL, "--reward", "bad.py:bad", "--eval_every", "0", "--output_dir", "run"]
+    process, terminal = start_on_terminal(tmp_path, [sys.executable, str(ROOT / "grpo.py"), *options])
+    shown = read_until(terminal, rb"(?!)")
+    assert process.wait(60) == 2
+    bars = re.findall(r"(\d)/3 \[[^\r]*reward (\S+), length (\S+), entropy ([\d.]+)\]", shown)
+    assert [int(step) for step, *_ in bars][-1] == 2
+    assert "step 1/3:" not in shown  # the line of a step
+    assert re.search(r"[\r\n]step 1, reward \S+: '", shown)  # a sample on a line of its own, above the bar
+    assert re.search(r"[\r\n]grpo.py: error: --reward bad [^\r\n]*\r\n$", shown)
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    one, *_ = start(tmp_path)
+    one.stop.loses_step = True
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert one.stop.number == 0
+
+
+CODE = """
+import os, sys
+from tqdm import tqdm
+from common.errors import clean_exit, say
+with clean_exit():
+    print("ready \\u00e9 \\U0001f600", flush=True)
+    sys.stdin.readline()
+    say("lost")
+    print("lost" * 10_000)
+    print("lost", file=sys.stderr)
+    tqdm.write("lost", file=sys.stdout)
+    for _ in tqdm(range(3)): pass
+    open("end", "w").close()
+"""
+
+
+@pytest.mark.parametrize("gone", ["terminal", "pipe", "disk"])
 def test_what_is_printed_to_nobody_ends_nothing(gone, tmp_path):
-    """A run that ignores SIGHUP keeps its closed terminal; `| tee` leaves a pipe that nobody reads."""
-    code = (
-        "import sys\nfrom tqdm import tqdm\nfrom common.errors import clean_exit\n"
-        "with clean_exit():\n"
-        "    print('ready', flush=True)\n"
-        "    sys.stdin.readline()\n"
-        "    print('lost', flush=True)\n"
-        "    print('lost', file=sys.stderr)\n"
-        "    tqdm.write('lost', file=sys.stdout)\n"
-        "    open('end', 'w').close()\n"
-    )
+    """A run that ignores SIGHUP keeps its closed terminal; `| head -1` leaves a pipe that nobody reads."""
     if gone == "terminal":
         pty = pytest.importorskip("pty")
         output, end = pty.openpty()
-    else:
+    elif gone == "pipe":
         output, end = os.pipe()
+    else:
+        output, end = None, os.open("/dev/full", os.O_WRONLY)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", CODE]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=end, stderr=end)
     os.close(end)
-    close_after(output, b"ready")
+    if output is not None:
+        while b"ready" not in os.read(output, 4096):
+            pass
+        os.close(output)
     process.communicate(b"\n", timeout=60)
     assert process.returncode == 0 and (tmp_path / "end").exists()
 
 
-def test_without_clean_exit_python_keeps_its_own_ctrl_c(tmp_path, monkeypatch):
-    signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT)  # `main` called from a notebook
-    with pytest.raises(KeyboardInterrupt):
-        script("grpo").main([*SMALL, "--output_dir", str(tmp_path)])
+def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run():
+    buffer = io.BytesIO()
+    output = Output(io.TextIOWrapper(buffer, encoding="cp1252"))
+    print("caf\u00e9 \U0001f600", file=output, flush=True)
+    assert buffer.getvalue().decode("cp1252").strip() == "caf\u00e9 \\U0001f600"
 
 
-def test_refused_data_leaves_no_folder(tmp_path, monkeypatch):
-    """Each misspelt column left another empty runs/grpo-<time>; a folder that was there before stays."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for own in ([], ["--output_dir", "new"], ["--output_dir", "mine"]):
-        with pytest.raises(SystemExit), clean_exit():
-            script("grpo").main(["--dataset", "nowhere.jsonl", *own])
-    assert not list((tmp_path / "runs").iterdir()) and not (tmp_path / "new").exists() and (tmp_path / "mine").is_dir()
+def test_a_run_whose_log_is_on_a_full_disk_loses_no_step_and_keeps_its_exit_code(tmp_path):
+    (tmp_path / "bad.py").write_text(BAD, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = [*SMALL, "--save_every", "1", "--eval_every", "0", "--reward", "bad.py:bad", "--output_dir", "run"]
+    command = [sys.executable, str(ROOT / "grpo.py"), *options]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=full, timeout=120)
+    assert process.returncode == 2
+    assert [row["step"] for row in metric_rows(tmp_path / "run")] == [0, 1, 2]
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").exists()

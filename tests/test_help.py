@@ -38,7 +38,7 @@ def run(command, folder, steps):
     ((name, arguments),) = [(n, a) for n, a in commands() if command == f"{n}.py {' '.join(a)}"[: len(command)]]
     with pytest.MonkeyPatch.context() as patch:
         if steps:
-            patch.setattr(script(name), "evaluate", lambda *arguments: ({}, None))
+            patch.setattr(script(name), "evaluate", lambda *arguments: {})
         script(name).main([*arguments, *SMALL, "--max_steps", str(steps), "--output_dir", str(folder)])
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 

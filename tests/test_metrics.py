@@ -1,4 +1,4 @@
-"""common/harness/metrics.py: sums, maxima and deviations over several calls, and the metrics of a rollout."""
+"""common/metrics.py: sums, maxima and deviations over several calls, and the metrics of a rollout."""
 
 import math
 import sys
@@ -8,7 +8,27 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.metrics import Metrics, peak_memory_gb
+from common.data import Prompt
+from common.metrics import Metrics, peak_memory_gb, take_logged
+from common.pairs import Pair
+from common.rewards import Reward
+from small_run import completion
+
+
+class SecondOfTwo:
+    """In the place of an Accelerator; the first process has added other numbers."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, sums, maxima):
+        self.sums, self.maxima = torch.tensor(sums).double(), torch.tensor([maxima]).double()
+
+    def reduce(self, tensor, how):
+        assert how == "sum"
+        return tensor + self.sums
+
+    def gather(self, tensor):
+        return torch.cat([tensor, self.maxima])
 
 
 def test_metrics_equal_their_definitions_over_several_calls():
@@ -16,32 +36,55 @@ def test_metrics_equal_their_definitions_over_several_calls():
     for values, mask in (([3.0, 9.0], [True, False]), ([5.0, 1.0], [True, True])):
         values, mask = torch.tensor(values), torch.tensor(mask)
         metrics.add("mean", values, mask)
-        metrics.add_max("max", values + 1, mask)
-        metrics.add("std", values)
-        metrics.add("std squared", values.square())
+        metrics.add("some_max", values + 1, mask)
         metrics.add("none", values, mask & False)
-    metrics.add_max("max", torch.tensor([2.0]))
-    expected = {"mean": 3.0, "std": ((1.5**2 + 4.5**2 + 0.5**2 + 3.5**2) / 4) ** 0.5, "max": 6.0}
-    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected)
+        metrics.add("none_max", values, mask & False)
+        metrics.add_ratio("ratio", values.sum(), 4)
+    metrics.add("some_max", torch.tensor([2.0]))
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({"mean": 3.0, "some_max": 6.0, "ratio": 18 / 8})
 
 
-def test_the_metrics_of_a_rollout_by_hand():
-    completions = torch.tensor([[5, 1, 0], [5, 1, 7], [6, 6, 1], [6, 6, 6], [5, 1, 0], [5, 5, 1], [5, 1, 0], [1, 0, 0]])
-    lengths = torch.tensor([2, 2, 3, 3, 2, 3, 2, 1])
-    batch = {
-        "completions": completions,
-        "completion_mask": torch.arange(3) < lengths[:, None],
-        "truncated": torch.tensor([False] * 3 + [True] + [False] * 4),
+def test_a_metric_is_the_sum_of_all_processes_over_their_counts():
+    """Not the mean of their means; what counts nothing on this process may count on another."""
+    metrics = Metrics()
+    metrics.add("mean", torch.tensor([1.0, 2.0, 3.0]))
+    metrics.add("here_none", torch.tensor([7.0]), torch.tensor([False]))
+    metrics.add("most_max", torch.tensor([5.0]))
+    metrics.add("here_none_max", torch.tensor([5.0]), torch.tensor([False]))
+    found = metrics.reduce(SecondOfTwo([[10.0, 1.0], [4.0, 2.0]], [3.0, 2.0]))
+    assert found == {"mean": 16 / 4, "here_none": 2.0, "most_max": 5.0, "here_none_max": 2.0}
+
+
+def test_statistics_of_rows_count_rows_and_those_of_tokens_tokens():
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    stats = {"token": torch.tensor([[1.0, 2, 3], [6, 9, 9], [9, 9, 9]]), "row": torch.tensor([[1.0], [4], [9]])}
+    metrics = Metrics()
+    metrics.add_all("policy", stats, mask)
+    metrics.add_all("optim", {"lr": 0.5})
+    assert metrics.reduce(Accelerator(cpu=True)) == {"policy/token": 3.0, "policy/row": 2.5, "optim/lr": 0.5}
+
+
+def batch_of(rows, lengths, truncated):
+    return {
+        "completions": torch.tensor(rows),
+        "completion_mask": torch.arange(len(rows[0])) < torch.tensor(lengths)[:, None],
+        "truncated": torch.tensor(truncated),
     }
+
+
+def test_the_samples_of_a_rollout_by_hand():
+    rows = [[5, 1, 0], [5, 1, 7], [6, 6, 1], [6, 6, 6], [5, 1, 0], [5, 5, 1], [5, 1, 0], [1, 0, 0]]
+    batch = batch_of(rows, [2, 2, 3, 3, 2, 3, 2, 1], [False] * 3 + [True] + [False] * 4)
     nan = math.nan
     correct = torch.tensor([1, 1, 0, 0, 1, nan, 0, 0], dtype=torch.float64)
-    rewards = torch.tensor([2, 2, 2, 2, 1, 1, 1, nan], dtype=torch.float64)
+    parts = {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2), "b": torch.tensor([nan] * 5 + [3.0, nan, nan])}
     metrics = Metrics()
-    metrics.add_rollout(batch, rewards, correct, {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2)}, 4)
+    metrics.add_samples(batch, correct, parts, 4)
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
         "reward/accuracy": 3 / 7,
         "reward_part/a": 2.0,
-        "reward/unscored": 1 / 8,  # whatever the parts say
+        "reward_part/b": 3.0,
+        "reward/unscored": 1 / 8,  # to which no part applies
         "completion/length": 18 / 8,
         "completion/length_correct": 6 / 3,
         "completion/length_incorrect": 9 / 4,
@@ -50,36 +93,80 @@ def test_the_metrics_of_a_rollout_by_hand():
     })  # fmt: skip
 
 
-def test_rows_without_a_reward_are_in_no_metric_of_the_rewards():
-    nan = math.nan
+def test_the_rewards_of_a_rollout_by_hand():
     metrics = Metrics()
-    groups = [[1, 3, nan, nan], [nan] * 4, [2, 2, nan, 2], [2] * 4]
-    metrics.add_rewards(torch.tensor(groups, dtype=torch.float64).flatten(), 4)
-    expected = {"reward/mean": 2.0, "reward/std": (2 / 9) ** 0.5, "advantage/zero_groups": 2 / 3}  # of scored groups
-    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected)
+    for groups in ([[1, 3], [2, 2]], [[0.1 + 0.2, 0.3], [5, 1]]):  # equal but for rounding
+        metrics.add_rewards(torch.tensor(groups, dtype=torch.float64).flatten(), 2)
+    rewards = torch.tensor([1, 3, 2, 2, 0.3, 0.3, 5, 1], dtype=torch.float64)
+    expected = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(unbiased=False))}
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected | {"advantage/zero_groups": 2 / 4})
 
 
 def test_tokens_per_second_by_hand(monkeypatch):
-    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: 14.0)
+    now = iter([0.0, 10.0, 20.0, 24.0])
+    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("common.metrics.world_size", lambda: 2)
-    batch = {"completions": torch.zeros(2, 4), "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]) > 0}
-    for drawn, rollout in ((None, 6 * 2 / 10), (9, 9 * 2 / 10)):  # what dapo.py rejects was sampled too
-        metrics = Metrics()
-        metrics.add_times(batch, 0.0, 10.0, SimpleNamespace(num_epochs=3), drawn)
-        found = metrics.reduce(Accelerator(cpu=True))
-        found = {name: value for name, value in found.items() if name.startswith("time/")}
-        each = {"time/rollout_tokens_per_s": rollout, "time/update_tokens_per_s": 6 * 3 * 2 / 4}
-        assert found == pytest.approx(each | {"time/rollout_s": 10.0, "time/update_s": 4.0})
+    monkeypatch.setattr("common.metrics.peak_memory_gb", lambda: 1.5)
+    batch = batch_of([[5, 5, 5, 1], [5, 1, 0, 0]], [4, 2], [False, False])
+    metrics = Metrics()
+    for phase in ("rollout", "update"):
+        with metrics.timed(phase):
+            pass
+    rewards = torch.zeros(2, dtype=torch.float64)
+    metrics.add_rollout(batch, rewards, rewards, {"a": rewards}, 2)
+    # The other process has sampled 4 tokens in 6 seconds, and trained on them in 4.
+    theirs = {"time/rollout_s": (6, 1), "time/update_s": (4, 1)}
+    theirs |= {"time/rollout_tokens_per_s": (8, 6), "time/update_tokens_per_s": (8, 4)}
+    found = metrics.reduce(SecondOfTwo([theirs.get(name, (0, 0)) for name in metrics.sums], [2.5]))
+    assert {name: x for name, x in found.items() if name.startswith(("time/", "memory/"))} == pytest.approx({
+        "time/rollout_s": 8.0,
+        "time/update_s": 4.0,
+        "time/rollout_tokens_per_s": (6 + 4) / 8,  # of both processes, while both take the mean time
+        "time/update_tokens_per_s": (6 + 4) / 4,
+        "memory/peak_gb": 2.5,
+    })  # fmt: skip
+
+
+def test_a_prompt_counts_with_each_of_its_two_completions(monkeypatch):
+    now = iter([0.0, 2.0])
+    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: next(now))
+    metrics = Metrics()
+    with metrics.timed("update"):
+        pass
+    metrics.add_pairs([Pair([1, 2], [3], [4, 5, 6]), Pair([1], [3, 3], [4])])
+    found = metrics.reduce(Accelerator(cpu=True))
+    assert (found["completion/length_chosen"], found["completion/length_rejected"]) == (1.5, 2.0)
+    assert found["time/update_tokens_per_s"] == (4 + 1 + 3 + 2 + 2 + 1) / 2
+
+
+def test_what_functions_log_is_the_mean_over_all_calls_and_processes(monkeypatch):
+    def own(completions, log_metric, **columns):
+        log_metric("length", sum(map(len, completions)))
+        return [0.0] * len(completions)
+
+    rewards = [Reward(name, 1.0, own) for name in "ab"]
+    for texts in (["1", "22"], ["333"]):
+        for reward in rewards:
+            reward([Prompt([1], "1+1", None)] * len(texts), [completion(text) for text in texts])
+    monkeypatch.setattr("common.metrics.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
+    assert take_logged(rewards) == {"logged/length": (3 * 4 + 9) / 5, "logged/other": 1.0}
+    assert take_logged(rewards)["logged/length"] == 9  # each is counted once
 
 
 @pytest.mark.parametrize("platform, peak", [("linux", 2.048), ("darwin", 0.002)])
 def test_the_peak_memory_of_a_process_comes_in_kib_and_on_a_mac_in_bytes(platform, peak, monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=2_000_000))
-    assert peak_memory_gb(torch.device("cpu")) == pytest.approx(peak)
+    assert peak_memory_gb() == pytest.approx(peak)
 
 
 def test_without_resource_as_on_windows_the_peak_memory_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    assert peak_memory_gb(torch.device("cpu")) == -math.inf
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    metrics = Metrics()
+    with metrics.timed("update"):
+        pass
+    metrics.add_speed("update", 1)
+    assert "memory/peak_gb" not in metrics.reduce(Accelerator(cpu=True))

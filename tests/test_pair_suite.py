@@ -15,7 +15,7 @@ from common.metrics import Metrics
 from common.pairs import Pair, load_pairs
 from processes import run_processes
 from common.scorer import load_scorer
-from testbed import ROOT, GradientRecorder, fresh_interpreter, largest_difference, metric_rows, script
+from testbed import ROOT, GradientRecorder, largest_difference, metric_rows, script
 
 pytestmark = pytest.mark.parametrize("name", ["dpo", "reward_model"])
 # A few steps on given pairs, the same in both scripts.
@@ -267,11 +267,6 @@ def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch
         message = "unknown option"
     with pytest.raises(InputError, match=re.escape(message)):
         script(name).main([*QUICK, "--output_dir", str(tmp_path), *arguments.split()])
-
-
-def test_help_needs_neither_datasets_nor_models(name):
-    for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["help"]
 
 
 def test_the_glossary_names_what_is_logged(name, tmp_path):

@@ -444,11 +444,6 @@ def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
             parse_args(script(name).Args, ["--config", str(file)])
 
 
-def test_help_needs_neither_datasets_nor_models(name):
-    for option in script(name).Args.__dataclass_fields__.values():
-        assert f"--{option.name} " in fresh_interpreter()["help"][name] and option.metadata["help"]
-
-
 def test_importing_the_scripts_has_no_side_effect(name):
     assert fresh_interpreter()["imported"] == ["", []]
 
