@@ -1,7 +1,7 @@
 """What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
 
 import re
-import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from common.errors import InputError
 from common.model import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import Pair, load_pairs
+from common.run import Run
 from processes import run_processes
 from common.scorer import load_scorer
 from testbed import ROOT, GradientRecorder, largest_difference, metric_rows, script
@@ -68,8 +69,13 @@ def relative(a, b):
 def test_gradient_is_invariant_to_micro_batches(name, size, monkeypatch):
     module, args, model, pairs = prepared(name, micro_batch_size=64)
     expected, metrics = gradient(module, args, model, pairs)
-    args.micro_batch_size, original, rows = size, module.pair_batch, []
-    monkeypatch.setattr(module, "pair_batch", lambda part, device: rows.append(2 * len(part)) or original(part, device))
+    args.micro_batch_size, original, rows = size, module.pair_losses, []
+
+    def counted(model, batch, args):
+        rows.append(len(batch["completions"]))
+        return original(model, batch, args)
+
+    monkeypatch.setattr(module, "pair_losses", counted)
     split, split_metrics = gradient(module, args, model, pairs)
     assert relative(split, expected) < 1e-5 and max(rows) == size // 2 * 2
     assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
@@ -90,26 +96,30 @@ def test_gradient_is_the_mean_over_pairs_in_any_order(name):
 def test_padding_changes_nothing(name, monkeypatch):
     module, args, model, pairs = prepared(name)
     expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_batch
+    original = module.pair_losses
 
-    def padded(pairs, device):
-        batch = original(pairs, device)
+    def padded(model, batch, args):
+        batch = dict(batch)
         for column, fill, width in (
             ("completions", 5, (0, 4)), ("completion_mask", False, (0, 4)),
             ("prompts", 5, (3, 0)), ("prompt_mask", False, (3, 0)),
         ):  # fmt: skip
             batch[column] = torch.nn.functional.pad(batch[column], width, value=fill)
-        return batch
+        return original(model, batch, args)
 
-    monkeypatch.setattr(module, "pair_batch", padded)
+    monkeypatch.setattr(module, "pair_losses", padded)
     assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
 
 
 def test_sharing_the_prompt_of_a_pair_does_not_change_the_gradient(name, monkeypatch):
     module, args, model, pairs = prepared(name)
     expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_batch
-    monkeypatch.setattr(module, "pair_batch", lambda *x: {k: v for k, v in original(*x).items() if k != "prompt_index"})
+    original = module.pair_losses
+
+    def unshared(model, batch, args):
+        return original(model, {name: x for name, x in batch.items() if name != "prompt_index"}, args)
+
+    monkeypatch.setattr(module, "pair_losses", unshared)
     assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
 
 
@@ -131,8 +141,7 @@ def test_equal_completions_and_swapped_pairs(name):
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
-    options += ["--save_every", 1, "--keep_checkpoints", 9, "--max_steps", 6, "--num_epochs", 2]
-    options += ["--save_model_every", 2]
+    options += ["--save_every", 1, "--max_steps", 6, "--num_epochs", 2]
     options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
@@ -140,25 +149,29 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert sum("pairs/made" in row for row in rows) == (2 if name == "dpo" else 0)
     second = [row["step"] for row in rows if "pairs/made" in row][-1] if name == "dpo" else 4  # the first of round 2
     for step in sorted({1, second - 1, second}):  # dpo: within the rounds and between them
-        shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
-        for later in range(step + 1, len(rows)):
-            shutil.rmtree(tmp_path / "b" / "checkpoints" / f"step-{later:08d}")
-        for path in tmp_path.glob("b/model-step-*"):
-            shutil.rmtree(path)  # as if it had been killed before it wrote that of this step
-        (tmp_path / "b" / "model" / "model.safetensors").unlink()
-        run(name, tmp_path / "b", *options, "--resume")
-        assert f"resumed {tmp_path}/b/checkpoints/step-{step:08d}" in capsys.readouterr().out
-        assert metric_rows(tmp_path / "b") == rows
+        folder = tmp_path / f"b{step}"
+        with mock.patch.object(Run, "end_step", ended_after(step)), pytest.raises(KeyboardInterrupt):
+            run(name, folder, *options)
+        run(name, folder, *options, "--resume")
+        assert f"resumed {folder}/checkpoints/step-{step:08d}" in capsys.readouterr().out
+        assert metric_rows(folder) == rows
         for file in tmp_path.glob("a/pairs-round-*.jsonl"):
-            assert file.read_text(encoding="utf-8") == (tmp_path / "b" / file.name).read_text(encoding="utf-8")
-        a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
+            assert file.read_text(encoding="utf-8") == (folder / file.name).read_text(encoding="utf-8")
+        a, b = (load_file(path / "model" / "model.safetensors") for path in (tmp_path / "a", folder))
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-        written = {path.name for path in tmp_path.glob("b/model-step-*")}
-        assert written == {f"model-step-{later}" for later in (2, 4, 6) if later >= step}
-        for path in tmp_path.glob("b/model-step-*/model.safetensors"):
-            assert path.read_bytes() == (tmp_path / "a" / path.parent.name / path.name).read_bytes()
-    early, last = (load_file(tmp_path / "a" / f"model-step-{step}" / "model.safetensors") for step in (2, 6))
-    assert all(torch.equal(last[key], a[key]) for key in a) and any(not torch.equal(early[key], a[key]) for key in a)
+
+
+def ended_after(step):
+    """`Run.end_step`, after which the process ends at this step."""
+    original = Run.end_step
+
+    def end_step(self, *arguments):
+        original(self, *arguments)
+        if self.step == step:
+            self.lock.release()  # as the end of the process does
+            raise KeyboardInterrupt
+
+    return end_step
 
 
 def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
@@ -175,11 +188,10 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     (row,) = metric_rows(tmp_path)
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
-    assert re.search(r"\neval/accuracy [\d.]+; 0 steps", printed) and "before" not in printed
-    assert (tmp_path / "samples.jsonl").read_text(encoding="utf-8") == ""
+    assert re.search(r"\n0 steps", printed) and "before" not in printed
     # The first pair as the model sees it, of the training data if they are read.
     assert re.search(
-        r"the model gets it: '[\d+-]+\?'\nits completion with its stop token: '.*#### \d+<eos>'\n", printed
+        r"first prompt: '[\d+-]+\?'\nfirst completion: '.*#### \d+<eos>'\n", printed
     )
 
 
@@ -220,8 +232,6 @@ def zip_weights(result, folder, name):
         ("--no_such_option 1", "--no_such_option"),
         ("--learning_rate fast", "learning_rate"),
         ("--pairs_per_step 0", "pairs_per_step"),
-        ("--micro_batch_size 1", "a pair is two completions"),
-        ("--max_length 2", "max_length"),
         ("--max_steps -2", "max_steps"),
         ("--resume", "--output_dir"),
         ("--dataset /no/such.jsonl", "no/such.jsonl"),
@@ -248,16 +258,14 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
     [
         ("--label_smoothing 0.5", "must be below 0.5"),
         ("--label_smoothing 0.1 --loss ipo", "ipo loss has none"),
-        ("--ipo_per_token", "--loss ipo"),
         ("--loss hinge", "hinge"),
         ("--beta 0", "beta"),
         ("--nll_coef -1", "nll_coef"),
         ("--pair_samples 1", "pair_samples"),
-        ("--generate_batch_size 4", "by --pair_samples or --eval_samples"),
         ("--reward no_such", "no_such"),
         ("--eval_k 9", "eval_k 9"),
         ("--rounds 0", "rounds"),
-        ("--rounds 2", "holds pairs"),
+        ("--rounds 2", "--rounds 2: rounds make their own pairs"),
         ("--temperature 0", "temperature"),
         ("--center_coef -1", "center_coef"),
     ],

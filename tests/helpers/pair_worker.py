@@ -5,6 +5,7 @@ pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics,
 
 import pathlib
 import sys
+from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator
@@ -14,15 +15,14 @@ from common.data import load_prompts
 from common.model import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import load_pairs
-from reward_model import load_reward_model
+from common.scorer import load_scorer
 from testbed import script
 
 
 def step(module, accelerator, model, optimizer, pairs, state, args):
-    drawn = getattr(state, "sampler", state).draw(args.pairs_per_step)
-    mine = [pairs[i] for i in drawn[accelerator.process_index :: accelerator.num_processes]]
+    mine = getattr(state, "sampler", state).draw(args.pairs_per_step)
     metrics = Metrics()
-    module.update_pairs(accelerator, model, optimizer, mine, 1, args, metrics)
+    module.update(accelerator, model, optimizer, mine, args, metrics)
     return metrics.reduce(accelerator)
 
 
@@ -32,27 +32,37 @@ def main(name, folder):
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
     tokenizer = load_tokenizer(args)
-    model_of = load_policy if name == "dpo" else load_reward_model
-    inner = model_of(args, tokenizer, accelerator)
+    if name == "dpo":
+        inner = load_policy(args, tokenizer, accelerator)
+    else:
+        inner = load_scorer(args.model_name_or_path, args, new_head=True).train()
     if name == "reward_model":  # at a head of zeros the backbone has no gradient
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
-    pairs = load_pairs(args, tokenizer)[0][:21]
+    given = module.Args(dataset="embedded-pairs")
+    pairs = load_pairs(given, tokenizer)[0][:21]
     assert len({len(pair.chosen) for pair in pairs}) > 5
     if name == "dpo":
-        prompts = load_prompts(args, tokenizer, True)[0][:5]  # one filler on two processes
+        prompts = load_prompts(args, tokenizer)[0][:5]  # one filler on two processes
         reward_functions, metrics = module.load_rewards(args), Metrics()
-        made, rows = module.make_pairs(accelerator, inner, tokenizer, reward_functions, prompts, 1, args, metrics)
+
+        def sample_and_score(prompts, n, temperature, top_p, seed):
+            batch = module.rollout(inner, prompts, n, temperature, top_p, seed, args)
+            texts = module.completion_texts(tokenizer, batch)
+            rewards, parts = module.compute_rewards(reward_functions, prompts, texts)
+            return batch, texts, rewards, module.correctness(prompts, texts, parts), parts
+
+        made, rows = module.make_pairs(accelerator, sample_and_score, prompts, 1, args, metrics)
         result |= {"made": [tuple(pair) for pair in made], "rows": rows, "yield": metrics.reduce(accelerator)}
         pairs = module.with_reference(accelerator, model, pairs, args)
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
         # Away from the reference: at a margin of 0 rounding decides what counts as right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
-        state = module.Round(args)
-        state.begin(pairs, [])
+        state = module.Round(args, rank, processes)
+        state.begin(pairs, are_own=True, about={})
     else:
-        state = module.PromptSampler(pairs, 0)
+        state = module.PromptSampler(pairs, 0, rank, processes)
     accelerator.register_for_checkpointing(state)
 
     parts = module, accelerator, model, optimizer, pairs, state, args
@@ -66,7 +76,8 @@ def main(name, folder):
     result["resumed"] = again == result["metrics"][-1] and all(
         torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
     )
-    result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args, module.pair_losses)[0]
+    run = SimpleNamespace(accelerator=accelerator, args=args, show_raw=lambda *ids: None)
+    result["eval"] = module.evaluate_pairs(run, model, pairs[:11], module.pair_losses)
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
     del model, optimizer, inner, parts
     accelerator.wait_for_everyone()
