@@ -23,6 +23,7 @@ Such a file is Python. What it defines is put into the script by its name:
 
 import ast
 import builtins
+import signal
 import sys
 import textwrap
 import types
@@ -281,6 +282,8 @@ def kind_of(name):
 
 
 def show_list():
+    if hasattr(signal, "SIGPIPE"):  # `--list | head` ends without a traceback
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     names = [name for kind in KINDS.values() for name in kind]
     names += [name for name in files() if name not in names]
     shown = None

@@ -11,6 +11,8 @@ import re
 import sys
 import types
 
+from piped import end_with_the_reader
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "exercises.md"
 
@@ -78,4 +80,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     main(sys.argv[1:])

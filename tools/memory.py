@@ -29,6 +29,7 @@ from common.metrics import Metrics  # noqa: E402
 from common.model import Policy, add_adapters, load_reference  # noqa: E402
 from dry_run import Job, Sizes, estimate  # noqa: E402
 from fast.shortcuts import find_shortcuts  # noqa: E402
+from piped import end_with_the_reader  # noqa: E402
 
 RESULTS = ROOT / "tools" / "memory.json"
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -213,4 +214,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     raise SystemExit(main(sys.argv[1:]))

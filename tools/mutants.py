@@ -19,12 +19,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples")]
 
 import recipes  # noqa: E402
+from piped import end_with_the_reader  # noqa: E402
 
 WHOLE = "test_whole_updates.py::test_group_relative[grpo-GRPO-]"
 SPLIT = "test_suite.py::test_gradient_is_invariant_to_micro_batches[{}-{{'micro_batch_size': 5}}]"
 VECTORS = "test_vectors.py::test_a_script_computes_what_the_cases_say[{}-float64]"
 SEEDS = "test_suite.py::test_each_step_and_process_samples_with_a_seed_of_its_own[grpo]"
 TWO = "test_launch.py::test_two_processes_take_the_same_step_as_one[{}]"
+DAPO = "test_whole_updates.py::test_group_relative[dapo-DAPO-]"
 
 BUGS = [  # of examples/bugs: (name, script, test)
     ("zero_grad", "grpo.py", "test_suite.py::test_minibatches_are_equal_runs_of_whole_groups_in_draw_order[grpo]"),
@@ -39,26 +41,26 @@ BUGS = [  # of examples/bugs: (name, script, test)
 ]
 
 MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
-    # The tenth bug of the exercises. Its test looks at what `main` asks of `rollout`, which the file replaces.
+    # The tenth bug of the exercises. Its test looks at what `main` asks of `rollout`.
     ("exercises: top_p", "grpo.py",
-     "args.temperature, 1.0, seed", "args.temperature, 0.9, seed",
+     "args.temperature, top_p=1.0, seed", "args.temperature, top_p=0.9, seed",
      SEEDS),
     # --- advantages ---
     ("the standard deviation has ddof 0", "grpo.py",
-     "group_statistics(groups, args.std_ddof)", "group_statistics(groups, 0)",
+     "groups.std(dim=1, keepdim=True)", "groups.std(dim=1, keepdim=True, correction=0)",
      VECTORS.format("grpo")),
     ("the standard deviation is that of the batch", "grpo.py",
-     "(std + args.std_eps)", "(groups.std() + args.std_eps)",
+     "(groups.std(dim=1, keepdim=True) + args.std_eps)", "(groups.std() + args.std_eps)",
      "test_grpo.py::test_each_group_has_its_own_mean_and_deviation"),
     ("the mean is that of the batch", "dr_grpo.py",
-     "groups - mean", "groups - groups.mean()",
+     "groups - groups.mean(dim=1, keepdim=True)", "groups - groups.mean()",
      "test_whole_updates.py::test_group_relative[dr_grpo-DrGRPO-]"),
     ("a group that agrees is divided by its rounding", "grpo.py",
-     "advantages.masked_fill(no_signal, 0)", "advantages",
+     "advantages.masked_fill(all_equal(groups), 0)", "advantages",
      "test_grpo.py::test_a_group_that_agrees_has_advantage_exactly_zero"),
-    ("a row without a reward has the advantage NaN", "common/masked.py",
-     "nearly_equal(smallest, largest) | ~scored", "nearly_equal(smallest, largest)",
-     "test_dapo.py::test_by_reward_a_group_without_any_reward_is_dropped"),
+    ("a row without a reward has the reward 0", "common/rewards.py",
+     "torch.where(groups.isnan(), groups.nanmean(dim=1, keepdim=True), groups)", "groups.nan_to_num()",
+     "test_rewards.py::test_a_row_without_a_reward_gets_the_mean_of_its_group"),
     ("rows of one prompt are taken to lie a stride apart", "gspo.py",
      "view(-1, args.group_size)", "view(args.group_size, -1).T",
      "test_whole_updates.py::test_group_relative[gspo-GSPO-]"),
@@ -79,7 +81,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "torch.minimum(ratio * advantages, clipped * advantages)", "clipped * advantages",
      "test_grpo.py::test_clip_table"),
     ("dual clip acts on positive advantages too", "grpo.py",
-     "torch.where(advantages < 0, torch.maximum(", "torch.where(advantages < 9, torch.maximum(",
+     "torch.where(advantages < 0, bounded, objective)", "torch.where(advantages < 9, bounded, objective)",
      "test_grpo.py::test_clip_table"),
     ("the ratio is detached", "gspo.py",
      "log_s.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)", "log_s.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)",
@@ -136,7 +138,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      '/ lengths / totals["rows"]', "/ lengths / len(loss_mask)",
      SPLIT.format("grpo")),
     ("tokens are those of the micro-batch", "dapo.py",
-     'max(totals["tokens"], 1)', "loss_mask.sum()",
+     '/ totals["tokens"]', "/ loss_mask.sum()",
      SPLIT.format("dapo")),
     ("the length is the padded one", "grpo.py",
      "/ lengths /", "/ loss_mask.shape[1] /",
@@ -145,16 +147,17 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "/ args.max_new_tokens /", "/ loss_mask.shape[1] /",
      VECTORS.format("dr_grpo")),
     ("the loss is a mean over micro-batches", "grpo.py",
-     "(losses * weights).sum()", "(losses * weights).sum() / len(micro_batches)",
+     "backward(loss *", "backward(loss / len(micro_batches) *",
      SPLIT.format("grpo")),
     ("a truncated completion keeps its reward", "dr_grpo.py",
-     "rewards.masked_fill(truncated.cpu() & ~rewards.isnan(), 0)", "rewards",
+     "part.masked_fill(truncated, 0)", "part",
      "test_dr_grpo.py::test_a_truncated_completion_scores_0_whatever_its_parts"),
     ("groups that are all right are kept", "dapo.py",
-     "(0 < right) & (right < args.group_size)", "0 < right",
-     "test_dapo.py::test_exactly_the_groups_that_are_neither_all_right_nor_all_wrong_are_kept[1]"),
+     "informative = ~all_equal(rewards.view(-1, args.group_size))[:, 0]",
+     "informative = (rewards.view(-1, args.group_size) > 0).any(dim=1)",
+     DAPO),
     ("the overlong penalty begins at the limit", "dapo.py",
-     "args.max_new_tokens - args.overlong_cache - lengths", "args.max_new_tokens - lengths",
+     "start = args.max_new_tokens - args.overlong_cache", "start = args.max_new_tokens",
      VECTORS.format("dapo")),
     # --- ppo ---
     ("GAE has the value of the next token, off by one", "ppo.py",
@@ -173,17 +176,17 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "clamp(old_values - args.value_clip, old_values", "clamp(returns - args.value_clip, returns",
      VECTORS.format("ppo")),
     ("each process whitens its own tokens", "ppo.py",
-     "moments(advantages, args.std_ddof, accelerator.reduce)", "moments(advantages, args.std_ddof, lambda x: x)",
+     "moments(advantages, 1, accelerator.reduce)", "moments(advantages, 1, lambda sums: sums)",
      TWO.format("ppo")),
     ("the KL in the reward pays for divergence", "ppo.py",
      "else -kl_coef * kl", "else kl_coef * kl",
      VECTORS.format("ppo")),
     # --- pairs ---
     ("chosen and rejected are swapped", "dpo.py",
-     "chosen_ratio - rejected_ratio", "rejected_ratio - chosen_ratio",
+     "(chosen - ref_chosen) - (rejected - ref_rejected)", "(rejected - ref_rejected) - (chosen - ref_chosen)",
      "test_dpo.py::test_gradient_in_closed_form"),
     ("the reference of what was rejected is missing", "dpo.py",
-     "else rejected - ref_rejected", "else rejected",
+     "- (rejected - ref_rejected)", "- rejected",
      VECTORS.format("dpo")),
     ("the log-prob of a completion is a mean", "dpo.py",
      "chosen, rejected = logprobs.sum(dim=1)", "chosen, rejected = logprobs.mean(dim=1)",
@@ -192,32 +195,32 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
      "1 / (2 * args.beta)", "1 / args.beta",
      VECTORS.format("dpo")),
     ("truncated completions are in pairs", "dpo.py",
-     "if not truncated[row] and", "if",
+     "[row for row in rows if not texts[row].truncated]", "list(rows)",
      "test_dpo.py::test_pairs_are_made_by_reward_and_never_of_cut_completions"),
     ("a reward model prefers what was rejected", "reward_model.py",
-     "logsigmoid(chosen_scores - rejected_scores)", "logsigmoid(rejected_scores - chosen_scores)",
+     "logsigmoid(chosen - rejected)", "logsigmoid(rejected - chosen)",
      VECTORS.format("reward_model")),
     # --- sampling, steps and processes ---
-    ("top-k 50, the default of transformers, is on", "common/generation.py",
+    ("top-k 50, the default of transformers, is on", "common/sampling.py",
      "top_k=0", "top_k=50",
      "test_generation.py::test_more_than_fifty_tokens_can_be_sampled"),
-    ("the seed of a rollout is ignored", "common/generation.py",
-     "torch.manual_seed(int(seed))", "int(seed)",
+    ("the seed of a rollout is ignored", "common/sampling.py",
+     "torch.manual_seed(int(number))", "int(number)",
      "test_generation.py::test_rollout_depends_on_its_seed_alone"),
     ("each step samples with the same seed", "grpo.py",
-     "(args.seed, rank, step, 0)", "(args.seed, rank, 1, 0)",
+     "seed=(args.seed, rank, step)", "seed=(args.seed, rank, 1)",
      SEEDS),
     ("each process samples with the same seed", "grpo.py",
-     "(args.seed, rank, step, 0)", "(args.seed, 0, step, 0)",
+     "seed=(args.seed, rank, step)", "seed=(args.seed, 0, step)",
      SEEDS),
     ("each process draws the same prompts", "grpo.py",
-     "(args.prompts_per_step)[rank::processes]", "(args.prompts_per_step // processes)",
+     "(train_prompts, args.seed, rank, processes)", "(train_prompts, args.seed, 0, processes)",
      "test_launch.py::test_two_processes_share_the_prompts_and_sample_different_completions"),
     ("the gradient is a mean over processes", "grpo.py",
      "backward(loss * accelerator.num_processes)", "backward(loss)",
      TWO.format("grpo")),
     ("the tokens of a step are those of one process", "common/batches.py",
-     '{"tokens": tokens, ', '{"tokens": tokens // accelerator.num_processes, ',
+     "int(counts[:, 0].sum())", "int(counts[0, 0])",
      TWO.format("dapo")),
     ("the learning rate is never set", "grpo.py",
      'group["lr"] = lr', 'group["rate"] = lr',
@@ -225,13 +228,13 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
     ("gradients are not clipped", "grpo.py",
      "model.parameters(), args.max_grad_norm)", "model.parameters(), 0.0)",
      WHOLE),
-    ("a resumed run draws from the beginning", "common/harness/data.py",
+    ("a resumed run draws from the beginning", "common/data.py",
      'self.drawn = state["drawn"]', "self.drawn = 0",
      "test_data.py::test_resume_continues_where_it_stopped"),
     ("the order of the data is not in the checkpoint", "grpo.py",
      "sampler=sampler)  #", ")  #",
      "test_suite.py::test_resume_equals_an_uninterrupted_run_bit_by_bit[grpo]"),
-    ("pass@1 is the best of the samples", "common/harness/evaluation.py",
+    ("pass@1 is the best of the samples", "common/evaluation.py",
      '"eval/pass@1", correct.mean(dim=1)', '"eval/pass@1", correct.amax(dim=1)',
      "test_evaluation.py::test_an_evaluation_by_hand"),
     ("pass@k is biased", "common/masked.py",
@@ -301,4 +304,5 @@ def main(words):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,8 @@ import pathlib
 import re
 import sys
 
+from piped import end_with_the_reader
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIRS = "pairs in place of rollouts"
 DIFFERS = {  # {script: {function with a text of its own: why}}
@@ -188,4 +190,5 @@ def main(words):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     raise SystemExit(main(sys.argv[1:]))

@@ -45,6 +45,8 @@ import warnings
 
 import torch
 
+from piped import end_with_the_reader
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also in the contestants' processes
 
@@ -868,4 +870,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     main()
