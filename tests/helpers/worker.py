@@ -48,7 +48,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     for column, values in batch.items():
         if isinstance(values, torch.Tensor):
             batch[column] = values.to(accelerator.device)
-    metrics, start = Metrics(), {key: x.clone() for key, x in accelerator.get_state_dict(model).items()}
+    metrics, start = Metrics(), {key: x.clone() for key, x in (accelerator.get_state_dict(model) or {}).items()}
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
     after = sampled(accelerator, model, policy, module, args)
