@@ -47,6 +47,7 @@ NAMES = {
     "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
     "test_config_file_gives_defaults_and_the_command_line_wins": ["grpo"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
+    "test_it_learns": ["grpo", "ppo"],  # test_whole_updates.py has whole runs of all
     # docs/metrics.md is about these; a script of your own logs what it likes
     "test_the_glossary_names_what_is_logged": [name for name in SCRIPTS if name in GLOSSARY],
     "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
@@ -167,9 +168,7 @@ def in_one_micro_batch(name):
     return gradients(module, args, policy, batch, reference)
 
 
-@pytest.mark.parametrize(
-    "options", [dict(micro_batch_size=1), dict(micro_batch_size=5), dict(micro_batch_tokens=60)], ids=str
-)
+@pytest.mark.parametrize("options", [dict(micro_batch_size=5), dict(micro_batch_tokens=60)], ids=str)
 def test_gradient_is_invariant_to_micro_batches(name, options):
     (expected,), metrics = in_one_micro_batch(name)
     module, args, policy, reference, batch = prepared(name, **WHOLE)
@@ -218,7 +217,7 @@ def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):
 # --- the first ratio ---
 
 
-@pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2), dict(num_epochs=1)], ids=str)
+@pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2)], ids=str)
 def test_first_ratio_is_exactly_one(name, updates):
     module, args, policy, reference, batch = prepared(name, **updates, micro_batch_size=5)
     ratios = []
@@ -277,7 +276,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(name):
 # --- a run ---
 
 
-QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 8 --eval_samples 4 --eval_every 2".split()
+QUICK = "--prompts_per_step 4 --group_size 4 --max_new_tokens 24".split()
+QUICK += "--eval_prompts 4 --eval_samples 4 --eval_every 2".split()
 
 
 def run(name, folder, *arguments):
@@ -326,16 +326,18 @@ def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path,
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
-    run(name, tmp_path / "a", "--max_steps", 4, "--save_every", 3)
-    assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000003", "step-00000004"}
-    run(name, tmp_path / "b", "--max_steps", 2, "--save_every", 2)
-    run(name, tmp_path / "b", "--max_steps", 4, "--save_every", 2, "--resume")
+    options = ["--reward", "accuracy", "format"]  # within so few tokens the accuracy alone would teach nothing
+    run(name, tmp_path / "a", *options, "--max_steps", 3, "--save_every", 2)
+    assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000002", "step-00000003"}
+    run(name, tmp_path / "b", *options, "--max_steps", 2, "--save_every", 2)
+    run(name, tmp_path / "b", *options, "--max_steps", 3, "--save_every", 2, "--resume")
     assert "resumed" in capsys.readouterr().out
     rows = metric_rows(tmp_path / "a")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows == metric_rows(tmp_path / "b")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and rows == metric_rows(tmp_path / "b")
+    assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
     lines = [json.loads(line) for line in samples[0].splitlines()]
-    steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, False): 4, (4, True): 16, (4, False): 4}
+    steps = {(0, True): 16, (1, False): 4, (2, True): 16, (2, False): 4, (3, True): 16, (3, False): 4}
     assert samples[0] == samples[1]
     assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
@@ -367,8 +369,8 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
 
 def test_it_learns(name, tmp_path):
     """A few steps on the embedded task: accuracy rises and completions grow longer."""
-    steps = 12 if name == "grpo" else 7  # the others make four updates a step
-    options = f"--max_steps {steps} --prompts_per_step 16 --eval_every 0 --eval_prompts 32 --eval_samples 4".split()
+    options = "--max_steps 7 --prompts_per_step 16 --num_minibatches 4 --eval_every 0".split()
+    options += "--max_new_tokens 48 --eval_prompts 32 --eval_samples 4".split()
     script(name).main(["--output_dir", str(tmp_path), *options])
     rows = metric_rows(tmp_path)
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.25
