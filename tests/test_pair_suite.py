@@ -65,22 +65,6 @@ def relative(a, b):
 # --- the gradient ---
 
 
-@pytest.mark.parametrize("size", [2, 3, 10])
-def test_gradient_is_invariant_to_micro_batches(name, size, monkeypatch):
-    module, args, model, pairs = prepared(name, micro_batch_size=64)
-    expected, metrics = gradient(module, args, model, pairs)
-    args.micro_batch_size, original, rows = size, module.pair_losses, []
-
-    def counted(model, batch, args):
-        rows.append(len(batch["completions"]))
-        return original(model, batch, args)
-
-    monkeypatch.setattr(module, "pair_losses", counted)
-    split, split_metrics = gradient(module, args, model, pairs)
-    assert relative(split, expected) < 1e-5 and max(rows) == size // 2 * 2
-    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
-
-
 def test_gradient_is_the_mean_over_pairs_in_any_order(name):
     # Accumulated means of unequal micro-batches, or a mean over tokens.
     module, args, model, pairs = prepared(name, micro_batch_size=10)
@@ -91,36 +75,6 @@ def test_gradient_is_the_mean_over_pairs_in_any_order(name):
     alone = [gradient(module, args, model, [pair])[0] for pair in pairs]
     mean = [torch.stack(parts).mean(dim=0) for parts in zip(*alone, strict=True)]
     assert relative(expected, mean) < 1e-5
-
-
-def test_padding_changes_nothing(name, monkeypatch):
-    module, args, model, pairs = prepared(name)
-    expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_losses
-
-    def padded(model, batch, args):
-        batch = dict(batch)
-        for column, fill, width in (
-            ("completions", 5, (0, 4)), ("completion_mask", False, (0, 4)),
-            ("prompts", 5, (3, 0)), ("prompt_mask", False, (3, 0)),
-        ):  # fmt: skip
-            batch[column] = torch.nn.functional.pad(batch[column], width, value=fill)
-        return original(model, batch, args)
-
-    monkeypatch.setattr(module, "pair_losses", padded)
-    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
-
-
-def test_sharing_the_prompt_of_a_pair_does_not_change_the_gradient(name, monkeypatch):
-    module, args, model, pairs = prepared(name)
-    expected, _ = gradient(module, args, model, pairs)
-    original = module.pair_losses
-
-    def unshared(model, batch, args):
-        return original(model, {name: x for name, x in batch.items() if name != "prompt_index"}, args)
-
-    monkeypatch.setattr(module, "pair_losses", unshared)
-    assert relative(gradient(module, args, model, pairs)[0], expected) < 1e-5
 
 
 def test_equal_completions_and_swapped_pairs(name):

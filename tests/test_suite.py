@@ -155,53 +155,7 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
     script(name).main(options.split())
 
 
-# --- the gradient does not depend on how the batch is split ---
-
-
-WHOLE = dict(kl_coef=0.04, micro_batch_size=32, entropy_coef=0.01)
-
-
-@functools.cache
-def in_one_micro_batch(name):
-    module, args, policy, reference, batch = prepared(name, **WHOLE)
-    return gradients(module, args, policy, batch, reference)
-
-
-@pytest.mark.parametrize(
-    "options", [dict(micro_batch_size=1), dict(micro_batch_size=5), dict(micro_batch_tokens=60)], ids=str
-)
-def test_gradient_is_invariant_to_micro_batches(name, options):
-    (expected,), metrics = in_one_micro_batch(name)
-    module, args, policy, reference, batch = prepared(name, **WHOLE)
-    for option, value in options.items():
-        setattr(args, option, value)
-    (split,), split_metrics = gradients(module, args, policy, batch, reference)
-    assert relative(split, expected) < 1e-5
-    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)  # every diagnostic counts all micro-batches
-
-
-def test_gradient_is_invariant_to_padding_and_to_the_order_of_groups(name):
-    module, args, policy, reference, batch = prepared(name)
-    (expected,), _ = gradients(module, args, policy, batch, reference)
-    groups = torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
-    order = (groups[:, None] * 4 + torch.arange(4)).flatten()
-    shuffled = {column: values[order] for column, values in batch.items()}
-    for column, value in (("completions", 3), ("completion_mask", False), ("loss_mask", False)):
-        shuffled[column] = torch.nn.functional.pad(shuffled[column], (0, 5), value=value)
-    for column, value in (("prompts", 3), ("prompt_mask", False)):
-        shuffled[column] = torch.nn.functional.pad(shuffled[column], (2, 0), value=value)
-    (other,), _ = gradients(module, args, policy, shuffled, reference)
-    assert relative(other, expected) < 1e-5
-
-
-def test_sharing_prompts_does_not_change_the_gradient(name):
-    module, args, policy, reference, batch = prepared(name, micro_batch_size=10)  # groups span micro-batches
-    assert policy.shares_prompts
-    (shared,), metrics = gradients(module, args, policy, batch, reference)
-    del batch["prompt_index"]
-    (plain,), plain_metrics = gradients(module, args, policy, batch, reference)
-    assert relative(shared, plain) < 1e-5
-    assert metrics == pytest.approx(plain_metrics, rel=1e-4, abs=1e-6)
+# --- minibatches ---
 
 
 def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):

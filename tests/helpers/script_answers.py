@@ -21,7 +21,7 @@ from common.batches import split_rollout
 from common.metrics import Metrics
 from common.pairs import Pair
 from testbed import ALL, advantages_of, ragged, script
-from threads import FakeAccelerator, Processes
+from threads import Processes
 from vectors.check import load_cases
 
 STEPS = ("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "ppo")  # scripts with a `policy_loss`
@@ -42,22 +42,6 @@ def refuse_unless(condition, reason):
 
 
 # --- what stands in the place of models and processes ---
-
-
-class Accelerator(FakeAccelerator):
-    """One of several processes, each a thread."""
-
-    is_fsdp2 = False
-    sync_gradients = True
-
-    def no_sync(self, model):
-        return contextlib.nullcontext()
-
-    def backward(self, loss):
-        loss.backward()
-
-    def clip_grad_norm_(self, parameters, max_norm):
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 class Tables(nn.Module):
@@ -219,8 +203,7 @@ def updated(module, inputs, table, args, dtype):
     args.micro_batch_size = max(len(piece) for process in pieces for piece in process)
     is_ppo = module.__name__ == "ppo"
 
-    def one_process(rank_accelerator):
-        accelerator = Accelerator(rank_accelerator.processes, rank_accelerator.process_index)
+    def one_process(accelerator):
         rows = [row for piece in pieces[accelerator.process_index] for row in piece]
         own = {name: column[rows] for name, column in batch.items()}
         model, metrics = Tables(batch, is_ppo), Metrics()
@@ -321,7 +304,7 @@ def group_advantages(module, inputs, options, dtype):
         args = module.Args(group_size=len(groups[0]), **options)
         advantages = module.compute_advantages(torch.tensor(groups, dtype=dtype).flatten(), args)
         batch = {"advantages": advantages, "loss_mask": torch.ones(advantages.shape).bool()}
-        (whitened,) = Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), batch, args))
+        (whitened,) = Processes(1).run(lambda accelerator: module.whiten(accelerator, batch, args))
         return {"advantages": cut(whitened.double().view(len(groups), -1), groups)}
     found = []
     for group in groups:  # a rollout has groups of one size
@@ -426,15 +409,8 @@ def whiten(module, inputs, options, dtype):
     for advantages, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
         columns = {"advantages": torch.tensor([advantages], dtype=dtype), "loss_mask": torch.tensor([mask]).bool()}
         micro_batches.append(columns)
-    Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), micro_batches))
+    Processes(1).run(lambda accelerator: module.whiten(accelerator, micro_batches))
     return {"advantages": [micro["advantages"][0].tolist() for micro in micro_batches]}
-
-
-class OneProcess:
-    """`accelerator.reduce` as `moments` calls it, with the tensor alone."""
-
-    def __init__(self, accelerator):
-        self.reduce = lambda tensor: accelerator.reduce(tensor, "sum")
 
 
 def adaptive_kl(module, inputs, options, dtype):
@@ -494,8 +470,7 @@ def updated_pairs(module, inputs, pairs, table, args):
     model, metrics = PairTables(table), Metrics()
     optimizer = Gradients(model)
 
-    def one_process(rank_accelerator):
-        accelerator = Accelerator(rank_accelerator.processes, 0)
+    def one_process(accelerator):
         module.update(accelerator, model, optimizer, pairs, args, metrics)
         return metrics.reduce(accelerator)["optim/loss"]
 
