@@ -108,9 +108,9 @@ def bounds(name):
     module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
     calls, policy_loss = [], module.policy_loss
 
-    def spy(*inputs):
-        calls.append(inputs)
-        return policy_loss(*inputs)
+    def spy(*inputs, **named):
+        calls.append((inputs, named))
+        return policy_loss(*inputs, **named)
 
     module.policy_loss = spy
     try:
@@ -126,12 +126,13 @@ def bounds(name):
     return low[0], high[0], (low[1][0], high[1][1])
 
 
-def clipped(policy_loss, args, logprobs, old_logprobs, advantages, loss_mask, *rest):
+def clipped(policy_loss, args, inputs, named):
     """Of the tokens in the loss, the shares without a gradient whose advantage is below 0, and above 0."""
     plain = copy.copy(args)
-    plain.entropy_coef = 0.0
+    plain.kl_coef = plain.entropy_coef = 0.0  # which would have a gradient of their own
+    logprobs, old_logprobs, advantages, loss_mask, _, *rest = inputs
     logprobs = logprobs.detach().requires_grad_()
-    losses, _ = policy_loss(logprobs, old_logprobs, advantages, loss_mask, plain)
+    losses, _ = policy_loss(logprobs, old_logprobs, advantages, loss_mask, plain, *rest, **named)
     losses.sum().backward()
     still = loss_mask & (logprobs.grad == 0)
     return [float((still & side).sum() / loss_mask.sum()) for side in (advantages < 0, advantages > 0)]
