@@ -20,7 +20,7 @@ from common.model import load_policy, load_tokenizer
 from common.pairs import load_pairs, pair_batches
 from common.scorer import load_scorer
 from testbed import (
-    ALL,
+    PAIRS,
     SCRIPTS,
     GradientRecorder,
     embedded,
@@ -33,7 +33,6 @@ from testbed import (
 )
 from threads import Processes
 
-PAIRS = [name for name in ALL if name not in SCRIPTS]
 MOVE = 0.2  # standard deviation of the factor on each weight, between the two updates
 COMPANY = "the loss of a {0} depends on which {1} share its micro-batch: a number is taken over one forward"
 PROCESS = "the loss of a {0} depends on which process has its {1}: a number is taken by each process alone"
