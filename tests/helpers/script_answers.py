@@ -24,6 +24,7 @@ from testbed import (
     ALL,
     UPDATE,
     advantages_of,
+    args_of,
     can_be_called,
     extra_of,
     knows_advantages,
@@ -58,7 +59,24 @@ def offers(module, *options):
 def takes_steps(module):
     """Whether the script has a loss of tokens, and an `update` that can be called."""
     names = ("logprobs", "old_logprobs", "advantages", "loss_mask", "args")
-    return has(module, "policy_loss", *names) and has(module, "update", *UPDATE, *extra_of(module))
+    known = has(module, "policy_loss", *names) and has(module, "update", *UPDATE, *extra_of(module))
+    return known and is_clipped(module)
+
+
+def is_clipped(module):
+    """Whether the script's loss is that of a clipped ratio, of a token or of a row; a fork's may be any other."""
+    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=0.0, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
+    log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old = torch.full_like(log_ratios, -1.0)
+    advantages = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain))
+    of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    for ratio in (log_ratios.exp(), of_rows.exp()):
+        objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)
+        if torch.allclose(losses, torch.where(mask, -objective, 0)):
+            return True
+    return False
 
 
 # --- what stands in the place of models and processes ---
@@ -257,6 +275,8 @@ def updated(module, inputs, table, args, dtype):
     with contextlib.ExitStack() as stack:
         if has_critic:
             stack.enter_context(mock.patch.object(module, "assign_advantages", lambda *_: None))
+        if has(module, "whiten", "accelerator", "batch", "args"):  # the case gives the advantages
+            stack.enter_context(mock.patch.object(module, "whiten", lambda _, batch, args: batch["advantages"]))
         results = Processes(len(pieces), TIMEOUT).run(one_process)
     gradients = {}
     for name in results[0][1]:
