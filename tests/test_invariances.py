@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 import attention
 from common.metrics import Metrics
-from common.model import load_policy, load_tokenizer
+from common.loading import load_policy, load_tokenizer
 from common.pairs import load_pairs, pair_batches
 from common.scorer import load_scorer
 from testbed import (
