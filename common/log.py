@@ -233,7 +233,7 @@ class Log:
                 continue
             self.idle[name] = self.idle[name] + 1 if metrics.get(name) == value else 0
             if self.idle[name] == IDLE_STEPS:
-                where = f"see docs/monitoring.md; {IDLE_STEPS} steps in a row"
+                where = f"see docs/watch.md; {IDLE_STEPS} steps in a row"
                 self.print(f"nothing is learned: {name} is {value} ({where})")
         share = metrics.get("reward/unscored")
         if share and not self.idle["unscored"]:

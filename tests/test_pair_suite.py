@@ -16,7 +16,15 @@ from common.pairs import Pair, load_pairs
 from common.run import Run
 from processes import run_processes
 from common.scorer import load_scorer
-from testbed import PAIRS, ROOT, GradientRecorder, largest_difference, metric_rows, script
+from testbed import (
+    PAIRS,
+    GradientRecorder,
+    largest_difference,
+    metric_rows,
+    named_metrics,
+    script,
+    section_of_metrics,
+)
 
 pytestmark = pytest.mark.parametrize("name", PAIRS)
 # A few steps on given pairs, the same in both scripts.
@@ -233,7 +241,7 @@ def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch
 
 
 def test_the_glossary_names_what_is_logged(name, tmp_path):
-    """docs/metrics.md: a script's own section is complete, and what else it logs stands in the table of all."""
+    """docs/watch.md: a script's own section is complete, and what else it logs stands in the table of all."""
     run(name, tmp_path / "a", "--max_steps", 2)
     logged = {key for row in metric_rows(tmp_path / "a") for key in row} - {"step"}
     logged |= {"time/update_s", "time/update_tokens_per_s", "memory/peak_gb"}
@@ -244,9 +252,8 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
         run(name, tmp_path / "b", *quick)
         logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
         logged |= {"time/pairs_s"}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    (section,) = [section for section in own if section.startswith(f"{name}.py\n")]
-    documented = [set(re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)) for text in (every, section)]
+    section = section_of_metrics(f"{name}.py")
+    documented = [named_metrics(text) for text in (section_of_metrics("Every script"), section)]
     assert documented[1] <= logged <= documented[0] | documented[1]
     of_all = {key for key in logged & documented[0] if not key.startswith("eval/")}
     assert of_all <= set(re.findall(r"`(\S+)`", section.split("\n|")[0]))  # which of them it logs, the section says

@@ -19,7 +19,6 @@ from common.batches import completion_texts
 from common.rewards import Reward
 from testbed import (
     FAMILY,
-    ROOT,
     SCRIPTS,
     advantages_of,
     embedded,
@@ -30,8 +29,10 @@ from testbed import (
     hand_made_batch,
     largest_difference,
     metric_rows,
+    named_metrics,
     reference_of,
     script,
+    section_of_metrics,
 )
 
 GLOSSARY = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo")
@@ -49,7 +50,7 @@ NAMES = {
     "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
     "test_config_file_gives_defaults_and_the_command_line_wins": ["grpo"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
-    # docs/metrics.md is about these; a script of your own logs what it likes
+    # docs/watch.md is about these; a script of your own logs what it likes
     "test_the_glossary_names_what_is_logged": [name for name in SCRIPTS if name in GLOSSARY],
     "test_a_first_step_without_any_reward_ends_the_run_after_a_checkpoint": ["grpo", "dapo", "ppo", "dpo"],
     "test_a_first_round_without_any_reward_is_made_anew_by_a_resume": ["dpo"],
@@ -404,7 +405,7 @@ def test_importing_the_scripts_has_no_side_effect(name):
 
 
 def test_the_glossary_names_what_is_logged(name, tmp_path):
-    """docs/metrics.md: every metric of a run stands there, and every metric that stands there is in some run."""
+    """docs/watch.md: every metric of a run stands there, and every metric that stands there is in some run."""
     a, b = ("--objective penalty", "--kl_coef 0.04 --kl_in loss") if name == "ppo" else ("", "")
     run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04, *a.split())
     run(name, tmp_path / "b", "--max_steps", 1, "--reward", "accuracy", "format", "--num_minibatches", 2, *b.split())
@@ -416,9 +417,7 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     logged = {key for row in rows for key in row} - {"step"}
     logged = {key.replace("pass@4", "pass@k") for key in logged}
     logged = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in logged}
-    every, *own = re.split(r"^## ", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    own = [section for section in own if section.startswith(f"{name}.py\n")]  # `## X.py`: what only X.py logs
-    documented = set(re.findall(r"^\| `(\S+)` \|", every + "".join(own), re.MULTILINE))
+    documented = named_metrics(section_of_metrics("Every script") + section_of_metrics(f"{name}.py"))
     if not hasattr(script(name).Args, "dual_clip"):
         documented.remove("policy/dual_clip")
     assert logged == documented

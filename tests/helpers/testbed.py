@@ -67,6 +67,17 @@ def refuse(function, told):
     pytest.skip(f"{function.__name__}({names}): {told}")
 
 
+def section_of_metrics(title):
+    """The section of docs/watch.md on the metrics of one script, or `Every script`."""
+    text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    return text.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
+
+
+def named_metrics(section):
+    """The metrics in the first column of the tables of a section."""
+    return set(re.findall(r"^\| `(\S+)` \|", section, re.MULTILINE))
+
+
 def ragged(rows, dtype=torch.float64, fill=0.0):
     """A table of unequal rows as a tensor (R, T), and its mask."""
     width = max(map(len, rows))
