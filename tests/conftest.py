@@ -7,6 +7,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | VARIABLES  # bef
 
 import gc
 import importlib.util
+import re
 import shutil
 import signal
 import sys
@@ -71,8 +72,27 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_collection_modifyitems(items):
-    """Skip the single tests of `NOT_MOVED`."""
+def pytest_ignore_collect(collection_path, config):
+    """`--script`: the other files ask nothing of every script."""
+    if not config.getoption("script", None) or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if not re.search(r"\b(ALL|FAMILY|PAIRS|SCRIPTS)\b", text) else None
+
+
+def parameters(item):
+    """The parameters of a test, as text."""
+    return set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
+
+
+def pytest_collection_modifyitems(config, items):
+    """`--script`: keep what is asked of that script. Skip the single tests of `NOT_MOVED`."""
+    scripts = config.getoption("script", None)
+    if scripts:
+        names = {pathlib.Path(script).stem for script in scripts}
+        chosen = [item for item in items if names & parameters(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     for item in items:
         if f"{item.path.name}::{item.name.partition('[')[0]}" in NOT_MOVED:
             item.add_marker(pytest.mark.skip(reason="not moved to the thin layout yet"))

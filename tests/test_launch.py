@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import worker
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
-from testbed import ROOT, SCRIPTS, metric_rows, run_script, script
+from testbed import PAIRS, ROOT, SCRIPTS, metric_rows, run_script, script
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
 
@@ -32,7 +32,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name == "dcpo"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "History")])
 def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(
     name, tmp_path, monkeypatch
 ):
@@ -55,7 +55,7 @@ def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_samp
     assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5  # each update moves by 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name == "dapo"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "dynamic_sampling")])
 def test_processes_fill_equal_shares_in_equally_many_rounds(name, tmp_path):
     # A process that has its groups early waits at no collective that the other one does not reach.
     (tmp_path / "mine.py").write_text(
@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
         assert result.returncode == 2 and "processes was 2" in result.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name in ("grpo", "dr_grpo", "gspo", "ppo")])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")])
 def test_two_processes_share_the_prompts_and_sample_different_completions(name, tmp_path):
     # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
     # writes down what each process was given.
@@ -142,7 +142,7 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(name, 
     assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
 
 
-@pytest.mark.parametrize("name", [name for name in ("dpo", "reward_model") if (ROOT / f"{name}.py").exists()])
+@pytest.mark.parametrize("name", PAIRS)
 def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
     # With the same pairs on both, the second step's loss would be that of half of them.
     options = [*few_pairs, "--pairs_per_step", "8", "--max_steps", "2", "--eval_every", "0"]

@@ -377,7 +377,7 @@ def test_a_dead_run_says_so_once_after_five_steps_in_a_row(name, dead, tmp_path,
     steps = [{name: value, "optim/lr": 1e-4} for value in [dead] * 4 + [0.9] + [dead] * 4]
     steps += [{}] + [{name: dead}] * 6  # without it in a row: not five
     ((step, line),) = said_after(tmp_path, steps, capsys)
-    assert step == 15 and f"{name} is {dead}" in line and "docs/monitoring.md" in line
+    assert step == 15 and f"{name} is {dead}" in line and "docs/watch.md" in line
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_numbers_are_those_of_the_models_before_and_after_the_update(name, t
             assert row["reward"] == float(batch["rewards"][number])
         prompt = batch["prompts"][number][batch["prompt_mask"][number]]
         assert row["prompt"] == tokenizer.decode(prompt)
-        if name == "ppo":  # its advantages are of single tokens
+        if hasattr(module, "load_critic"):  # its advantages are of single tokens
             assert "advantage" not in row
         else:
             assert row["advantage"] == float(batch["advantages"][number])
