@@ -182,20 +182,21 @@ function allView(name) {
     element("div", { class: "cards" }, cards)];
 }
 
-// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss`, `#all/policy_loss` or `#play`.
+// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss`, `#all/policy_loss`, `#play` or `#group`.
+const TABS = { play: ["One token", playView], group: ["One group", groupView] };
 let shown = "";
 function show() {
   const [view, name] = decodeURIComponent(location.hash.slice(1) || data.start).split("/");
-  const isPlay = view === "play";
-  document.body.className = isPlay ? "play" : "code";
-  if (isPlay) showPlay(name);
+  const panel = TABS[view];
+  document.body.className = panel ? `panel ${view}` : "code";
+  if (panel) showPanel(view, name, ...panel);
   else showCode(view, name);
 }
-function showPlay(settings) {
-  if (shown !== "play") main.replaceChildren(...playView().flat(Infinity));
-  if (shown !== "play") scrollTo(0, 0);
-  shown = "play";
-  document.title = "Play with it · side by side";
+function showPanel(view, settings, title, make) {
+  if (shown !== view) main.replaceChildren(...make().flat(Infinity));
+  if (shown !== view) scrollTo(0, 0);
+  shown = view;
+  document.title = `${title} · side by side`;
   readAddress(settings);
   redraw();
 }
