@@ -211,6 +211,8 @@ for (const state of states) {
     const pieces = [...line.querySelectorAll("math, .dim")];
     if (pieces.some((piece) => piece.getBoundingClientRect().right > end)) say(`it cuts ${line.textContent}`);
   }
+  const docstrings = [...document.querySelectorAll("pre")].map((pre) => pre.textContent);
+  if (docstrings.some((text) => /^\\S.*\\n\\S/m.test(text))) say("a paragraph keeps the lines of its file");
   const isCode = codeStates.includes(state);
   if (isCode && !document.querySelector(".side .line")) say("no code");
   if (state === "grpo-dr_grpo") {

@@ -145,6 +145,10 @@ function placesOf(one, two) {
   });
   return ["Args", ...order.filter((name) => !["Args", "imports"].includes(name)), "imports"];
 }
+// A docstring for a column of any width: the browser breaks a paragraph, and what is indented keeps its lines.
+function unwrapped(docstring) {
+  return docstring.replace(/^(\S.*)\n(?=\S)/gm, "$1 ").replace(/(\S) {3,}/g, "$1   ");
+}
 function pairView(one, two) {
   const order = placesOf(one, two);
   const chips = order.map((name) => {
@@ -153,7 +157,7 @@ function pairView(one, two) {
     const sign = !b ? "−" : !a ? "+" : !isSame ? "≠" : otherDefaults(one, two, name) ? "≈" : "=";
     return element("li", {}, link(`${one}-${two}/${name}`, `${sign} ${name}`, { class: sign === "=" ? "" : "differs" }));
   });
-  const docstrings = [one, two].map((script) => element("pre", {}, data.scripts[script].docstring));
+  const docstrings = [one, two].map((script) => element("pre", {}, unwrapped(data.scripts[script].docstring)));
   return [element("h1", {}, `${one}.py and ${two}.py`),
     element("p", { class: "dim" }, "≠ differs, = is identical, ≈ has the same code and reads an option with another default, − is only on the left, + is only on the right. Where two lines are almost the same, only the differing words are underlined."),
     element("ul", { class: "chips" }, chips),
@@ -221,7 +225,7 @@ for (const id of ["one", "two"]) {
   chosen[id].append(...scripts.map((script) => element("option", { value: script }, `${script}.py`)));
   chosen[id].addEventListener("change", () => go(chosen.one.value, chosen.two.value));
 }
-chosen.function.append(...["", ...functions].map((name) => element("option", { value: name }, name || "a function")));
+chosen.function.append(...["", ...functions].map((name) => element("option", { value: name }, name || "one function")));
 chosen.function.addEventListener("change", () => { location.hash = chosen.function.value ? `all/${chosen.function.value}` : ""; });
 document.getElementById("swap").addEventListener("click", () => go(chosen.two.value, chosen.one.value));
 document.getElementById("theme").addEventListener("click", () => {
