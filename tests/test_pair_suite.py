@@ -65,7 +65,7 @@ def relative(a, b):
 # --- the gradient ---
 
 
-@pytest.mark.parametrize("size", [2, 3, 10])
+@pytest.mark.parametrize("size", [3, 10])
 def test_gradient_is_invariant_to_micro_batches(name, size, monkeypatch):
     module, args, model, pairs = prepared(name, micro_batch_size=64)
     expected, metrics = gradient(module, args, model, pairs)
@@ -142,7 +142,7 @@ def test_equal_completions_and_swapped_pairs(name):
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     options = {"dpo": ["--dataset", "embedded", "--rounds", 2, "--pair_prompts", 16, "--pair_samples", 4]}.get(name, [])
     options += ["--save_every", 1, "--max_steps", 6, "--num_epochs", 2]
-    options += ["--eval_prompts", 8, "--eval_samples", 4] if name == "dpo" else []
+    options += "--max_new_tokens 48 --eval_prompts 4 --eval_samples 4".split() if name == "dpo" else []
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6
