@@ -105,7 +105,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     options = ["--save_every", 1, "--max_steps", 6, "--num_epochs", 2]
     if has_rounds:
         options += "--dataset embedded --rounds 2 --pair_prompts 16 --pair_samples 4".split()
-        options += "--eval_prompts 8 --eval_samples 4".split()
+        options += "--max_new_tokens 48 --eval_prompts 4 --eval_samples 4".split()
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
     assert [row["step"] for row in rows] == list(range(len(rows))) and len(rows) >= 6

@@ -31,6 +31,7 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
+    args.max_new_tokens = 40
     tokenizer = load_tokenizer(args)
     if hasattr(module, "rollout"):
         inner = load_policy(args, tokenizer, accelerator)

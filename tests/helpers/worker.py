@@ -18,6 +18,7 @@ from common.metrics import Metrics
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
+OPTIONS |= dict(max_new_tokens=32)
 
 
 def sampled(accelerator, model, policy, module, args):
