@@ -3,9 +3,9 @@
     python examples/gradient_variance.py MODEL SHIFT SCRIPT ...      for example: embedded 0 reinforce rloo grpo
 
 MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or 0. All scripts or
-recipes, names without `.py`, get the same rollouts, in the sizes of the first one, and turn them into gradients by their
-own advantages, loss and weights, without a KL. A line for each of three seeds, which draw prompts and completions. It
-ends with the squared gradients of log pi of right and of wrong completions, and the constant baseline of least variance
+recipes, names without `.py`, get the same rollouts, in the sizes of the first one, and turn them into gradients by
+their own advantages, loss and weights, without a KL. A line for each of three seeds, which draw prompts and
+completions. It ends with the squared gradients of log pi of right and of wrong completions, and the constant baseline of least variance
 for rewards of 1 and 0.
 """
 

@@ -78,7 +78,7 @@ def teacher_prompts(tokenizer, prompts, texts, siblings, policy, args):
 
 
 def teacher_batch(micro):
-    """The micro-batch with the teacher's prompts; rows with the same prompt share it if others do."""
+    """The micro-batch with the teacher's prompts, each computed once where those of others are."""
     teacher = micro | {"prompts": micro["teacher"][:, :, 0]}
     teacher["prompt_mask"] = micro["teacher"][:, :, 1].bool()
     if "prompt_index" in micro:
@@ -88,7 +88,7 @@ def teacher_batch(micro):
 
 
 def teacher_advantages(logprobs, teacher_logprobs, is_taught):
-    """Advantages (R, T): log(teacher / student) of the student's tokens, 0 in rows without a teacher."""
+    """Advantages (R, T): log(teacher / student) of the student's tokens, 0 where nothing is shown."""
     return torch.where(is_taught, teacher_logprobs - logprobs, 0)
 
 
