@@ -37,7 +37,7 @@ KINDS = {  # what a recipe changes
     "gate": ("cispo", "sapo", "gmpo", "dppo"),
     "weights": ("tis", "token_mean"),
     "sampler": ("curriculum", "calculator"),
-    "teacher": ("distill",),
+    "teacher": ("distill", "sdpo"),
 }
 SCRIPTS = {"vapo": "ppo.py", "tis": "dapo.py", "gmpo": "gspo.py"}  # all others are made of grpo.py
 
