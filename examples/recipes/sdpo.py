@@ -16,7 +16,7 @@ the teacher. Their feedback of an environment, such as an error message, is left
 
 from dataclasses import replace
 
-from common.data import encode_prompts, prompt_text
+from common.data import dialogue_text, encode_prompts
 
 SHOWN = """{question}
 Correct solution:
@@ -70,8 +70,7 @@ def teacher_prompts(tokenizer, prompts, texts, siblings, policy, args):
         if sibling is not None:
             template = SHOWN.format(question=template, solution=texts[sibling])
         with_answer = replace(args, prompt_template=template)
-        where = "the prompt of the teacher"
-        shown.append(prompt_text(prompt.prompt, prompt.columns, with_answer, tokenizer, where))
+        shown.append(dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer))
     encoded = encode_prompts(shown, tokenizer)
     ids, mask = left_pad(encoded, policy.pad_token, policy.lm.device)
     return torch.stack([ids, mask.long()], dim=2)
