@@ -1,3 +1,5 @@
+"""What the tests share. Nothing here imports torch at once: the process that only hands tests out needs none."""
+
 import os
 import pathlib
 
@@ -14,10 +16,6 @@ import sys
 import types
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
-
-from common.data import EMBEDDED
-from common.launch import uses_cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
@@ -114,6 +112,8 @@ def pytest_runtest_setup(item):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
+        from common.launch import uses_cpu
+
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
         if uses_cpu():
@@ -129,6 +129,8 @@ def fresh_process(monkeypatch):
 
     One thread: the models here are tiny. No search for garbage at the end of each run: it takes a quarter of a second.
     """
+    from accelerate.state import AcceleratorState, GradientState
+
     monkeypatch.setattr("accelerate.utils.memory.gc", types.SimpleNamespace(collect=lambda: 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     yield
@@ -157,6 +159,8 @@ def checkpoint(ended, tmp_path):
 @pytest.fixture(scope="session")
 def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
+    from common.data import EMBEDDED
+
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):
         lines = (EMBEDDED["embedded-pairs"] / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
