@@ -18,6 +18,7 @@ from processes import run_processes
 from common.scorer import load_scorer
 from testbed import (
     PAIRS,
+    ROOT,
     GradientRecorder,
     largest_difference,
     metric_rows,
