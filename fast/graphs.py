@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import math
+import warnings
 
 import torch
 from transformers.cache_utils import DynamicLayer
@@ -209,7 +210,8 @@ def waiting_is_an_error():
     disorder.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # it tells everybody that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -87,6 +87,7 @@ def problem(name, **options):
     module, args, tokenizer, policy = embedded(name, **options)
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     reference = load_reference(policy, args, Accelerator(cpu=True))
+    AcceleratorState._reset_state(True)  # else the next Accelerator would be on the CPU too
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.mul_(1.05)
