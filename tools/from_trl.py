@@ -624,7 +624,8 @@ def written(move, start, command):
     """The text of the YAML file; `start` are the lines that start the run, `command` is what wrote it."""
     lines = [f"# Written by: {command}", "# To start the run:", *(f"#     {line}" for line in start)]
     if move.kind == "GRPOConfig":
-        lines.append(f"# The script is that of {move.said(*LOSS)}")
+        decided = [name for name in LOSS if name == "loss_type" or name in move.given]
+        lines.append(f"# The script is that of {move.said(*decided)}")
     if move.to_do:
         lines += ["#", "# Look at this first:", *(f"# - {sentence}" for sentence in move.to_do)]
     options = [name for name in move.fields if name in move.lines]
