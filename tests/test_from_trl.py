@@ -282,7 +282,7 @@ def test_every_field_of_a_configuration_has_a_line(name):
 
 
 @pytest.mark.needs("trl")
-@pytest.mark.parametrize("number", [3, 12, 13])
+@pytest.mark.parametrize("number", [n for n, case in enumerate(TRL["cases"]) if case["processes"] == 1])
 def test_trl_still_counts_as_the_table_says(number, tmp_path):
     """Its own trainers, on one process; `tests/helpers/trl_numbers.py` asks them all, and on two."""
     import trl_numbers
