@@ -209,8 +209,8 @@ def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, mo
 
 
 def adapted(names):
-    """The layers among the names of adapters: `model.layers.0.self_attn.q_proj`, ..."""
-    return {name.partition(".lora_")[0].partition("model.")[2] for name in names}
+    """What names of adapters or of layers have behind the layers: `0.self_attn.q_proj`, ..."""
+    return {name.partition(".lora_")[0].partition("layers.")[2] for name in names}
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -222,8 +222,8 @@ FIRST_LAYER = r".*layers\.0\..*(q|v)_proj"
     [
         (ATTENTION, r".*\.[qkvo]_proj"),
         (["up_proj"], r".*\.up_proj"),
-        ([FIRST_LAYER], r"layers\.0\.self_attn\.[qv]_proj"),
-        (["layers.1.mlp.down_proj"], r"layers\.1\.mlp\.down_proj"),
+        ([FIRST_LAYER], r"0\.self_attn\.[qv]_proj"),
+        (["layers.1.mlp.down_proj"], r"1\.mlp\.down_proj"),
         (["all-linear"], r".*_proj"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_resume_keeps_the_targets(tmp_path):
     train(tmp_path / "run", *words)
     train(tmp_path / "run", *RANK, "--resume", "--max_steps", 2)
     weights = load_file(tmp_path / "run" / "model" / "adapter_model.safetensors")
-    assert adapted(weights) == {"layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj"}
+    assert adapted(weights) == {"0.self_attn.q_proj", "0.self_attn.v_proj"}
     assert peft.LoraConfig.from_pretrained(tmp_path / "run" / "model").target_modules == FIRST_LAYER
 
 
