@@ -153,7 +153,11 @@ def load_reference(policy, args, accelerator):
 
 
 def add_adapters(lm, args):
-    """Freeze `lm`, and add adapters of rank --lora_rank, in float32, to --lora_targets."""
+    """Freeze `lm`, and add adapters of rank --lora_rank, in float32, to --lora_targets.
+
+    These are names of layers, as `q_proj`, or one text that is no name: all-linear, which are all
+    linear layers but the head, or a regular expression of whole names.
+    """
     try:
         from peft import LoraConfig
     except ImportError:
@@ -161,9 +165,10 @@ def add_adapters(lm, args):
     if adapter_base(model_path(args.model_name_or_path)):
         advice = "merge it into its base first, since an adapter cannot name it as its base"
         raise InputError(f"--lora_rank: {args.model_name_or_path} is an adapter: {advice}")
-    # peft takes any other text for a regular expression.
-    is_all = args.lora_targets == ["all-linear"]
-    targets = "all-linear" if is_all else args.lora_targets
+    targets = args.lora_targets
+    # For peft names are a list, while `all-linear` and a regular expression are a text.
+    if len(targets) == 1 and not re.fullmatch(r"[\w.]+", targets[0]):
+        targets = targets[0]
     config = LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules=targets, task_type="CAUSAL_LM"
     )

@@ -277,6 +277,8 @@ def parts_in_words(metrics):
     """
     start = "reward_part/"
     parts = {name.removeprefix(start): x for name, x in metrics.items() if name.startswith(start)}
+    if not parts.get("truncated"):
+        parts.pop("truncated", None)
     if len(parts) == 1:
         parts = {}
     if metrics.get("overlong/penalty"):
