@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import statistics
+import subprocess
 
 import pytest
 
@@ -28,6 +29,23 @@ def test_the_readme_has_the_results_of_the_bare_commands():
         ends = [f"{statistics.median(x):.3f} ({min(x):.3f}, {max(x):.3f})" for x in (last, hard)]
         row = f"| `{name}.py` | {statistics.median(first):.3f} | {' | '.join(ends)} |"
         assert len(scores) == 5 and row in text.splitlines(), row
+
+
+def test_the_readme_has_the_difference_that_its_command_prints():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.search(r"```bash\n(diff .*)\n```\n```diff\n(.*?)```", text, re.DOTALL)
+    command, printed = blocks.groups()
+
+    def output(command):
+        run = ["bash", "-c", command]
+        return subprocess.run(run, cwd=ROOT, capture_output=True, text=True).stdout
+
+    assert output(command) == printed
+    counts = re.findall(r"`(\w+\.py)` (\d+)", text.split("in so many lines:")[1].split("\n")[0])
+    assert len(counts) == 4
+    for name, count in counts:
+        lines = output(command.replace("dr_grpo.py", name)).splitlines()
+        assert sum(line.startswith(("+", "-")) for line in lines) == int(count), name
 
 
 def anchors(page):
