@@ -21,7 +21,9 @@ def read_text(value, what):
         return value
     if not isinstance(messages, list) or not messages:
         raise InputError(f"{what} is neither text nor a list of messages")
-    return [read_message(message, f"message {i} of {what}") for i, message in enumerate(messages, 1)]
+    return [
+        read_message(message, f"message {i} of {what}") for i, message in enumerate(messages, 1)
+    ]
 
 
 def are_messages(value):
@@ -30,7 +32,7 @@ def are_messages(value):
 
 
 def read_message(message, place):
-    """A message with its other keys (tool_calls, reasoning_content, ...), which templates may read."""
+    """A message with all its keys, such as tool_calls, which templates may read."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise InputError(f"{place}: no text under 'role'")
     message = {"content": ""} | without_none(message)
@@ -151,7 +153,8 @@ def encode_prompts(texts, tokenizer):
     for text, ids in zip(texts, encoded, strict=True):
         if plain and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # it would end the prompt
             del ids[-1]
-        if plain and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:  # spelled in the text
+        # The text may spell BOS, too.
+        if plain and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
             del ids[0]
         if not ids:
             raise InputError(f"the tokenizer makes no token of the prompt {text!r}")
@@ -159,11 +162,11 @@ def encode_prompts(texts, tokenizer):
 
 
 def encode_completions(texts, tokenizer):
-    """Token ids of completions, each cut at its first end token or EOS, in whose place is the end token.
+    """Token ids of completions. The first end token or EOS of each is its end, as the end token.
 
     A completion that its template ends with another special token keeps that: gpt-oss ends a call
-    with <|call|>. Some tokenizers put a blank before every text (Llama 2, Mistral v0.1). So each text is encoded
-    behind a line break, which is then cut off.
+    with <|call|>. Some tokenizers put a blank before every text (Llama 2, Mistral v0.1). So each
+    text is encoded behind a line break, which is then cut off.
     """
     anchor = "\n"
     start = tokenizer(anchor, add_special_tokens=False)["input_ids"]
