@@ -209,7 +209,7 @@ def test_a_script_of_fifty_options(tmp_path, capsys, monkeypatch):
 def test_a_script_that_trains_when_it_is_imported_is_not_named_for_its_rewards(tmp_path, capsys):
     text = "from trl import GRPOTrainer\ndef short(completions, **_): ...\nGRPOTrainer('a/b', reward_funcs=short)\n"
     text = written(tmp_path, capsys, text)
-    assert yaml.safe_load(text)["reward"] == ["rewards.py:short"] and "copy the function short" in text
+    assert yaml.safe_load(text)["reward"] == ["rewards.py:short"] and "write a file rewards.py with short," in text
     text = "GRPOTrainer(model='a/b', reward_funcs=['org/rm', partial(f, n=2)], args=GRPOConfig())"
     text = written(tmp_path, capsys, text)
     assert yaml.safe_load(text)["reward"] == ["rm:org/rm", "rewards.py:partial_f_n_2"]

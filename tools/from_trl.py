@@ -61,8 +61,7 @@ class Move:
         for name, value in source.given.items():
             if isinstance(value, trl_files.Code):
                 self.used.add(name)
-                advice = f"add --{name} VALUE to this command"
-                self.to_do.append(f"{name} = {value} is no literal: {advice}")
+                self.to_do.append(f"{name} = {value} is no literal: add --{name} VALUE")
             else:
                 self.given[name] = value
         settings = self.given.pop("model_init_kwargs", None) or {}
@@ -97,8 +96,7 @@ class Move:
         if steps is not None and 0 < steps < 1:
             steps = self.total and steps * self.total
         if steps is None:
-            advice = "add --rows N, the rows of the data, to this command"
-            self.to_do.append(f"{here}: {self.said(*options)}: {advice}")
+            self.to_do.append(f"{here}: {self.said(*options)}: add --rows N, those of the data")
             return
         why = self.said(*options)
         if self.updates > 1:
@@ -389,16 +387,17 @@ def shown(value):
 
 def written(move, start, command):
     """The text of the YAML file. `start` are the lines that start the run."""
-    lines = [f"# Written by: {command}", "# To start the run:"]
-    lines += [f"#     {line}" for line in start]
+    start = [f"#     {line}" for line in start]
+    lines = [f"# Written by: {command}", "# To start the run:", *start]
     if move.kind == "GRPOConfig":
         decided = [name for name in LOSS[1:] if name in move.given]
         lines.append(f"# The script is that of {move.said('loss_type', *decided)}")
     if move.to_do:
-        lines += ["#", "# Look at this first:", *(f"# - {sentence}" for sentence in move.to_do)]
+        lines += ["#", "# Look at this first, and add what is missing to the command above:"]
+        lines += [f"# - {sentence}" for sentence in move.to_do]
+    lines.append("")
     texts = {name: f"{name}: {shown(value)}" for name, value in move.lines.items()}
     width = min(48, max(map(len, texts.values())))
-    lines.append("")
     for name in sorted(texts, key=move.fields.index):
         is_same = move.why[name] == texts[name].replace(": ", " ", 1)
         lines.append(texts[name] if is_same else f"{texts[name].ljust(width)}  # {move.why[name]}")
