@@ -393,7 +393,7 @@ def written(move, start, command):
         decided = [name for name in LOSS[1:] if name in move.given]
         lines.append(f"# The script is that of {move.said('loss_type', *decided)}")
     if move.to_do:
-        lines += ["#", "# Look at this first, and add what is missing to the command above:"]
+        lines += ["#", "# Look at this first (what is to be added belongs into the first line):"]
         lines += [f"# - {sentence}" for sentence in move.to_do]
     lines.append("")
     texts = {name: f"{name}: {shown(value)}" for name, value in move.lines.items()}
