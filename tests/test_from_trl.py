@@ -229,7 +229,8 @@ def test_yaml_and_pasted_text(tmp_path, capsys, monkeypatch):
     text = written(tmp_path, capsys, options, *words, name="dpo.yaml")
     found = yaml.safe_load(text)
     assert (found["learning_rate"], found["max_steps"], found["num_epochs"], found["lora_rank"]) == (5e-7, 9, 9, 4)
-    assert found["lora_targets"] == ["q_proj", "v_proj"]
+    assert found["lora_targets"] == ["q_proj", "v_proj"] and "reward" not in found
+    assert "reward: nothing names one" not in text  # the pairs are given
     assert "# - remove_unused_columns false: " in text and "dpo.py --config" in text
     pasted = "    args = RewardConfig(\n        center_rewards_coefficient=0.01, bf16=False,\n    )\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(pasted))

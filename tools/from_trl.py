@@ -41,6 +41,7 @@ TRAINERS = dict(zip(("grpo", "dpo", "reward"), trl_files.CONFIGS, strict=True))
 # What decides which script has the loss.
 LOSS = ("loss_type", "importance_sampling_level", "scale_rewards", "multi_objective_aggregation")
 SIZES = TABLE["sizes"]
+IS_OFF = "with this value it does nothing"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -108,12 +109,10 @@ def choose_script(move):
     """The script of the loss, and the recipe that is put into it; what they do not do is noted."""
     if move.kind != "GRPOConfig":
         return {"DPOConfig": "dpo.py", "RewardConfig": "reward_model.py"}[move.kind], None
-    is_masked = move.get("mask_truncated_completions")
+    is_masked = move.given.get("mask_truncated_completions", False)
     script, recipe, is_same = loss_here(*map(move.get, LOSS), is_masked)
     if not is_same:
         move.to_do.append(f"no script has {move.said(*LOSS)}: {recipe or script} is near it")
-    if is_masked and script != "dapo.py":
-        move.missing["mask_truncated_completions"] = "only dapo.py has it: --overlong filter"
     return script, recipe
 
 
@@ -171,8 +170,8 @@ def move_rollout(move, rows, accumulated, parts):
     pieces = forwards_of_rollout(move)
     size = rows * move.processes * pieces
     if size % group or not size:
-        advice = "add --num_processes N, those that TRL ran on"
-        raise InputError(f"a rollout of {size} rows, and num_generations {group}: {advice}")
+        problem = f"a rollout of {size} rows is no multiple of num_generations {group}"
+        raise InputError(f"{problem}: add --num_processes N, or other sizes")
     for forwards in (pieces, pieces * passes):
         if max(forwards, accumulated) % min(forwards, accumulated):
             step = f"an optimizer step {accumulated} (gradient_accumulation_steps)"
@@ -280,7 +279,8 @@ def move_model(move):
         move.put("lora_alpha", move.get("lora_alpha") or 32, "lora_alpha")
         targets = listed(move.get("lora_target_modules"))
         why = "lora_target_modules" if targets else "peft's for Llama and Qwen; see other models"
-        move.put("lora_targets", targets or ["q_proj", "v_proj"], why=why)
+        targets = targets or ["q_proj", "v_proj"]
+        move.put("lora_targets", targets, "lora_target_modules", why=why)
 
 
 def listed(value):
@@ -293,6 +293,8 @@ def move_rewards(move):
     rewards = list(map(reward_here, listed(move.get("reward_funcs"))))
     if rewards:
         move.put("reward", rewards, "reward_funcs", why="reward_funcs")
+    else:
+        move.to_do.append("reward: nothing names one; accuracy, the default, needs gold answers")
 
 
 def reward_here(name):
@@ -329,10 +331,7 @@ def move_rest(move):
     mentioned = re.findall(r"\w+", str([move.why, move.left_out, move.missing, move.to_do]))
     for name, value in move.given.items():
         if name not in mentioned:
-            is_off = value in (None, False)
-            move.left_out[name] = (
-                "with this value it does nothing" if is_off else "see the lines above"
-            )
+            move.left_out[name] = IS_OFF if is_off(name, value) else "see the lines above"
 
 
 def note(move):
@@ -343,20 +342,24 @@ def note(move):
     move.to_do += [text for name, text in TABLE["needed"].items() if name not in move.given]
 
 
+def is_off(name, value):
+    """Whether an option with this value does nothing."""
+    return not value or value in ("no", "none") or value in listed(TABLE["neutral"].get(name))
+
+
 def sort_out(move, name, value):
     """Say of an option that is not moved whether it is missed."""
     sentence = names.name_here(name, str(value), move.fields)
     sentence = sentence or "neither TRL 1.16 nor this project knows it"
     use, _, reason = sentence.partition("; ")
-    is_off = not value or value in ("no", "none") or value == TABLE["neutral"].get(name)
-    if sentence.startswith("start the script ") and not is_off:
+    if sentence.startswith("start the script ") and not is_off(name, value):
         move.to_do.append(f"{name} {value}: {sentence}")
     elif sentence.startswith("leave it out: "):
         move.left_out[name] = sentence.removeprefix("leave it out: ")
     elif use.removeprefix("use --") in move.lines:
         move.left_out[name] = reason or f"see {use.removeprefix('use --')} above"
-    elif is_off or str(value).startswith("adamw_torch"):
-        move.left_out[name] = "with this value it does nothing"
+    elif is_off(name, value):
+        move.left_out[name] = IS_OFF
     else:
         move.missing[name] = sentence.removeprefix("this is not here: ")
 
