@@ -214,9 +214,8 @@ def move_steps(move):
     length = "max_steps" if most > 0 else "num_train_epochs"
     if move.kind == "GRPOConfig" or most > 0 or passes % 1:
         move.put_count("max_steps", move.total, length)
-    if most > 0:
-        passes = most / epoch if epoch else most  # at least as many as max_steps needs
     if move.kind != "GRPOConfig":
+        passes = most / (epoch or 1) if most > 0 else passes  # at least as many as max_steps needs
         move.put("num_epochs", math.ceil(passes), length)
     for what in ("eval", "save"):
         options = (f"{what}_strategy", f"{what}_steps")
@@ -408,8 +407,7 @@ def written(move, start, command):
         if entries:
             lines += ["", f"# {title}"]
         for name, why in entries.items():
-            value = f" {shown(move.given[name])}" if name in move.given else ""
-            lines.append(f"# - {name}{value}: {why}")
+            lines.append(f"# - {name} {shown(move.given[name])}: {why}")
     return "\n".join(lines) + "\n"
 
 
