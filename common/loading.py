@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import nn
 
-from common.data import EMBEDDED, end_token
+from common.chat import end_token
+from common.data import EMBEDDED
 from common.errors import InputError, one_line, say
 from common.launch import is_sharded, set_threads
 from common.model import Policy

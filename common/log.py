@@ -106,7 +106,8 @@ class Log:
 
     def show_step(self, metrics, last_step):
         """Move the bar of a terminal, or print a line."""
-        values = [f"{short} {metrics[name]:.3f}" for short, name in SHOWN.items() if name in metrics]
+        shown = {short: metrics[name] for short, name in SHOWN.items() if name in metrics}
+        values = [f"{short} {value:.3f}" for short, value in shown.items()]
         if "reward/mean" in metrics:
             values[0] += parts_in_words(metrics)
         if self.bar is None:
@@ -123,8 +124,9 @@ class Log:
 
     def scores(self, result):
         """The scores of an evaluation; pass@k means nothing without the accuracy."""
-        rewards = getattr(self.args, "reward", [])
-        return {name: x for name, x in result.items() if "accuracy" in rewards or "/pass@" not in name}
+        if "accuracy" in getattr(self.args, "reward", []):
+            return result
+        return {name: x for name, x in result.items() if "/pass@" not in name}
 
     def before_and_after(self):
         """The scores of the first and the last evaluation as text."""
@@ -159,24 +161,25 @@ class Log:
             if mode == "w":
                 os.replace(path, self.folder / name)
         except OSError as error:
-            self.problem = self.problem or f"{self.folder / name} cannot be written: {one_line(error)}"
+            problem = f"{self.folder / name} cannot be written: {one_line(error)}"
+            self.problem = self.problem or problem
 
     def cut(self, sizes):
-        """Cut the JSONL files back to their `sizes` {name: bytes}: what came after a checkpoint is gone."""
+        """Cut the JSONL files back to their `sizes` {name: bytes} at a checkpoint."""
         for name in FILES:
             file = self.folder / name
             if file.exists():
                 os.truncate(file, min(sizes.get(name, 0), file.stat().st_size))
 
     def write_row(self, metrics):
-        """Add a row to metrics.jsonl, and give it to the trackers; the run goes on without one that fails."""
+        """Add a row to metrics.jsonl, and give it to the trackers, until one fails."""
         row = {"step": self.step} | metrics
         self.write("metrics.jsonl", [row])
         try:
             self.accelerator.log(row, step=self.step)
         except Exception as error:  # each tracker fails in its own way
             self.accelerator.trackers = []
-            self.print(f"--report_to: {one_line(error)}; from here on only metrics.jsonl has the metrics")
+            self.print(f"--report_to: {one_line(error)}; from here on metrics.jsonl alone goes on")
 
     def start_trackers(self, script):
         """Start the trackers of --report_to: the project is the script, the run its folder."""
@@ -197,7 +200,7 @@ class Log:
             raise InputError(f"--report_to {names}: {one_line(error)}") from None
 
     def show_samples(self, prompts, texts, rewards, parts):
-        """Write the first group to samples.jsonl; at the steps 1, 2, 4, 8, ... print its first row."""
+        """Write the first group to samples.jsonl; at steps 1, 2, 4, 8, ... print its first row."""
         n = len(texts) // max(len(prompts), 1)
         self.write_samples(prompts[:1], texts[:n], rewards, parts)
         if n and self.step & (self.step - 1) == 0:
@@ -247,8 +250,8 @@ class Log:
         raised = [text.truncated and part > 0 for text, part in zip(texts, added, strict=True)]
         if any(raised) and not self.idle["raised"]:
             self.idle["raised"] = 1
-            told = f"{sum(raised) / len(raised):.1%} of the completions are truncated and have reward 0"
-            self.print(f"{told} where they would have less: to be cut off is better than to be wrong")
+            share = f"{sum(raised) / len(raised):.1%} of the completions"
+            self.print(f"{share} are truncated and have reward 0 where they would have less")
 
     def warn_of_constants(self, parts):
         """Say once of a reward that has had one value for all completions of IDLE_STEPS steps."""

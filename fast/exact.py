@@ -1,8 +1,12 @@
 """A few rows computed both ways: whether a shortcut gives the numbers of the plain way."""
 
 import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from common.model import plain_states
+
+# The name of the cache in a forward: transformers 5.24 has renamed `past_key_values`.
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 
 
 def is_exact(lm, states):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import StopSignal
+from common.errors import InputError, StopSignal
 from common.run import MAY_CHANGE
 from small_run import advance, failure, no_room, refusal, start, train
 from testbed import script
@@ -194,8 +194,9 @@ def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     capsys.readouterr()
     script("grpo").main(["--resume", "--output_dir", str(tmp_path)])  # it is finished
     assert ", in " in capsys.readouterr().out.splitlines()[-1]
-    said = failure(script("ppo").main, ["--resume", "--output_dir", str(tmp_path)])
-    assert f"{tmp_path / 'args.json'}: unknown option " in said
+    with pytest.raises(InputError) as refused:  # a line for each option
+        script("ppo").main(["--resume", "--output_dir", str(tmp_path)])
+    assert f"{tmp_path / 'args.json'}: unknown option --normalize_std" in str(refused.value)
 
 
 # --- which are kept ---

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import PromptSampler, end_token, load_prompts
+from common.chat import end_token
+from common.data import PromptSampler, load_prompts
 from common.errors import InputError
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from common.batches import completion_texts, decode_tokens
-from common.data import Prompt, dialogue_text, load_prompts, read_text
+from common.chat import dialogue_text, read_text
+from common.data import Prompt, load_prompts
 from common.errors import InputError
 from common.pairs import load_pairs
 from common.rewards import accuracy_reward, apply_rule

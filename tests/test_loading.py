@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import grpo
-from common.data import end_token
+from common.chat import end_token
 from common.errors import InputError
 from common.loading import find_stop_tokens, load_policy, load_tokenizer, save_model
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer

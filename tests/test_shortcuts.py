@@ -12,7 +12,7 @@ from accelerate import Accelerator
 import copied
 import grpo
 from fast import shortcuts
-from fast.exact import is_in_float32
+from fast.exact import CACHE, is_in_float32
 from fast.norms import norms
 from fast.shortcuts import Shortcuts, find_shortcuts, fuse_norms, packing_is_exact_on
 from processes import run_processes
@@ -100,7 +100,7 @@ def test_prompts_are_not_shared_unless_they_may_be():
 def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
     found = find_shortcuts(random_lm("mamba2"), True)
     assert found.generate_options(3) == {"num_return_sequences": 3}
-    assert found.notes() == "stock `generate` samples: the cache of this model holds more than keys and values"
+    assert found.notes() == "stock `generate` samples: this model's cache holds more than keys and values"
 
 
 def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
@@ -113,8 +113,8 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
     lm = random_lm("qwen2")
     plain = lm.model.forward
 
-    def forward(*args, past_key_values=None, **kwargs):
-        if past_key_values is not None:
+    def forward(*args, **kwargs):
+        if kwargs.get(CACHE) is not None:
             raise RuntimeError("Sizes of tensors must match")
         return plain(*args, **kwargs)
 

@@ -16,7 +16,7 @@ the teacher. Their feedback of an environment, such as an error message, is left
 
 from dataclasses import replace
 
-from common.data import dialogue_text, encode_prompts
+from common.chat import dialogue_text, encode_prompts
 
 SHOWN = """{question}
 Correct solution:
