@@ -59,6 +59,8 @@ class Move:
         self.missing = {}  # {option of TRL: why it is not here}
         self.to_do = list(source.to_do)
         self.used = set()
+        self.pieces = self.updates = 1  # forwards and optimizer steps of TRL in a step here
+        self.total = None  # optimizer steps of TRL in the run
         for name, value in source.given.items():
             if isinstance(value, trl_files.Code):
                 self.used.add(name)
@@ -135,7 +137,7 @@ def loss_here(loss, level, scale, aggregation, is_masked):
 
 
 def move_batch(move):
-    """Pairs or prompts of a step; `move.updates` becomes the optimizer steps of TRL that it is."""
+    """Pairs or prompts of a step; `move.updates` becomes the optimizer steps of TRL in it."""
     rows = move.get("per_device_train_batch_size")
     accumulated = move.get("gradient_accumulation_steps")
     parts = [move.said("per_device_train_batch_size")]
@@ -144,30 +146,23 @@ def move_batch(move):
     if move.kind == "GRPOConfig":
         move_rollout(move, rows, accumulated, parts)
         return
-    move.updates = 1
     move.put("micro_batch_size", 2 * rows, *SIZES, why=f"{parts[0]}, and a pair has two rows")
     why = " x ".join([*parts, move.said("gradient_accumulation_steps")])
     move.put("pairs_per_step", rows * accumulated * move.processes, *SIZES, why=why)
-
-
-def forwards_of_rollout(move):
-    """Into how many forwards TRL cuts a rollout: steps_per_generation."""
-    size = move.get("generation_batch_size")
-    if size:
-        return size // (move.get("per_device_train_batch_size") * move.processes)
-    return move.get("steps_per_generation") or move.get("gradient_accumulation_steps")
 
 
 def move_rollout(move, rows, accumulated, parts):
     """Prompts of a rollout and its updates.
 
     TRL counts forwards: a rollout is cut into `pieces`, each trained on `passes` times, and
-    `accumulated` of them are an optimizer step. That may be a part of a rollout, or several
-    rollouts, which are then one of all their prompts.
+    `accumulated` of them are an optimizer step: a part of a rollout, or several as one.
     """
     group = move.get("num_generations")
     passes = move.get("num_iterations")
-    pieces = forwards_of_rollout(move)
+    pieces = move.get("steps_per_generation") or accumulated
+    if move.get("generation_batch_size"):
+        pieces = move.get("generation_batch_size") // (rows * move.processes)
+    move.pieces = pieces
     size = rows * move.processes * pieces
     if size % group or not size:
         problem = f"a rollout of {size} rows is no multiple of num_generations {group}"
@@ -199,9 +194,8 @@ def steps_of_epoch(move):
     rows = move.get("per_device_train_batch_size") * move.processes
     forwards = math.ceil(move.rows / rows)
     if move.kind == "GRPOConfig":
-        pieces = forwards_of_rollout(move)
-        rollouts = move.rows // (rows * pieces // move.get("num_generations"))
-        forwards = rollouts * pieces * move.get("num_iterations")
+        rollouts = move.rows // (rows * move.pieces // move.get("num_generations"))
+        forwards = rollouts * move.pieces * move.get("num_iterations")
     return max(1, math.ceil(forwards / move.get("gradient_accumulation_steps")))
 
 
