@@ -34,7 +34,7 @@ def record_tokens(run, model, batch, rewards):
     }
     if "advantages" in part:
         columns["advantage"] = part["advantages"][:, 0]
-    run.write("tokens.jsonl", token_rows(step, run.tokenizer, part, columns))
+    run.log.write("tokens.jsonl", token_rows(step, run.tokenizer, part, columns))
 
 
 def choose_rows(batch, group_size):

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the script
 
 from common.batches import completion_texts, split_rollout
 from common.data import PromptSampler, load_prompts
-from common.model import load_policy, load_tokenizer
+from common.loading import load_policy, load_tokenizer
 from common.rewards import load_rewards
 
 SEEDS = 3

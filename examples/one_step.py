@@ -26,8 +26,8 @@ import ppo
 from common.batches import completion_texts, split_rollout
 from common.data import PromptSampler, load_prompts
 from common.launch import adamw, clip_grad_norm
+from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
-from common.model import load_policy, load_tokenizer
 from common.pairs import pair_batches
 from common.rewards import correctness, load_rewards
 

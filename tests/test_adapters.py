@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 import grpo
 from common.errors import InputError
-from common.model import load_policy, load_reference, load_tokenizer
+from common.loading import load_policy, load_reference, load_tokenizer
 from common.scorer import load_scorer
 from small_models import copy_of_embedded, policy_of
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import worker
 from common.errors import InputError
 from common.launch import SMALL_MODEL, launch, on_first, set_threads, set_up_deepspeed, set_up_fsdp
-from common.model import load_policy, load_reference, load_tokenizer
+from common.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
 

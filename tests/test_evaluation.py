@@ -25,13 +25,13 @@ def evaluated(count, lengths, correct, rewards, **options):
     """The metrics of the second process's share of `count` prompts with these completions; what `sample_and_score` was
     asked for, and what is written to samples.jsonl."""
     asked, written = [], []
-    run = types.SimpleNamespace(
-        args=script("grpo").Args(**options),
-        accelerator=SecondOfTwo(),
-        rewards=[],
+    log = types.SimpleNamespace(
         collect_logged=lambda prefix="": None,
         show_raw=lambda *given: None,
         write_samples=lambda prompts, texts, *rest, evaluation: written.append((prompts, texts)),
+    )
+    run = types.SimpleNamespace(
+        args=script("grpo").Args(**options), accelerator=SecondOfTwo(), rewards=[], log=log
     )
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     texts = [completion(letter) for letter in "abcdefghijklmnop"[: len(lengths)]]

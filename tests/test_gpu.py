@@ -24,7 +24,7 @@ import fast.graphs
 import grpo
 import worker
 from common.launch import launch, uses_cpu
-from common.model import load_policy, load_reference, load_tokenizer
+from common.loading import load_policy, load_reference, load_tokenizer
 from common.sampling import sampling_mode
 from fast import packing
 from fast.decoding import race

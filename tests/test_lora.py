@@ -12,8 +12,8 @@ import grpo
 import ppo
 from common.data import EMBEDDED
 from common.errors import InputError
+from common.loading import load_policy, load_reference, load_tokenizer, save_model
 from common.metrics import Metrics
-from common.model import load_policy, load_reference, load_tokenizer, save_model
 from processes import run_processes
 from small_models import random_batch, small_model
 from small_run import train

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import pair_worker
 from common.errors import InputError
-from common.model import load_policy, load_tokenizer
+from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import Pair, load_pairs
 from common.run import Run

@@ -16,8 +16,8 @@ import script_answers
 from common.batches import completion_texts, take_rows
 from common.errors import InputError
 from common.data import Prompt, load_prompts
+from common.loading import load_tokenizer
 from common.masked import log_ratio
-from common.model import load_tokenizer
 from common.rewards import Reward
 from exercises import load
 from small_models import copy_of_embedded

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import reward_model
 from common.errors import InputError
-from common.model import load_tokenizer
+from common.loading import load_tokenizer
 from common.pairs import load_pairs, pair_length
 from common.pairs import pair_batches
 from common.scorer import load_scorer

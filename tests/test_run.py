@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from common.data import Prompt
 from common.errors import InputError
-from common.run import NOTHING_LEARNED, parts_in_words
+from common.log import NOTHING_LEARNED, parts_in_words
 from small_run import FULL, advance, completion, failure, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 
@@ -58,7 +58,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
 def test_what_json_cannot_hold_is_written_as_text(tmp_path):
     """A date in a message ended the run after its first evaluation."""
     run, *_ = start(tmp_path)
-    run.write("rows", [{"role": "user", "at": datetime.date(2026, 1, 2)}])
+    run.log.write("rows", [{"role": "user", "at": datetime.date(2026, 1, 2)}])
     assert (tmp_path / "rows").read_text(encoding="utf-8") == '{"role": "user", "at": "2026-01-02"}\n'
 
 
@@ -342,35 +342,29 @@ def test_the_closing_line_shows_the_reward_and_pass_at_1_where_it_is_rewarded(
         for values in (first, last)
     )
     run, *_ = start(tmp_path, reward=reward)
-    run.first_eval, run.last_eval, run.step = first, last, 1
+    run.log.first_eval, run.log.last_eval, run.log.step, run.step = first, last, 1, 1
     run.save_model = lambda *given: None
     run.finish(None, None)
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 steps, ")
 
 
-def test_a_resume_that_evaluates_otherwise_compares_nothing(tmp_path, capsys):
-    for options in ({}, {"eval_every": 1}, {"eval_temperature": 0.0}, {"eval_temperature": 0.0}):
-        run, optimizer, _ = start(tmp_path, resume=bool(options), **options)
-        if not options:
-            run.log_first({"eval/pass@1": 0.25})
-        advance(run, optimizer, save=False)
-        run.last_eval = {"eval/pass@1": 0.5}
-        run.save()
-        run.save_model = lambda *given: None
-        run.finish(None, None)
-        before = "" if "eval_temperature" in options else "before 0.250, "
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert last.startswith(f"eval/pass@1 {before}after 0.500; {run.step} steps")
-    assert run.step == 4
+def test_a_resume_evaluates_as_before(tmp_path, capsys):
+    """Else "before" and "after" would be scores of two tasks. How often it evaluates may change."""
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    run.lock.release()
+    start(tmp_path, resume=True, eval_every=1)[0].lock.release()
+    with pytest.raises(InputError, match="eval_temperature was 1.0, is 0.0"):
+        start(tmp_path, resume=True, eval_temperature=0.0)
 
 
 def said_after(folder, steps, capsys):
     """What is printed after which of these steps, given by metrics, beside their own lines: [(step, line)]."""
     run, *_ = start(folder)
-    run.step_start = 0
     found = []
     capsys.readouterr()
     for metrics in steps:
+        run.log.begin_step(run.step + 1)
         run.end_step(metrics)
         own, *others = capsys.readouterr().out.splitlines()
         assert own.startswith(f"step {run.step}/50: ")
@@ -399,10 +393,10 @@ def test_a_run_that_learns_is_not_called_dead(metrics, tmp_path, capsys):
 
 def test_a_reward_that_has_one_value_is_said_once_by_its_name(tmp_path, capsys):
     run, *_ = start(tmp_path)
-    run.step_start = 0
     nan = float("nan")
     said = {}
     for step in range(1, 16):
+        run.log.begin_step(step)
         parts = {
             "always": torch.tensor([0.5, nan]),
             "late": torch.tensor([1.0, step != 5]),
@@ -430,10 +424,10 @@ def test_a_sample_is_shown_at_steps_that_are_ever_further_apart(tmp_path, capsys
 
 def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys):
     run, *_ = start(tmp_path)
-    run.step_start = 0
     run.save_model = lambda *given: None
-    run.log_first({"eval/pass@1": 0.25})
-    for value in (0.5, 0.75):
+    run.log.first({"eval/pass@1": 0.25})
+    for step, value in ((1, 0.5), (2, 0.75)):
+        run.log.begin_step(step)
         run.end_step({"eval/pass@1": value})
     run.finish(None, None)
     assert "eval/pass@1 before 0.250, after 0.750" in capsys.readouterr().out.splitlines()[-1]
@@ -442,7 +436,7 @@ def test_the_closing_line_has_the_first_and_the_last_evaluation(tmp_path, capsys
 def test_a_run_of_no_steps_has_no_score_after_them(tmp_path, capsys):
     # "before 0.250, after 0.250" of one evaluation.
     run, *_ = start(tmp_path)
-    run.log_first({"eval/pass@1": 0.25})
+    run.log.first({"eval/pass@1": 0.25})
     run.finish(None, None)
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 steps, ")
     assert not (tmp_path / "model").exists()

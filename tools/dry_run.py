@@ -22,7 +22,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from common.args import RunArgs, parse_args
 from common.errors import InputError, clean_exit, one_line, world_size
-from common.model import CHUNK_ELEMENTS, adapter_base, model_path
+from common.loading import adapter_base, model_path
+from common.model import CHUNK_ELEMENTS
 from piped import end_with_the_reader
 
 GIB = 2**30

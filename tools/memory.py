@@ -25,8 +25,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
+from common.loading import add_adapters, load_reference  # noqa: E402
 from common.metrics import Metrics  # noqa: E402
-from common.model import Policy, add_adapters, load_reference  # noqa: E402
+from common.model import Policy  # noqa: E402
 from dry_run import Job, Sizes, estimate  # noqa: E402
 from fast.shortcuts import find_shortcuts  # noqa: E402
 from piped import end_with_the_reader  # noqa: E402

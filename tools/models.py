@@ -28,7 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from common.data import Prompt
 from common.errors import clean_exit
-from common.model import load_policy, load_tokenizer
+from common.loading import load_policy, load_tokenizer
 from grpo import Args, rollout
 from piped import end_with_the_reader
 

@@ -246,7 +246,7 @@ def make_embedded(number):
     """The embedded model's folder and questions."""
     import grpo
     from common.data import EMBEDDED, PromptSampler, load_prompts
-    from common.model import load_tokenizer
+    from common.loading import load_tokenizer
 
     args = grpo.Args()
     prompts, _ = load_prompts(args, load_tokenizer(args))
@@ -420,8 +420,8 @@ def run_loop(task, plain):
     import grpo
     from common.batches import completion_texts
     from common.launch import adamw, launch
+    from common.loading import load_policy, load_tokenizer
     from common.metrics import Metrics
-    from common.model import load_policy, load_tokenizer
     from common.rewards import Reward
 
     workload = task.workload

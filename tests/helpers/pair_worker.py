@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from common.errors import clean_exit
 from common.data import load_prompts
-from common.model import load_policy, load_tokenizer
+from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import load_pairs
 from common.scorer import load_scorer
@@ -76,7 +76,8 @@ def main(name, folder):
     result["resumed"] = again == result["metrics"][-1] and all(
         torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
     )
-    run = SimpleNamespace(accelerator=accelerator, args=args, show_raw=lambda *ids: None)
+    log = SimpleNamespace(show_raw=lambda *ids: None)
+    run = SimpleNamespace(accelerator=accelerator, args=args, log=log)
     result["eval"] = module.evaluate_pairs(run, model, pairs[:11], module.pair_losses)
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
     del model, optimizer, inner, parts

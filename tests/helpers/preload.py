@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common.data import EMBEDDED
-from common.model import load_tokenizer
+from common.loading import load_tokenizer
 from testbed import ALL, script
 
 torch.set_num_threads(1)

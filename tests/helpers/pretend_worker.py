@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from common.data import EMBEDDED
-from common.run import Run
+from common.log import Log
 from pretend_gpu import GPU, Counted, pretended
 from testbed import ALL
 
@@ -74,7 +74,7 @@ def steps(name, folder):
         Counted.clear()
         self.args.micro_batch_size = 2 if len(counted) == 2 else 8
 
-    original, Run.write_row = Run.write_row, write_row
+    original, Log.write_row = Log.write_row, write_row
     options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
     options += f" --dataset {folder}" if name == "reward_model" else ""
     Counted.clear()
@@ -83,7 +83,7 @@ def steps(name, folder):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        Run.write_row = original
+        Log.write_row = original
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
     return [[[*key, number] for key, number in step.items()] for step in counted[1:]]

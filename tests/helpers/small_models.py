@@ -18,7 +18,8 @@ from transformers import (
 
 from common.data import EMBEDDED
 from common.errors import InputError
-from common.model import Policy, load_policy, load_tokenizer, without_dropout
+from common.loading import load_policy, load_tokenizer, without_dropout
+from common.model import Policy
 from common.scorer import load_scorer
 from testbed import script
 

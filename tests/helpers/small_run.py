@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from common.batches import Completion
 from common.errors import InputError
 from common.data import Prompt
-from common.model import load_tokenizer
+from common.loading import load_tokenizer
 from common.run import Run
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -56,7 +56,7 @@ def advance(run, optimizer, save=True):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    run.step_start = 0
+    run.log.begin_step(run.step + 1)
     run.end_step({"reward/mean": 0.5}, [Prompt([1], "1+1", None)], [completion("2")], [0.5])
     if save:
         run.save()

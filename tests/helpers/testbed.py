@@ -17,9 +17,9 @@ from accelerate import Accelerator
 
 from common.batches import left_pad
 from common.data import load_prompts
+from common.loading import load_policy, load_reference, load_tokenizer
 from common.masked import completion_mask
 from common.metrics import Metrics
-from common.model import load_policy, load_reference, load_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

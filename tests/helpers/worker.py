@@ -13,8 +13,8 @@ from accelerate.utils import gather_object
 
 from common.errors import clean_exit
 from common.launch import launch, whole_weights
+from common.loading import save_model
 from common.metrics import Metrics
-from common.model import save_model
 from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
