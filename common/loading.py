@@ -163,8 +163,11 @@ def add_adapters(lm, args):
     base = lm.name_or_path
     try:
         lm.add_adapter(config)
-    except Exception as error:  # no such layers, or layers that take no adapter
-        raise InputError(f"--lora_targets {' '.join(args.lora_targets)}: {one_line(error)}") from None
+        with torch.no_grad():  # some layers fail where they are used: Llama 4's router
+            lm(input_ids=torch.zeros(1, 2, dtype=torch.long, device=lm.device), use_cache=False)
+    except Exception as error:
+        problem = f"these layers take no adapters: {one_line(error)}"
+        raise InputError(f"--lora_targets {' '.join(args.lora_targets)}: {problem}") from None
     adapter = lm.peft_config["default"]
     adapter.base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
     for name, weight in lm.named_parameters():

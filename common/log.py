@@ -239,6 +239,11 @@ class Log:
         if share and not self.idle["unscored"]:
             self.idle["unscored"] = 1
             self.print(f"{share:.1%} of the completions have no reward: they teach nothing")
+        share = metrics.get("truncated/raised")
+        if share and not self.idle["raised"]:
+            self.idle["raised"] = 1
+            where = "a truncated completion has reward 0, and would have less"
+            self.print(f"{where}: {share:.1%} of this step; let no reward be below 0")
 
     def warn_of_constants(self, parts):
         """Say once of a reward that has had one value for all completions of IDLE_STEPS steps."""
@@ -259,15 +264,17 @@ class Log:
 
 
 def parts_in_words(metrics):
-    """The parts of a reward where it has several, and the penalty of dapo.py.
+    """The parts of a reward where it has several, the penalty of dapo.py, and the zeros of dr_grpo.py.
 
     {"reward_part/right": 0.4, "reward_part/format": 1} -> " (right 0.400, format 1.000)"
     """
     start = "reward_part/"
     parts = {name.removeprefix(start): x for name, x in metrics.items() if name.startswith(start)}
-    if len(parts) == 1:
+    if len(parts) == 1 and not metrics.get("truncated/added"):
         parts = {}
     if metrics.get("overlong/penalty"):
         parts["penalty"] = metrics["overlong/penalty"]
+    if metrics.get("truncated/added"):
+        parts["truncated"] = metrics["truncated/added"]
     texts = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
     return f" ({texts})" if texts else ""

@@ -14,9 +14,9 @@ since two layers of width 64 cannot add such numbers. What the calculator writes
 is a reward that counts the calls, for --reward_weights 1 0. Building takes about a minute on one core.
 """
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 import torch
@@ -112,4 +112,6 @@ def main(folder, steps=STEPS):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    main(parser.parse_args().folder)

@@ -3,8 +3,8 @@
 python examples/countdown.py rows.jsonl > countdown.jsonl
 """
 
+import argparse
 import json
-import sys
 
 
 def with_prompt(row):
@@ -14,6 +14,8 @@ def with_prompt(row):
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    with open(parser.parse_args().file, encoding="utf-8") as file:
         for line in file:
             print(json.dumps(with_prompt(json.loads(line))))

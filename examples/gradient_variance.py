@@ -2,13 +2,14 @@
 
     python examples/gradient_variance.py MODEL SHIFT SCRIPT ...      for example: embedded 0 reinforce rloo grpo
 
-MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or 0. All scripts, names
-without `.py`, get the same rollouts, in the sizes of the first one, and turn them into gradients by their own
-advantages, loss and weights, without a KL. A line for each of three seeds, which draw prompts and completions. It ends
-with the squared gradients of log pi of right and of wrong completions, and the constant baseline of least variance
+MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or 0. All scripts or
+recipes, names without `.py`, get the same rollouts, in the sizes of the first one, and turn them into gradients by
+their own advantages, loss and weights, without a KL. A line for each of three seeds, which draw prompts and
+completions. It ends with the squared gradients of log pi of right and of wrong completions, and the constant baseline of least variance
 for rewards of 1 and 0.
 """
 
+import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the scripts are
 
+import recipes
 from common.batches import completion_texts, split_rollout
 from common.data import PromptSampler, load_prompts
 from common.loading import load_policy, load_tokenizer
@@ -121,13 +123,25 @@ def best_baseline(module, model, seed, **sizes):
     }
 
 
+def module_of(name):
+    """The module of a script, or of a recipe put into its script."""
+    if name in recipes.files():
+        return recipes.load(recipes.made(name), name)
+    return importlib.import_module(name)
+
+
 def main(model, shift, *scripts):
     torch.set_num_threads(1)
-    modules = [importlib.import_module(script) for script in scripts]
+    modules = [module_of(script) for script in scripts]
     for seed in range(SEEDS):
-        found = measure(modules, model, float(shift), seed, ROLLOUTS) | best_baseline(modules[0], model, seed)
+        found = measure(modules, model, shift, seed, ROLLOUTS) | best_baseline(modules[0], model, seed)
         print(f"seed {seed}", *(f"{name} {value:.3g}" for name, value in found.items()), sep="  ", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("shift", type=float)
+    parser.add_argument("scripts", nargs="+", metavar="script")
+    words = parser.parse_args()
+    main(words.model, words.shift, *words.scripts)

@@ -8,9 +8,9 @@ completions there lack a quote, a colon, a comma or the last brace, or miss the 
 minute on one core.
 """
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 import torch
@@ -114,4 +114,6 @@ def main(folder, steps=STEPS):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    main(parser.parse_args().folder)

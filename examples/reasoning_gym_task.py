@@ -5,8 +5,8 @@ python examples/reasoning_gym_task.py runs/gym chain_sum max_terms=2 min_digits=
 python grpo.py --config configs/smollm2.yaml --dataset runs/gym --reward examples/reasoning_gym_task.py:score
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,9 @@ def main(folder, task, *options):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        raise SystemExit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("task")
+    parser.add_argument("options", nargs="*", metavar="name=value")
+    words = parser.parse_args()
+    main(words.folder, words.task, *words.options)

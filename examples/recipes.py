@@ -35,9 +35,9 @@ ROOT = HERE.parent
 KINDS = {  # what a recipe changes
     "advantage": ("reinforce", "mean_baseline", "rloo", "reinforce_pp", "lite_ppo", "gdpo", "maxrl", "vapo"),
     "gate": ("cispo", "sapo", "gmpo", "dppo"),
-    "weights": ("tis",),
+    "weights": ("tis", "token_mean"),
     "sampler": ("curriculum", "calculator"),
-    "teacher": ("distill",),
+    "teacher": ("distill", "sdpo"),
 }
 SCRIPTS = {"vapo": "ppo.py", "tis": "dapo.py", "gmpo": "gspo.py"}  # all others are made of grpo.py
 

@@ -1,3 +1,5 @@
+"""What the tests share. Nothing here imports torch at once: the process that only hands tests out needs none."""
+
 import os
 import pathlib
 
@@ -7,16 +9,13 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | VARIABLES  # bef
 
 import gc
 import importlib.util
+import re
 import shutil
 import signal
 import sys
 import types
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
-
-from common.data import EMBEDDED
-from common.launch import uses_cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
@@ -71,8 +70,27 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_collection_modifyitems(items):
-    """Skip the single tests of `NOT_MOVED`."""
+def pytest_ignore_collect(collection_path, config):
+    """`--script`: the other files ask nothing of every script."""
+    if not config.getoption("script", None) or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if not re.search(r"\b(ALL|FAMILY|PAIRS|SCRIPTS)\b", text) else None
+
+
+def parameters(item):
+    """The parameters of a test, as text."""
+    return set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
+
+
+def pytest_collection_modifyitems(config, items):
+    """`--script`: keep what is asked of that script. Skip the single tests of `NOT_MOVED`."""
+    scripts = config.getoption("script", None)
+    if scripts:
+        names = {pathlib.Path(script).stem for script in scripts}
+        chosen = [item for item in items if names & parameters(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     for item in items:
         if f"{item.path.name}::{item.name.partition('[')[0]}" in NOT_MOVED:
             item.add_marker(pytest.mark.skip(reason="not moved to the thin layout yet"))
@@ -94,6 +112,8 @@ def pytest_runtest_setup(item):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
+        from common.launch import uses_cpu
+
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
         if uses_cpu():
@@ -109,6 +129,8 @@ def fresh_process(monkeypatch):
 
     One thread: the models here are tiny. No search for garbage at the end of each run: it takes a quarter of a second.
     """
+    from accelerate.state import AcceleratorState, GradientState
+
     monkeypatch.setattr("accelerate.utils.memory.gc", types.SimpleNamespace(collect=lambda: 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     yield
@@ -137,6 +159,8 @@ def checkpoint(ended, tmp_path):
 @pytest.fixture(scope="session")
 def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
+    from common.data import EMBEDDED
+
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):
         lines = (EMBEDDED["embedded-pairs"] / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:rows]

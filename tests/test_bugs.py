@@ -9,12 +9,13 @@ import torch
 import grpo
 from testbed import metric_rows, script
 
-SMALL = "--prompts_per_step 4 --max_steps 2 --eval_every 0 --eval_prompts 1 --eval_samples 4 --learning_rate 1e-3"
+SMALL = "--prompts_per_step 4 --max_new_tokens 24 --max_steps 2 --learning_rate 1e-3"
+SMALL += " --eval_every 0 --eval_prompts 1 --eval_samples 4"
 OPTIONS = {  # with which a bug acts
     "temperature": "--temperature 0.7",
     "old_logprobs": "--num_minibatches 4",
     "kl_sign": "--kl_coef 0.2",
-    "micro_batches": "--micro_batch_size 4 --prompts_per_step 16",
+    "micro_batches": "--micro_batch_size 4 --prompts_per_step 8",
 }
 BUGS = [name for name, path in recipes.files().items() if path.parent.name == "bugs"]
 
@@ -29,11 +30,19 @@ def rows_of(module, options, folder):
     return metric_rows(folder)
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The rows of a script without a bug; most bugs have the same options."""
+    return functools.cache(
+        lambda base, options: rows_of(script(base), options, tmp_path_factory.mktemp("healthy"))
+    )
+
+
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_bug_changes_what_a_run_computes_and_not_its_start(bug, tmp_path):
+def test_a_bug_changes_what_a_run_computes_and_not_its_start(bug, healthy, tmp_path):
     base, options = "ppo" if bug == "micro_batches" else "grpo", OPTIONS.get(bug, "")
-    healthy = rows_of(script(base), options, tmp_path / "healthy")
-    broken = rows_of(module_with(bug, base), options, tmp_path / "broken")
+    healthy = healthy(base, options)
+    broken = rows_of(module_with(bug, base), options, tmp_path)
     assert healthy[0] == broken[0]  # the evaluation before the first step
     assert healthy[2] != broken[2] and broken[2]["optim/grad_norm"] > 0
 

@@ -62,3 +62,23 @@ def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^[1-9]\d+ passed", result.stdout, re.MULTILINE), result.stdout[-300:]
+
+
+FILES = ("test_invariances.py", "test_pair_suite.py", "test_suite.py", "test_vectors.py")
+FAST = "row_without or zero_advantages or bad_input or cases_say or mean_over or equal_completions or not_finite"
+
+
+@pytest.mark.beside("examples", "vectors")
+def test_the_suites_run_over_a_copy_of_each_script_under_another_name(tmp_path):
+    """The fast half of what `pytest --script` runs: nothing asks what a script is called."""
+    copy(tmp_path, "conftest.py", "pyproject.toml", "common", "tests", "examples", "vectors")
+    words = []
+    for name in ALL:
+        shutil.copy(ROOT / f"{name}.py", tmp_path / f"own_{name}.py")
+        words += ["--script", f"own_{name}.py"]
+    files = [f"tests/{file}" for file in FILES]
+    chosen = f"{FAST} or invariant and micro_batches and not tokens"
+    result = run_processes(COPIED, "test", tmp_path, *words, *files, "-k", chosen, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[-3000:]
+    passed = re.search(r"^(\d+) passed, \d+ deselected", result.stdout, re.MULTILINE)
+    assert passed and int(passed[1]) >= 12 * len(ALL), result.stdout[-300:]

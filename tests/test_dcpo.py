@@ -237,7 +237,7 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
 
     def run(name, *arguments):
         options = f"--dataset {tmp_path}/train.jsonl --prompts_per_step 8 --group_size 4 --output_dir {tmp_path}/{name}"
-        dcpo.main([*options.split(), "--eval_every", "2", "--save_every", "2", *arguments])
+        dcpo.main([*options.split(), "--eval_every", "2", "--save_every", "2", "--eval_samples", "4", *arguments])
         return metric_rows(tmp_path / name)
 
     run("b", "--max_steps", "2")

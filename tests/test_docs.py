@@ -1,35 +1,90 @@
-"""Tables of results on the pages: they are those of the rows."""
+"""Pages: tables of results are those of the rows, and what they name is there."""
 
 import json
 import pathlib
+import re
 import statistics
 
 import pytest
 
 import registry
-import results
+import unpack
+from testbed import ALL, script
 
 ROOT = pathlib.Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/results/*.md")])
 
 
 def test_the_readme_has_the_results_of_the_bare_commands():
     registered = registry.Registration(registry.CLAIMS)
+    runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
     for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
-        runs = [results.evaluations(rows) for rows in results.load(name).values()]
-        first, last = ([run[place]["eval/pass@1"] for run in runs] for place in (0, -1))
+        of_seeds = [rows for file, rows in runs.items() if re.fullmatch(rf"{name}-seed\d+\.jsonl", file)]
+        scores = [[row["eval/pass@1"] for row in rows if "eval/pass@1" in row] for rows in of_seeds]
+        first, last = zip(*[(of_run[0], of_run[-1]) for of_run in scores], strict=True)
         effect = {"metric": "accuracy", "over": 20480}
         hard = [registered.outcome(f"best-{name}", seed, effect) for seed in range(70, 80)]
         ends = [f"{statistics.median(x):.3f} ({min(x):.3f}, {max(x):.3f})" for x in (last, hard)]
         row = f"| `{name}.py` | {statistics.median(first):.3f} | {' | '.join(ends)} |"
-        assert len(runs) == 5 and row in text.splitlines(), row
+        assert len(scores) == 5 and row in text.splitlines(), row
 
 
-@pytest.mark.parametrize("page", results.PAGES)
-def test_the_tables_of_results_are_those_of_the_rows(page):
-    text = (ROOT / results.PAGES[page]).read_text(encoding="utf-8")
-    for lines in results.tables(page):
-        assert len(lines) > 3 and "\n".join(["", *lines, ""]) in text, lines[0]
+def anchors(page):
+    """The anchors of a page's headings, as the common renderers of Markdown make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = set(re.findall(r'<a id="([^"]+)"', text))
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        while anchor in found:
+            anchor = f"{anchor}-1"
+        found.add(anchor)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_of_a_page_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            wrong.append(target)
+    assert not wrong
+
+
+def options():
+    """The options of all scripts, of Accelerate's launcher and of the tools, as pages write them."""
+    own = {field for name in ALL for field in script(name).Args.__dataclass_fields__}
+    return own | {"config", "help"} | {f"no_{field}" for field in own}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_option_beside_a_script_is_one_of_its_options(page):
+    """In commands `accelerate launch SCRIPT.py ...` and `python SCRIPT.py ...`."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    wrong = []
+    for name, words in re.findall(rf"\b({'|'.join(ALL)})\.py((?: +[^\s`|#]+)*)", text):
+        fields = script(name).Args.__dataclass_fields__
+        for option in re.findall(r"(?<=\s)--(\w+)", words):
+            if option not in fields and option.removeprefix("no_") not in fields and option not in ("config", "help"):
+                wrong.append(f"{name}.py --{option}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_option_of_underscores_is_an_option(page):
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`--([a-z]\w*_\w*)(?=[ `=])", text))
+    assert named - options() - FOREIGN == set()
+
+
+FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
 
 
 def test_no_text_is_read_in_the_encoding_of_the_machine():

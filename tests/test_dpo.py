@@ -260,7 +260,7 @@ def test_a_round_without_enough_pairs_ends_the_run(tmp_path, monkeypatch, capsys
 
 def test_it_learns(tmp_path):
     """One round on the embedded task: pass@1 rises, completions grow longer."""
-    dpo.main(["--output_dir", str(tmp_path), "--eval_prompts", "64", "--eval_every", "0"])
+    dpo.main(["--output_dir", str(tmp_path), "--eval_prompts", "32", "--eval_samples", "4", "--eval_every", "0", "--max_new_tokens", "48"])
     rows = metric_rows(tmp_path)
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.4
     assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 10

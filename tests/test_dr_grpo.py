@@ -5,6 +5,7 @@ import torch
 import dr_grpo
 from common.rewards import load_rewards
 from small_run import completion
+from testbed import metric_rows
 
 
 def args_of(**options):
@@ -33,3 +34,19 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     rewards, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 2, texts)
     assert rewards.tolist() == [3, 0, -2, 0]
     assert parts["part"].tolist() == [3, 3, -2, -2]  # the parts are reported as they are
+
+
+def test_where_reward_0_is_a_rise_the_run_says_so_once_and_its_parts_add_up(tmp_path, capsys):
+    """Under a penalty on the length a completion that is cut off is the best wrong one."""
+    penalty = "def short(completions, **_):\n    return [-len(text) / 100 for text in completions]\n"
+    (tmp_path / "mine.py").write_text(penalty, encoding="utf-8")
+    options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 16 --eval_prompts 2 --eval_samples 1"
+    options += f" --eval_k 1 --reward accuracy {tmp_path}/mine.py:short --output_dir {tmp_path}/run"
+    dr_grpo.main(options.split())
+    printed = capsys.readouterr().out
+    assert printed.count("a truncated completion has reward 0, and would have less") == 1
+    for row in metric_rows(tmp_path / "run")[1:]:
+        parts = row["reward_part/accuracy"] + row["reward_part/short"]
+        assert row["truncated/raised"] > 0
+        assert f"truncated {row['truncated/added']:.3f})" in printed
+        assert abs(parts + row["truncated/added"] - row["reward/mean"]) < 1e-9

@@ -83,7 +83,8 @@ def test_a_script_evaluates_by_its_own_rollout_and_rewards(name, tmp_path, monke
         return rewards + 100, parts
 
     monkeypatch.setattr(module, "compute_rewards", higher)
-    module.main(
-        ["--max_steps", "0", "--eval_prompts", "4", "--eval_samples", "4", "--output_dir", str(tmp_path / "run")]
-    )
+    options = "--max_steps 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16"
+    if name == "dpo":
+        options += " --pair_prompts 32"
+    module.main([*options.split(), "--output_dir", str(tmp_path / "run")])
     assert sampled and metric_rows(tmp_path / "run")[0]["eval/reward"] > 90

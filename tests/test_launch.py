@@ -3,6 +3,7 @@
 import json
 import time
 
+import accelerate.commands.launch
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,9 +11,10 @@ from safetensors.torch import load_file
 import worker
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
-from testbed import ROOT, SCRIPTS, metric_rows, run_script, script
+from testbed import PAIRS, ROOT, SCRIPTS, metric_rows, script
 
-QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 6 --eval_samples 4 --eval_every 2 --save_every 1".split()
+QUICK = "--prompts_per_step 8 --group_size 4 --max_new_tokens 24 --eval_prompts 2 --eval_samples 4".split()
+QUICK += "--eval_every 2 --save_every 1".split()
 
 
 def same_run(a, b):
@@ -32,7 +34,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name == "dcpo"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "History")])
 def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(
     name, tmp_path, monkeypatch
 ):
@@ -41,7 +43,7 @@ def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_samp
     (tmp_path / "train.jsonl").write_text("".join(lines[20:26]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(lines[26:29]), encoding="utf-8")
     options = "--max_steps 4 --prompts_per_step 4 --group_size 4 --num_minibatches 2 --micro_batch_size 3"
-    options += f" --max_new_tokens 48 --eval_samples 4 --eval_every 0 --dataset {tmp_path}"
+    options += f" --max_new_tokens 32 --eval_samples 4 --eval_every 0 --dataset {tmp_path}"
     command = [name, *options.split(), "--output_dir"]
     monkeypatch.setattr(script(name), "rollout", pinned(script(name).rollout))
     script(name).main([*command[1:], str(tmp_path / "one")])
@@ -55,7 +57,7 @@ def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_samp
     assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5  # each update moves by 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name == "dapo"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "dynamic_sampling")])
 def test_processes_fill_equal_shares_in_equally_many_rounds(name, tmp_path):
     # A process that has its groups early waits at no collective that the other one does not reach.
     (tmp_path / "mine.py").write_text(
@@ -92,7 +94,7 @@ def kill_after_checkpoint(running, folder, step):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
-    command = ["grpo.py", *QUICK, "--max_steps", "8", "--gradient_checkpointing", "--output_dir"]
+    command = ["grpo.py", *QUICK, "--max_steps", "5", "--gradient_checkpointing", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
     assert (result.returncode, result.stderr) == (0, "")  # no library warns of what is meant
     port = free_port()
@@ -110,7 +112,7 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
         assert result.returncode == 2 and "processes was 2" in result.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name in ("grpo", "dr_grpo", "gspo", "ppo")])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")])
 def test_two_processes_share_the_prompts_and_sample_different_completions(name, tmp_path):
     # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
     # writes down what each process was given.
@@ -142,7 +144,7 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(name, 
     assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
 
 
-@pytest.mark.parametrize("name", [name for name in ("dpo", "reward_model") if (ROOT / f"{name}.py").exists()])
+@pytest.mark.parametrize("name", PAIRS)
 def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
     # With the same pairs on both, the second step's loss would be that of half of them.
     options = [*few_pairs, "--pairs_per_step", "8", "--max_steps", "2", "--eval_every", "0"]
@@ -157,8 +159,28 @@ def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+WAITS_OR_FAILS = """
+import os, time
+from common.errors import InputError, clean_exit
+with clean_exit():
+    if os.environ["RANK"] == "1":
+        raise InputError("broken")
+    time.sleep(100)
+"""
+
+
 def test_one_failing_process_ends_all_within_seconds(tmp_path):
-    # A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason. By the real launcher.
+    """A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason. By the real launcher."""
+    file = tmp_path / "waits.py"
+    file.write_text(WAITS_OR_FAILS, encoding="utf-8")
+    flags = "--num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+    command = [accelerate.commands.launch.__file__, "--multi_gpu", *flags.split(), file]
+    result = run_processes(*command, env={"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.count("waits.py: error: broken") == 1
+
+
+def test_a_failing_reward_of_one_process_is_told(tmp_path):
     (tmp_path / "bad.py").write_text(
         "import os\n"
         "def reward(prompts, completions, **kwargs):\n"
@@ -167,14 +189,14 @@ def test_one_failing_process_ends_all_within_seconds(tmp_path):
         "    return [1.0] * len(completions)\n",
         encoding="utf-8",
     )
-    command = [ROOT / "grpo.py", *QUICK, "--reward", "bad.py:reward", "--max_steps", "2", "--output_dir", "run"]
-    result = run_script(*command, processes=2, cwd=tmp_path, timeout=180)  # a hang would take minutes
-    assert result.returncode == 1
+    command = ["grpo.py", *QUICK, "--reward", "bad.py:reward", "--max_steps", "2", "--output_dir", "run"]
+    result = run_processes(*command, processes=2, cwd=tmp_path)
+    assert result.codes[1] == 2
     assert result.stderr.count("grpo.py: error: --reward reward failed: RuntimeError: broken reward") == 1
 
 
 def test_bad_input_is_one_line_and_exit_code_2():
-    result = run_script("grpo.py", "--group_size", "1")
+    result = run_processes("grpo.py", "--group_size", "1")
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("grpo.py: error: --group_size 1: ") and result.stderr.count("\n") == 1
 

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.loading import load_policy, load_reference, load_tokenizer, save_model
 from common.metrics import Metrics
 from processes import run_processes
-from small_models import random_batch, small_model
+from small_models import HEADS, random_batch, small_model
 from small_run import train
 from testbed import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
@@ -220,6 +220,14 @@ def test_the_folder_of_a_lora_run_is_the_model_of_the_next(run, tmp_path):
         expected = AutoModelForCausalLM.from_pretrained(run / "model").eval()(ids).logits
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "next" / "model").eval()(ids).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_take_no_adapters_are_one_line_before_the_first_step(tmp_path):
+    # Llama 4's router returns two tensors, which no adapter expects.
+    sizes = HEADS | dict(intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8)
+    folder = small_model(tmp_path, AutoModelForCausalLM, "llama4_text", **sizes)
+    with pytest.raises(InputError, match="--lora_targets all-linear: these layers take no adapters"):
+        load(model_name_or_path=str(folder))
 
 
 def test_what_is_refused(monkeypatch):

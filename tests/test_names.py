@@ -40,7 +40,6 @@ def error_of(name, words):
         ("dapo", "--overlong_buffer.len 4", "use --overlong_cache"),
         ("grpo", "--lam 0.95", "--gae_lambda, which this script does not have"),
         ("ppo", "--lam 0.95", "use --gae_lambda"),
-        ("grpo", "--gae_lambda 1", "--gae_lambda, which this script does not have"),  # an option of another script
         ("grpo", "algorithm.adv_estimator=reinforce_plus_plus_baseline", "recipes.py reinforce_pp"),
         ("grpo", "--adv_estimator rloo", "recipes.py rloo"),  # an option with this value
         ("grpo", "--loss_type sapo", "recipes.py sapo"),
@@ -54,6 +53,17 @@ def error_of(name, words):
         ("grpo", "--no_normalise_std", "did you mean --no_normalize_std?"),
         ("ppo", "--value_loss_coef 0.5", "use --value_coef"),
         ("ppo", "--clip_range 0.2", "--clip_low; it is the bound below, and --clip_high"),
+        ("ppo", "--lr 1e-6", "use --learning_rate"),  # not the critic's, whose key in verl ends so
+        ("reward_model", "--temperature 1", "this script does not have it"),  # not that of an evaluation
+        ("dpo", "--kl_coef 0.1", "this script does not have it"),
+        ("grpo", "--gae_lambda 1", "this script does not have it; only ppo.py has it"),
+        ("grpo", "--steps_per_generation 4", "steps_per_generation / gradient_accumulation_steps"),
+        ("grpo", "--gradient_accumulation_steps 4", "use --prompts_per_step"),
+        ("dpo", "--gradient_accumulation_steps 4", "use --pairs_per_step"),
+        ("grpo", "--per_device_eval_batch_size 4", "use --generate_batch_size"),
+        ("grpo", "--importance_sampling_level token", "leave it out"),
+        ("grpo", "--importance_sampling_level sequence", "gspo.py"),
+        ("dpo", "--num_train_epochs 2", "--num_epochs"),
         ("grpo", "--max_length 2048", "use --max_new_tokens; it counts the tokens of a completion"),
         ("dapo", "--mask_truncated_completions", "use --overlong; its value `filter`"),
         ("grpo", "--lora_target_modules q_proj", "use --lora_targets"),
@@ -65,7 +75,7 @@ def error_of(name, words):
         ("grpo", "--batch_size 8", "use --prompts_per_step; it counts the prompts of all processes"),
         ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts the pairs"),
         ("grpo", "--use_bias_correction_kl", "use --kl_estimator; True, TRL's default, is k3_weighted"),
-        ("dpo", "--kl_estimator k3", "--kl_estimator, which this script does not have; kl is called"),
+        ("dpo", "--kl_estimator k3", "this script does not have it"),
         ("grpo", "--tis_imp_ratio_cap 2", "nothing to correct"),
         ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
         ("grpo", "--lr 1e-6", "use --learning_rate; it is constant within a rollout"),
@@ -83,8 +93,19 @@ def test_an_unknown_option_is_answered_with_the_one_here(name, words, here):
     assert "\n" not in error
 
 
-def test_of_a_name_that_nobody_knows_nothing_is_said():
-    assert error_of("grpo", "--frobnicate") == "unknown option --frobnicate (--help lists the options)"
+@pytest.mark.parametrize("name", ["--frobnicate", "--path"])
+def test_of_a_name_that_nobody_knows_or_that_says_too_little_nothing_is_said(name):
+    assert error_of("grpo", name) == f"unknown option {name} (--help lists the options)"
+
+
+def test_many_options_of_trl_are_moved_by_a_program(tmp_path):
+    (tmp_path / "trl.yaml").write_text("num_generations: 8\nbeta: 0\nepsilon: 0.2\nuse_vllm: true\n", encoding="utf-8")
+    lines = error_of("grpo", f"--config {tmp_path / 'trl.yaml'}").splitlines()
+    assert [line.partition(";")[2] for line in lines[1:3]] == [
+        " use --kl_coef; with 0 no reference model is loaded",
+        " use --clip_low; it is the bound below, and --clip_high is the one above",
+    ]
+    assert len(lines) == 5 and lines[-1].startswith("python tools/from_trl.py ")
 
 
 def test_each_unknown_option_has_a_line():
@@ -157,6 +178,7 @@ def test_the_names_of_trl_are_those_of_its_configurations():
     gone = {"max_prompt_length", "warmup_ratio", "rpo_alpha"}  # of versions before
     gone |= {"num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "total_episodes", "cliprange"}
     gone |= {"cliprange_value", "lam", "vf_coef", "init_kl_coef", "response_length", "sft_model_path"}  # of its PPO
-    gone |= {"value_loss_coef", "batch_size"}  # of posts, and of its first PPO
+    gone |= {"value_loss_coef", "batch_size", "lr", "max_seq_length"}  # of posts, and of its first PPO
+    gone |= {"torch_dtype", "ent_coef"}
     gone |= {"clip_range", "clip_range_vf", "clip_coef", "clip_eps", "vf_clip_param"}  # of other projects
     assert {key for key in given if not fnmatch.filter(known, key)} == gone

@@ -1,18 +1,17 @@
 """Packed passes of fast/packing.py, with attention as a loop on a CPU, against plain passes."""
 
-import dataclasses
-
 import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
+from attention import pack
 from common.pairs import Pair, pair_batches
 from fast import exact, packing, shortcuts
 from fast.shortcuts import packing_is_exact
 from small_models import ARCHITECTURES, backward, random_lm, random_policy
-from testbed import SCRIPTS, embedded, fill, gradients, hand_made_batch, largest_difference, script
+from testbed import script
 
 WRONG = ("bloom", "stablelm")  # biases of position; layers that pass no keyword on
 
@@ -35,11 +34,6 @@ def groups_of_heads(request, monkeypatch):
 
         monkeypatch.setattr(packing, "varlen_attn", without)
         monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", False)
-
-
-def pack(policy):
-    """Let `policy` pack its passes."""
-    policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
 
 
 def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
@@ -119,26 +113,6 @@ def test_rows_of_which_none_is_known_to_share_a_prompt_are_packed_too():
     found, other = results(policy, rows)
     assert float((found - expected).abs().max()) < 1e-5
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_update_with_packed_passes_has_the_gradients_of_plain_ones(name):
-    """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
-    found = []
-    for packs in (False, True):
-        module, args, tokenizer, policy = embedded(
-            name, group_size=4, prompts_per_step=8, num_minibatches=2, micro_batch_size=5, entropy_coef=0.01
-        )
-        rows, rewards = hand_made_batch(policy, tokenizer, args)
-        if packs:
-            pack(policy)
-        else:
-            policy.fast = None
-        found.append(gradients(script(name), args, policy, fill(module, rows, rewards, args)))
-    (plain, metrics), (packed, others) = found
-    for step, other in zip(plain, packed, strict=True):
-        assert largest_difference(other, step) < 1e-5 * max(float(x.abs().max()) for x in step)
-    assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
 def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():

@@ -20,6 +20,7 @@ PAIR_FORMATS = {
     "prompt beside whole dialogues": (
         {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
     ),
+    "an answer that begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "2-2"}, "2", "2+2", "2-2"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
 }  # fmt: skip
 
@@ -75,8 +76,8 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
     pairs = pairs_of(tmp_path, rows, max_length=9)
     assert [texts_of(pair)[0] for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
-    assert "2 with equal or empty completions dropped, 1 longer than 9 tokens dropped" in told
-    with pytest.raises(InputError, match="no pair is left"):
+    assert "2 with equal or empty completions dropped, 1 longer than --max_length 9 dropped" in told
+    with pytest.raises(InputError, match="0 pairs"):
         pairs_of(tmp_path, rows[1:3])
 
 
@@ -96,7 +97,7 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
 @pytest.mark.parametrize(
     "row, says",
     [
-        ({"prompt": "a", "chosen": "b"}, "no column 'rejected'"),
+        ({"prompt": "a", "chosen": "b"}, "'rejected' in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither text nor"),
         ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither text nor"),
         ({"prompt": "a", "chosen": [], "rejected": []}, "chosen is neither text nor"),

@@ -217,7 +217,7 @@ def test_advantages_are_centred_and_divided_over_the_tokens_of_the_whole_rollout
 def test_controllers_follow_what_was_logged_and_survive_a_resume(tmp_path):
     options = "--prompts_per_step 8 --group_size 2 --eval_prompts 4 --eval_samples 4 --eval_every 0 --save_every 2"
     options += " --objective penalty --penalty_target 1e-5 --kl_coef 0.1 --kl_target 0.001 --kl_horizon 100"
-    options += " --critic_warmup_steps 1 --learning_rate 1e-3 --lr_scheduler linear --max_steps 4"
+    options += " --max_new_tokens 24 --critic_warmup_steps 1 --learning_rate 1e-3 --lr_scheduler linear --max_steps 4"
     ppo.main([*options.split(), "--output_dir", str(tmp_path / "a")])
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000004")

@@ -21,12 +21,23 @@ from common.masked import log_ratio
 from common.rewards import Reward
 from exercises import load
 from small_models import copy_of_embedded
-from testbed import ROOT, b1, metric_rows, ragged, script, totals_of
+from testbed import (
+    ROOT,
+    b1,
+    embedded,
+    embedded_prompts,
+    hand_made_batch,
+    metric_rows,
+    ragged,
+    script,
+    totals_of,
+)
 from threads import Processes
 from vectors import check
 
 NAMES = [name for name, path in recipes.files().items() if path.parent.name == "recipes"]
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --learning_rate 1e-3".split()
+SMALL += ["--max_new_tokens", "32"]
 
 
 @pytest.fixture(scope="module")
@@ -526,6 +537,70 @@ def test_the_student_comes_closer_to_a_teacher(modules, tmp_path):
     assert rows[-1]["policy/kl_ref"] < 0.7 * rows[1]["policy/kl_ref"] and rows[-1]["policy/ratio_max"] > 1
 
 
+# --- self-distillation ---
+
+
+def test_a_row_sees_the_first_right_one_among_the_others(modules):
+    module = modules["sdpo"]
+    args = module.Args(group_size=4)
+    rewards = torch.tensor([1.0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0.9, 0], dtype=torch.float64)
+    expected = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
+    assert module.right_siblings(rewards, args) == expected
+    last_group = module.right_siblings(rewards, dataclasses.replace(args, right_reward=0.9))[8:]
+    assert last_group == [10, 10, None, 10]
+
+
+def test_the_loss_of_sdpo_by_hand(modules):
+    """The student gives two tokens 1/2 and 1/4, the teacher 1/4 and 3/4; the second row has no teacher."""
+    module = modules["sdpo"]
+    args = module.Args(group_size=2)
+    student = torch.tensor([[0.5, 0.25], [0.5, 0.25]], dtype=torch.float64).log().requires_grad_()
+    teacher = torch.tensor([[0.25, 0.75], [0.25, 0.75]], dtype=torch.float64).log()
+    old, mask = student.detach(), torch.ones(2, 2, dtype=torch.bool)
+    advantages = module.teacher_advantages(old, teacher, torch.tensor([[True], [False]]))
+    losses, _ = module.policy_loss(student, old, advantages, mask, args)
+    loss = (losses * module.token_weights(mask, totals_of(mask, 2), args)).sum()
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-(math.log(1 / 2) + math.log(3)) / 4, abs=1e-12)
+    expected = [-math.log(1 / 2) / 4, -math.log(3) / 4, 0, 0]
+    assert student.grad.flatten().tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_teacher_reads_the_right_answer_before_the_completion(shares, modules):
+    """Its log-probs are those of plain forwards over its own text, row by row."""
+    module = modules["sdpo"]
+    _, _, tokenizer, policy = embedded()
+    args = module.Args(group_size=4, micro_batch_size=8, prompt_template="{prompt} ")
+    batch, _ = hand_made_batch(policy, tokenizer, args, groups=3)
+    if not shares:
+        del batch["prompt_index"]
+    prompts, texts = embedded_prompts()[:3], completion_texts(tokenizer, batch)
+    siblings = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
+    batch["teacher"] = module.teacher_prompts(tokenizer, prompts, texts, siblings, policy, args)
+    batch["is_taught"] = torch.tensor([[row is not None] for row in siblings])
+    accelerator = Accelerator(cpu=True)
+    (micro_batches,) = module.split_rollout(accelerator, batch | {"row": torch.arange(12)}, args)
+    module.add_fixed_logprobs(accelerator, policy, None, micro_batches, several_updates=False)
+    seen = 0
+    for micro in micro_batches:
+        for i, row in enumerate(micro["row"].tolist()):
+            found = micro["advantages"][i][micro["completion_mask"][i]]
+            if siblings[row] is None:
+                assert (found == 0).all()
+                continue
+            text = f"{prompts[row // 4].prompt} \nCorrect solution:\n\n{texts[siblings[row]]}\n\nCorrectly solve"
+            before = tokenizer.encode(f"{text} the original question.")
+            ids = micro["completions"][i][micro["completion_mask"][i]].tolist()
+            with torch.no_grad():
+                logits = policy.lm(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1]
+            teacher = logits.log_softmax(dim=-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+            expected = teacher - micro["old_logprobs"][i][micro["completion_mask"][i]]
+            assert torch.allclose(found, expected, atol=1e-4) and expected.abs().max() > 0.1
+            seen += 1
+    assert seen == 7
+
+
 # --- the ladder ---
 
 
@@ -543,7 +618,7 @@ def test_the_advantages_of_each_rung(modules):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill")])
 def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path):
-    rows = train(modules[name], tmp_path, "--max_steps", "1")
+    rows = train(modules[name], tmp_path, "--max_steps", "1", "--seed", "2")
     assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
     options = {field.name for field in dataclasses.fields(modules[name].Args)}
     for option in {"normalize_std", "std_eps", "clip_low", "clip_high", "dual_clip", "ratio_level"}:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+import copied
 import grpo
 from fast import shortcuts
 from fast.exact import is_in_float32
@@ -25,7 +26,6 @@ from testbed import (
     hand_made_batch,
     largest_difference,
     metric_rows,
-    run_script,
     script,
 )
 
@@ -39,10 +39,10 @@ def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
     shutil.copy(ROOT / "grpo.py", tmp_path)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "common", tmp_path / "common", ignore=ignored)
-    options = [*QUICK, "--max_new_tokens", "32", "--output_dir"]
-    result = run_script("grpo.py", *options, "run", cwd=tmp_path, env={"PYTHONPATH": ""})
+    result = run_processes("tests/helpers/copied.py", "run", tmp_path, "grpo.py", "2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    grpo.main([*options, str(tmp_path / "same"), "--fast", "false"])
+    options = copied.sizes(grpo.Args.__dataclass_fields__)
+    grpo.main([*options, "--max_steps", "2", "--fast", "false", "--output_dir", str(tmp_path / "same")])
     rows = metric_rows(tmp_path / "run")
     assert rows == metric_rows(tmp_path / "same") and rows[-1]["optim/grad_norm"] > 0
     assert "rollout/logprob_gap" not in rows[-1]  # stock `generate` samples, which gives no log-probs
@@ -72,12 +72,12 @@ def test_an_update_is_that_of_the_plain_way(name):
     assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
-def test_a_run_without_shortcuts_takes_the_same_steps(tmp_path):
+def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
     """On given pairs, which nothing samples; the evaluation decodes greedily."""
-    sizes = "--max_steps 3 --eval_prompts 16 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
+    sizes = "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
     rows = []
     for is_fast in ("true", "false"):
-        options = ["--dataset", "embedded-pairs", "--eval_dataset", "embedded", "--fast", is_fast]
+        options = [*few_pairs, "--eval_dataset", "embedded", "--fast", is_fast]
         script("dpo").main([*options, *sizes, "--output_dir", str(tmp_path / is_fast)])
         rows.append(metric_rows(tmp_path / is_fast))
     assert len(rows[0]) > 3

@@ -1,6 +1,6 @@
 """The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read.
 
-The tab "Play with it" computes what vectors/ says, and its sentences agree with its gradients.
+The tabs "One token" and "One group" compute what vectors/ says, and their sentences agree with their gradients.
 """
 
 import importlib
@@ -17,6 +17,7 @@ import same_text
 import side_by_side
 from pages import check_contrast, in_browser, in_frames, needs_browser
 from vectors import check
+from vectors.generate import advantages, policy
 
 SOURCES = same_text.members(same_text.found())
 CASES = check.load_cases()
@@ -135,7 +136,7 @@ def test_an_equation_is_mathml_in_pieces():
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     page = side_by_side.page("grpo", "mine", SOURCES | {"mine.py": MINE})
     assert page.count("<script") == page.count("</script>") == 2 and "/*" not in page.partition("<style>")[0]
-    for part in ("page.html", "style.css", "objectives.js", "play.js", "page.js"):
+    for part in ("page.html", "style.css", "objectives.js", "groups.js", "play.js", "group.js", "page.js"):
         source = (side_by_side.PARTS / part).read_text(encoding="utf-8")
         assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
 
@@ -197,6 +198,7 @@ addEventListener("error", (event) => errors.push(event.message));
 const codeStates = scripts.filter((name) => name !== "grpo").map((name) => `grpo-${name}`);
 codeStates.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
 const states = [...codeStates, "play", ...SCENES.map(([, settings]) => `play/${settings}`)];
+states.push("group", ...GROUP_SCENES.map(([, settings]) => `group/${settings}`));
 const page = document.documentElement;
 for (const state of states) {
   history.replaceState(null, "", `#${state}`);
@@ -209,6 +211,8 @@ for (const state of states) {
     const pieces = [...line.querySelectorAll("math, .dim")];
     if (pieces.some((piece) => piece.getBoundingClientRect().right > end)) say(`it cuts ${line.textContent}`);
   }
+  const docstrings = [...document.querySelectorAll("pre")].map((pre) => pre.textContent);
+  if (docstrings.some((text) => /^\\S.*\\n\\S/m.test(text))) say("a paragraph keeps the lines of its file");
   const isCode = codeStates.includes(state);
   if (isCode && !document.querySelector(".side .line")) say("no code");
   if (state === "grpo-dr_grpo") {
@@ -373,3 +377,135 @@ def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradie
     found = in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>"))
     assert found["errors"] == []
     assert found["moves"] > 200
+
+
+GROUP = """<title></title><script>
+{program}
+document.title = JSON.stringify({calls}.map(([name, ...inputs]) => globalThis[name](...inputs)));
+</script>"""
+
+
+def groups(folder, calls):
+    """The answers of groups.js to [(function, input, options)]."""
+    program = (side_by_side.PARTS / "groups.js").read_text(encoding="utf-8")
+    return in_browser(folder, "groups.html", GROUP.format(program=program, calls=json.dumps(calls)))
+
+
+@needs_browser
+def test_the_advantages_of_a_group_are_those_of_the_test_vectors(tmp_path):
+    """Of each case of one group whose baseline is the mean, and of DCPO's visits."""
+    known = [
+        case
+        for case in CASES.values()
+        if case["operation"] == "group_advantages"
+        and case["options"]["baseline"] == "group_mean"
+        and case["options"]["deviation"] in ("none", "group")
+        and "null" not in json.dumps(case["inputs"])
+    ]
+    calls = [("groupAdvantages", rewards, case["options"]) for case in known for rewards in case["inputs"]["rewards"]]
+    answers = iter(groups(tmp_path, calls))
+    assert len(known) > 6
+    for case in known:
+        answer = {"advantages": [next(answers) for _ in case["inputs"]["rewards"]]}
+        assert check.compare(case, answer)[0] == check.SAME, case["id"]
+
+
+@needs_browser
+def test_the_advantages_by_earlier_visits_are_those_of_the_test_vectors(tmp_path):
+    case = CASES["advantages/dcpo-visits"]
+    means, variances = case["expected"]["means"], case["expected"]["variances"]
+    histories = [
+        {"visits": visits, "mean": mean, "variance": variance}
+        for visits, (mean, variance) in enumerate(zip([0, *means], [0, *variances], strict=True))
+    ]
+    calls = [("smoothedAdvantages", *pair) for pair in zip(case["inputs"]["visits"], histories, strict=False)]
+    found = groups(tmp_path, calls)
+    answer = {"advantages": [each["advantages"] for each in found]}
+    answer["means"] = [each["history"]["mean"] for each in found]
+    answer["variances"] = [each["history"]["variance"] for each in found]
+    assert check.compare(case, answer)[0] == check.SAME
+
+
+@needs_browser
+def test_the_weights_of_tokens_are_those_of_the_test_vectors(tmp_path):
+    names = ("policy/grpo", "policy/dr-grpo", "policy/dapo", "policy/gspo", "policy/dcpo")
+    lengths = [len(row) for row in CASES["policy/grpo"]["inputs"]["old_logprobs"]]
+    calls = [("tokenWeights", lengths, CASES[name]["options"] | {"prompts": 2}) for name in names]
+    for name, weights in zip(names, groups(tmp_path, calls), strict=True):
+        worked = [row[0] for row in CASES[name]["worked"]["weights"]]
+        assert weights == pytest.approx(worked, rel=1e-12), name
+
+
+# Shows each scene of the tab, and then moves each slider; says what stands there.
+SHOWN = """<script>
+const found = { states: [], errors: [] };
+addEventListener("error", (event) => found.errors.push(event.message));
+function keep() {
+  const algorithms = GROUP_ALGORITHMS.map((algorithm) => {
+    const table = document.querySelector(`.card.${algorithm.id} table`);
+    const texts = [...table.rows].slice(1).map((row) => [...row.cells].slice(1, 4).map((cell) => cell.textContent));
+    return [algorithm.id, { rows: groupRows(algorithm), texts }];
+  });
+  found.states.push({ ...state, algorithms: Object.fromEntries(algorithms) });
+}
+for (const [, settings] of [["", ""], ...GROUP_SCENES]) {
+  readAddress(settings);
+  redraw();
+  keep();
+}
+for (const [i, input] of document.querySelectorAll("input").entries()) {
+  const before = main.innerHTML;
+  input.value = Number(input.min) + (0.4 + 0.1 * (i % 3)) * (input.max - input.min);
+  input.dispatchEvent(new Event("input"));
+  input.dispatchEvent(new Event("change"));
+  if (main.innerHTML === before) found.errors.push(`${input.parentElement.textContent} moves nothing`);
+}
+keep();
+const kept = JSON.stringify(state);
+readAddress("");
+readAddress(location.hash.slice("#group/".length));
+if (JSON.stringify(state) !== kept) found.errors.push("the address loses something");
+document.title = JSON.stringify(found);
+</script>"""
+STEPS = {  # how vectors/ calls what the cards show
+    "grpo": ("group", {"mean": "rows"}),
+    "dr_grpo": ("none", {"mean": "constant"}),
+    "dapo": ("group", {"mean": "tokens"}),
+    "gspo": ("group", {"mean": "rows", "ratio": "sequence"}),
+    "dcpo": (None, {"mean": "prompts"}),
+}
+
+
+def expected_rows(state, name):
+    """[(advantage, push)] of the rows of one algorithm, by the program that writes the test vectors."""
+    rewards = [state[f"reward{row}"] for row in range(1, 9)]
+    deviation, step = STEPS[name]
+    options = {"baseline": "group_mean", "deviation": deviation, "std_ddof": 1, "std_eps": 1e-6}
+    inputs, operation = {"rewards": [rewards]}, advantages.group_advantages
+    if name == "dcpo":
+        right = round(8 * state["earlier"])  # of the eight rows of each earlier visit
+        earlier = [[1.0] * right + [0.0] * (8 - right)] * round(state["visits"])
+        inputs, operation = {"visits": [*earlier, rewards]}, advantages.smoothed_advantages
+        options = {"std_ddof": 0, "smooth": True}
+    answer, _ = operation(inputs, options)
+    logprobs = [[-1.0] * round(state[f"length{row}"]) for row in range(1, 9)]
+    batch = {"logprobs": logprobs, "old_logprobs": logprobs, "advantages": answer["advantages"][-1]}
+    clip = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2, "constant": state["constant"]}
+    expected, _ = policy.policy_step(batch, clip | step)
+    pushes = [-sum(row) for row in expected["gradient"]]
+    return list(zip(answer["advantages"][-1], pushes, strict=True))
+
+
+@needs_browser
+def test_the_pushes_of_a_group_are_the_gradients_that_the_test_vectors_compute(tmp_path):
+    page = side_by_side.page("grpo", "dapo", SOURCES).replace('"start":"grpo-dapo"', '"start":"group"')
+    found = in_browser(tmp_path, "group.html", page.replace("</body>", f"{SHOWN}</body>"))
+    assert found["errors"] == [] and len(found["states"]) == 8
+    assert found["states"][-1]["visits"] == 12 and found["states"][0]["constant"] == 64
+    for state in found["states"]:
+        for name, card in state["algorithms"].items():
+            rows = [(row["advantage"], row["push"]) for row in card["rows"]]
+            assert rows == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in expected_rows(state, name)], name
+            for row, texts in zip(card["rows"], card["texts"], strict=True):
+                shown = [float(text.replace("−", "-")) for text in texts]
+                assert shown == pytest.approx([row["advantage"], row["weight"], row["push"]], rel=5e-3)

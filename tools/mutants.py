@@ -22,7 +22,9 @@ import recipes  # noqa: E402
 from piped import end_with_the_reader  # noqa: E402
 
 WHOLE = "test_whole_updates.py::test_group_relative[grpo-GRPO-]"
-SPLIT = "test_suite.py::test_gradient_is_invariant_to_micro_batches[{}-{{'micro_batch_size': 5}}]"
+SPLIT = "test_invariances.py::test_gradient_is_invariant_to_micro_batches[{{'micro_batch_size': 5}}-{}]"
+PAIR_SPLIT = "test_invariances.py::test_gradient_of_pairs_is_invariant_to_micro_batches[6-{}]"
+PROCESSES = "test_invariances.py::test_gradient_is_invariant_to_processes[{}]"
 VECTORS = "test_vectors.py::test_a_script_computes_what_the_cases_say[{}-float64]"
 SEEDS = "test_suite.py::test_each_step_and_process_samples_with_a_seed_of_its_own[grpo]"
 TWO = "test_launch.py::test_two_processes_take_the_same_step_as_one[{}]"
@@ -159,6 +161,31 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
     ("the overlong penalty begins at the limit", "dapo.py",
      "start = args.max_new_tokens - args.overlong_cache", "start = args.max_new_tokens",
      VECTORS.format("dapo")),
+    # --- numbers of the rows that happen to share a forward, or a process ---
+    ("the clip is as wide as the micro-batch has rows", "grpo.py",
+     "    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)",
+     "    width = len(loss_mask) / 8\n"
+     "    clipped = ratio.clamp(1 - args.clip_low * width, 1 + args.clip_high * width)",
+     SPLIT.format("grpo")),
+    ("only the tokens of the micro-batch with the highest entropy are in the loss", "grpo.py",
+     "    return torch.where(loss_mask, losses, 0), stats",
+     "    is_open = entropy >= entropy[loss_mask].quantile(0.8)\n"
+     "    return torch.where(loss_mask & is_open, losses, 0), stats",
+     SPLIT.format("grpo")),
+    ("each process takes its own unlikely tokens into the loss", "grpo.py",
+     "    for micro_batches in minibatches * args.num_epochs:",
+     "    own = [micro for micro_batches in minibatches for micro in micro_batches]\n"
+     "    likely = torch.cat([micro['old_logprobs'][micro['loss_mask']] for micro in own]).quantile(0.8)\n"
+     "    for micro in own:\n"
+     "        micro['advantages'] = micro['advantages'] * (micro['old_logprobs'] < likely)\n"
+     "    for micro_batches in minibatches * args.num_epochs:",
+     PROCESSES.format("grpo")),
+    ("margins are centred in the micro-batch", "dpo.py",
+     "    smoothing = args.label_smoothing\n", "    smoothing = args.label_smoothing\n    h = h - h.mean()\n",
+     PAIR_SPLIT.format("dpo")),
+    ("scores are centred in the micro-batch", "reward_model.py",
+     "args.center_coef * (chosen + rejected).square()", "0.1 * (chosen.mean() + rejected.mean()).square()",
+     PAIR_SPLIT.format("reward_model")),
     # --- ppo ---
     ("GAE has the value of the next token, off by one", "ppo.py",
      "gamma * next_value - values[:, t]", "gamma * next_value - values[:, t - 1]",

@@ -13,6 +13,7 @@ from pathlib import Path
 TABLE = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 ROWS = TABLE["names"]
 BEFORE = TABLE["before"]
+OF_TRL = {name.partition("=")[0] for row in ROWS for name in row[1].split()}
 
 
 def hints(cls, unknown):
@@ -26,6 +27,8 @@ def hints(cls, unknown):
     for word, name, value in options(unknown):
         hint = name_here(name, value, fields)
         lines.append(f"unknown option {word}" + (f"; {hint}" if hint else ""))
+    if sum(name in OF_TRL for _, name, _ in options(unknown)) > 3:
+        lines.append("python tools/from_trl.py writes TRL's options as a file for --config")
     return "\n".join(lines).removeprefix(f"unknown option {unknown[0]}")
 
 
@@ -49,21 +52,26 @@ def names(row):
 
 
 def rows_of(name):
-    """The rows with this name; or with a pattern for it; or with a key that ends with it."""
+    """The rows with this name; or a pattern for it; or of the option here; or a key that ends with it."""
     whole = [row for row in ROWS if name in names(row)]
     alike = [row for row in ROWS if any(fnmatch.fnmatchcase(name, key) for key in names(row))]
-    ends = [row for row in ROWS if any(key.endswith(f".{name}") for key in names(row))]
-    return whole or alike or ends
+    own = [row for row in ROWS if row[0] == name]
+    ends = []
+    if "_" in name or "." in name:  # `steps` or `path` is the end of too many keys
+        ends = [row for row in ROWS if any(key.endswith(f".{name}") for key in names(row))]
+    return whole or alike or own or ends
 
 
 def name_here(name, value, fields):
     """What is said of an unknown option, or "". `fields` are the options of the script."""
     if name in BEFORE:
         return BEFORE[name]
-    rows = rows_of(f"{name}={value}") or rows_of(name) or [row for row in ROWS if row[0] == name]
+    rows = rows_of(f"{name}={value}") or rows_of(name)
     if not rows:
         return misspelt(name, value, fields)
     here, *_, sentence = next((row for row in rows if row[0] in fields), rows[-1])
+    if here == name:  # an option of another script
+        return "; ".join(["this script does not have it", *[sentence] * sentence.startswith("only ")])
     if not here:
         return sentence
     use = f"use --{here}" if here in fields else f"here it is --{here}, which this script does not have"

@@ -3,7 +3,7 @@
 python tools/side_by_side.py grpo dapo             make the page in a temporary file and open it
 python tools/side_by_side.py grpo dapo -o FILE     write it there and open nothing
 python tools/side_by_side.py grpo dapo --text      print the same in the terminal
-python tools/side_by_side.py --play                open its tab "Play with it"
+python tools/side_by_side.py --play                begin with its tabs to play with: one token, one group
 
 The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen
 on it, and every function of them all. A function may have one code in both and compute another thing,
@@ -222,11 +222,11 @@ def collect(sources):
 
 
 def page(one, two, sources, play=False):
-    """The HTML; it begins with these two scripts, or with the tab "Play with it"."""
+    """The HTML; it begins with these two scripts, or with the tab "One token"."""
     pair = f"{one}-{two}"
     data = collect(sources) | {"pair": pair, "start": "play" if play else pair}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
-    for name in ("style.css", "objectives.js", "play.js", "page.js"):
+    for name in ("style.css", "objectives.js", "groups.js", "play.js", "group.js", "page.js"):
         text = text.replace(f"/*{name}*/", (PARTS / name).read_text(encoding="utf-8"))
     return text.replace("/*data*/", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
@@ -272,7 +272,7 @@ def main(words=None):
     about = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
-    parser.add_argument("--play", action="store_true", help="begin with the tab of sliders and curves")
+    parser.add_argument("--play", action="store_true", help="begin with the sliders of one token")
     parser.add_argument("--text", action="store_true", help="print the comparison of the code")
     parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
     options = parser.parse_args(words)

@@ -1,7 +1,14 @@
 """`varlen_attn` of torch as a loop over the sequences: there is no such kernel for a CPU."""
 
+import dataclasses
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+
+def pack(policy):
+    """Let `policy` pack its passes, whose attention is the loop below."""
+    policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
 
 
 def varlen_attn(

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, GradientState
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "examples", "tests", "tests/helpers"))]
 QUICK = "--save_every 1 --output_dir run".split()
-SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=48, eval_prompts=2, eval_samples=2)
+SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=32, eval_prompts=2, eval_samples=2)
 SIZES |= dict(eval_k=1, pairs_per_step=2, pair_prompts=32, pair_samples=4)  # of these the options that a script has
 
 
@@ -45,6 +45,11 @@ def run(script, *options):
     return 0
 
 
+def sizes(options):
+    """The words of a command line for those `SIZES` that are options of a script."""
+    return [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
+
+
 def main(kind, folder, *words):
     leave_project_for(folder)
     os.chdir(folder)
@@ -54,11 +59,10 @@ def main(kind, folder, *words):
         raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
     script, *steps = words
     options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
-    sizes = [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
     for number in steps:
         resume = "yes" if number != steps[0] else "no"
         pathlib.Path("run.yaml").write_text(f"max_steps: {number}\nresume: {resume}\n", encoding="utf-8")
-        assert run(script, *sizes, *QUICK, "--config", "run.yaml") == 0
+        assert run(script, *sizes(options), *QUICK, "--config", "run.yaml") == 0
     assert run(script, "--num_generations", "8") == 2
     ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     assert [path for path in ours if is_ours(path) and path != __file__] == []

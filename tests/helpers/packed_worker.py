@@ -3,7 +3,6 @@
 packed_worker.py <script> <folder>
 """
 
-import dataclasses
 import sys
 
 import attention
@@ -19,7 +18,7 @@ def main(name, folder):
 
     def packed_policy(*inputs):
         policy = load_policy(*inputs)
-        policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
+        attention.pack(policy)
         return policy
 
     def counted(*inputs, **options):

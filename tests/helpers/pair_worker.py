@@ -1,6 +1,6 @@
 """Started by `accelerate launch`: three steps on given pairs, whatever the number of processes, one of them resumed.
 
-pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics, and for dpo pairs
+pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics, and for dpo.py pairs
 """
 
 import pathlib
@@ -31,19 +31,20 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
+    args.max_new_tokens = 40
     tokenizer = load_tokenizer(args)
-    if name == "dpo":
+    if hasattr(module, "rollout"):
         inner = load_policy(args, tokenizer, accelerator)
     else:
         inner = load_scorer(args.model_name_or_path, args, new_head=True).train()
-    if name == "reward_model":  # at a head of zeros the backbone has no gradient
+        # At a head of zeros the backbone has no gradient.
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
     given = module.Args(dataset="embedded-pairs")
     pairs = load_pairs(given, tokenizer)[0][:21]
     assert len({len(pair.chosen) for pair in pairs}) > 5
-    if name == "dpo":
+    if hasattr(module, "rollout"):
         prompts = load_prompts(args, tokenizer)[0][:5]  # one filler on two processes
         reward_functions, metrics = module.load_rewards(args), Metrics()
 

@@ -19,12 +19,8 @@ from testbed import ALL
 
 SAMPLING = "--eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens"
 GROUPS = f"--prompts_per_step 2 --group_size 4 --num_minibatches 1 {SAMPLING} 6"
-OPTIONS = dict.fromkeys(ALL, GROUPS) | {
-    "dapo": f"{GROUPS} --overlong none",
-    "ppo": f"--prompts_per_step 8 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05 {SAMPLING} 6",
-    "dpo": f"--pair_prompts 8 --pair_samples 4 --pairs_per_step 4 --num_epochs 2 {SAMPLING} 12",
-    "reward_model": "--pairs_per_step 4",
-}
+CRITIC = f"--prompts_per_step 8 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05 {SAMPLING} 6"
+ROUNDS = f"--pair_prompts 8 --pair_samples 4 --pairs_per_step 4 --num_epochs 2 {SAMPLING} 12"
 # Each makes the host wait once, on a vector x on the GPU; CUDA's calls for them wait for all that comes before.
 WAITS = {
     "item": lambda x: x.sum().item(),
@@ -65,6 +61,15 @@ def varied(prompts, completions, **columns):
     return [float(i) for i in range(len(completions))]
 
 
+def options_of(module, folder):
+    """The options of a short run with rewards that are not all equal."""
+    if hasattr(module, "load_critic"):
+        return CRITIC
+    if hasattr(module, "policy_loss"):
+        return f"{GROUPS} --overlong none" if hasattr(module.Args, "overlong") else GROUPS
+    return ROUNDS if hasattr(module, "rollout") else f"--pairs_per_step 4 --dataset {folder}"
+
+
 def steps(name, folder):
     """The waits of two steps of a script, by phase, kind and line: of one micro-batch of 8 rows, and of four."""
     counted = []  # of the evaluation at the start, and of the steps
@@ -75,11 +80,11 @@ def steps(name, folder):
         self.args.micro_batch_size = 2 if len(counted) == 2 else 8
 
     original, Log.write_row = Log.write_row, write_row
-    options = f"{OPTIONS[name]} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
-    options += f" --dataset {folder}" if name == "reward_model" else ""
+    module = importlib.import_module(name)
+    options = f"{options_of(module, folder)} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
     Counted.clear()
     try:
-        importlib.import_module(name).main(options.split())
+        module.main(options.split())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -112,7 +117,7 @@ def main(file):
             text = (EMBEDDED["embedded-pairs"] / f"{split}.jsonl").read_text(encoding="utf-8")
             few = "\n".join(text.splitlines()[:rows])
             (pathlib.Path(folder) / f"{split}.jsonl").write_text(few, encoding="utf-8")
-        for name in OPTIONS:
+        for name in ALL:
             result["steps"][name] = steps(name, folder)
     pathlib.Path(file).write_text(json.dumps(result), encoding="utf-8")
 

@@ -10,6 +10,7 @@ import multiprocessing.forkserver
 import os
 import pathlib
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +41,10 @@ def free_port():
 
 
 def start(arguments, rank=0, processes=1, port=0, cwd=ROOT, env=None, output=os.devnull, end=None):
-    """One process of `python SCRIPT OPTIONS`; what it prints goes to the files `output`.out and `output`.err."""
+    """One process of `python SCRIPT OPTIONS`; what it prints goes to the files `output`.out and `output`.err.
+
+    An `output` below /dev/ is a device as it stands; a terminal becomes that of the process, with its input.
+    """
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
     if processes > 1:
         environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -61,9 +65,17 @@ def run(arguments, environment, cwd, output, end):
     os.setsid()  # so that a test can kill it with all it started
     os.environ.update(environment)
     os.chdir(cwd)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may themselves run under nohup
     for stream, suffix in ((1, ".out"), (2, ".err")):
-        file = os.open(output if output == os.devnull else output + suffix, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if output.startswith("/dev/"):
+            file = os.open(output, os.O_RDWR)  # the first terminal that such a process opens is its own
+        else:
+            file = os.open(output + suffix, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, stream)
+        if os.isatty(file):
+            os.dup2(file, 0)
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False, buffering=1)
     path = ROOT / arguments[0]
     sys.argv = [str(path), *arguments[1:]]
     sys.path[:0] = [str(path.parent), str(ROOT)]

@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import reward_model
@@ -28,6 +28,7 @@ def make_tokenizer(template=None, bos=False, eos=False):
     vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
     single = ["<s>"] * bos + ["$A"] + ["</s>"] * eos
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
     fast = PreTrainedTokenizerFast(

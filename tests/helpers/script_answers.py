@@ -20,15 +20,21 @@ import common.batches
 from common.batches import split_rollout
 from common.metrics import Metrics
 from common.pairs import Pair
-from testbed import ALL, advantages_of, ragged, script
-from threads import FakeAccelerator, Processes
+from testbed import (
+    ALL,
+    UPDATE,
+    advantages_of,
+    args_of,
+    can_be_called,
+    extra_of,
+    knows_advantages,
+    ragged,
+    script,
+    totals_of,
+)
+from threads import Processes
 from vectors.check import load_cases
 
-STEPS = ("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "ppo")  # scripts with a `policy_loss`
-BASELINES = {  # scripts and recipes whose advantages are those of groups
-    **dict.fromkeys(("dapo", "dcpo", "dr_grpo", "grpo", "gspo", "reinforce_pp"), "group_mean"),
-    "rloo": "leave_one_out",
-}
 TIMEOUT = 20  # seconds that a process waits for the others
 
 
@@ -41,23 +47,39 @@ def refuse_unless(condition, reason):
         raise NotOffered(reason)
 
 
+def has(module, function, *names):
+    """Whether the script has this function with these arguments; it may have others that can be left out."""
+    return hasattr(module, function) and can_be_called(getattr(module, function), *names)
+
+
+def offers(module, *options):
+    return all(option in module.Args.__dataclass_fields__ for option in options)
+
+
+def takes_steps(module):
+    """Whether the script has a loss of tokens, and an `update` that can be called."""
+    names = ("logprobs", "old_logprobs", "advantages", "loss_mask", "args")
+    known = has(module, "policy_loss", *names) and has(module, "update", *UPDATE, *extra_of(module))
+    return known and is_clipped(module)
+
+
+def is_clipped(module):
+    """Whether the script's loss is that of a clipped ratio, of a token or of a row; a fork's may be any other."""
+    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=0.0, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
+    log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old = torch.full_like(log_ratios, -1.0)
+    advantages = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain))
+    of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    for ratio in (log_ratios.exp(), of_rows.exp()):
+        objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)
+        if torch.allclose(losses, torch.where(mask, -objective, 0)):
+            return True
+    return False
+
+
 # --- what stands in the place of models and processes ---
-
-
-class Accelerator(FakeAccelerator):
-    """One of several processes, each a thread."""
-
-    is_fsdp2 = False
-    sync_gradients = True
-
-    def no_sync(self, model):
-        return contextlib.nullcontext()
-
-    def backward(self, loss):
-        loss.backward()
-
-    def clip_grad_norm_(self, parameters, max_norm):
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 class Tables(nn.Module):
@@ -171,44 +193,63 @@ def add_tables(batch, inputs, dtype):
 
 def step_args(module, options, rows, groups):
     """The options of the script for those of a case."""
-    name = module.__name__
     group_size = rows // len(set(groups))
     args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
     args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
     refuse_unless(options.get("objective", "clip") in ("clip", "penalty"), "neither the clip nor the penalty")
     if options.get("objective") == "penalty":
-        refuse_unless(name == "ppo", "no penalty in the place of the clip")
+        refuse_unless(offers(module, "objective", "penalty_coef"), "no penalty in the place of the clip")
         args |= {"objective": "penalty", "penalty_coef": options["penalty_coef"]}
-    args |= mean_args(name, options)
+    args |= mean_args(module, options)
     ratio = options.get("ratio", "token")
-    refuse_unless((name == "gspo") == (ratio != "token"), f"no ratio of the kind {ratio}")
-    if name == "gspo":
+    refuse_unless(offers(module, "ratio_level") == (ratio != "token"), f"no ratio of the kind {ratio}")
+    if offers(module, "ratio_level"):
         args["ratio_level"] = "token" if ratio == "sequence_token" else "sequence"
-    refuse_unless(name == "dcpo" or "max_ratio" not in options, "no bounds that move with the probability")
-    if name == "dcpo":
+    moves = offers(module, "dynamic_clip", "max_ratio")
+    refuse_unless(moves or "max_ratio" not in options, "no bounds that move with the probability")
+    if moves:
         args |= {"dynamic_clip": "max_ratio" in options, "max_ratio": options.get("max_ratio", 10.0)}
     refuse_unless("sampler_cap" not in options, "no importance sampling against another sampler")
     refuse_unless(options.get("empty_rows_count", True), "rows whose tokens are all masked are still rows")
     args["kl_coef"] = options["kl"]["coef"] if "kl" in options else 0.0
     if "kl" in options:
         args["kl_estimator"] = options["kl"]["estimator"]
-        args |= {"kl_in": "loss"} if name == "ppo" else {}
+        args |= {"kl_in": "loss"} if offers(module, "kl_in") else {}
     args["entropy_coef"] = options.get("entropy_coef", 0.0)
+    for option in [option for option in args if not offers(module, option)]:
+        refuse_unless(not args.pop(option), f"no option {option}")
     return module.Args(**args)
 
 
-def mean_args(name, options):
-    """The options of the script for the case's mean over tokens."""
-    offered = {
-        "dapo": {"tokens": {"token_mean": "step"}, "groups": {"token_mean": "group"}},
-        "dcpo": {"prompts": {"only_token_mean": True}, "rows": {"only_token_mean": False}},
-        "dr_grpo": {"constant": {"max_new_tokens": options.get("constant")}, "sums": {"max_new_tokens": 1}},
-        "grpo": {"rows": {}},
-        "gspo": {"rows": {}},
-        "ppo": {"tokens": {}},
-    }[name]
-    refuse_unless(options["mean"] in offered, f"no mean of the kind {options['mean']}")
-    return offered[options["mean"]]
+MEANS = [{}, {"token_mean": "step"}, {"token_mean": "group"}, {"only_token_mean": True}, {"only_token_mean": False}]
+
+
+def mean_args(module, options):
+    """The options of the script for the case's mean over tokens, which its weights of a small table tell."""
+    wanted = "constant" if options["mean"] == "sums" else options["mean"]
+    found = [option for option in MEANS if offers(module, *option) and mean_of(module, option) == wanted]
+    refuse_unless(found, f"no mean of the kind {options['mean']}")
+    if wanted != "constant":
+        return found[0]
+    return found[0] | {"max_new_tokens": 1 if options["mean"] == "sums" else options["constant"]}
+
+
+def mean_of(module, options):
+    """Over what the script's `token_weights` takes the mean; None if it is another one."""
+    refuse_unless(has(module, "token_weights", "loss_mask", "totals", "args"), "no weights of tokens")
+    args = module.Args(max_new_tokens=7, **options)
+    mask = torch.arange(5) < torch.tensor([[1], [3], [5], [4]])
+    totals, lengths = totals_of(mask, 2), mask.sum(dim=1, keepdim=True)
+    divisors = {
+        "rows": lengths * 4,
+        "prompts": lengths * 2,
+        "tokens": torch.tensor(13),
+        "groups": totals["group_tokens"] * 2,
+        "constant": torch.tensor(7 * 4),
+    }
+    weights = module.token_weights(mask, totals, args).double()
+    same = [mean for mean, divisor in divisors.items() if torch.allclose(weights, mask / divisor.double())]
+    return same[0] if same else None
 
 
 def updated(module, inputs, table, args, dtype):
@@ -217,24 +258,25 @@ def updated(module, inputs, table, args, dtype):
     add_tables(batch, inputs, dtype)
     pieces = pieces_of(inputs, len(table))
     args.micro_batch_size = max(len(piece) for process in pieces for piece in process)
-    is_ppo = module.__name__ == "ppo"
+    has_critic = hasattr(module, "load_critic")
 
-    def one_process(rank_accelerator):
-        accelerator = Accelerator(rank_accelerator.processes, rank_accelerator.process_index)
+    def one_process(accelerator):
         rows = [row for piece in pieces[accelerator.process_index] for row in piece]
         own = {name: column[rows] for name, column in batch.items()}
-        model, metrics = Tables(batch, is_ppo), Metrics()
+        model, metrics = Tables(batch, has_critic), Metrics()
         optimizer = Gradients(model)
         reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
-        extra = [module.Coefficients(args)] if is_ppo else []
+        extra = [module.Coefficients(args)] if has_critic else []
         module.update(accelerator, model, reference, optimizer, own, args, metrics, *extra)
         cuts = pieces[accelerator.process_index]
         assert model.cuts[: len(cuts)] == cuts, "the script cuts the rollout otherwise"
         return metrics.reduce(accelerator)["optim/loss"], optimizer.first
 
     with contextlib.ExitStack() as stack:
-        if is_ppo:
+        if has_critic:
             stack.enter_context(mock.patch.object(module, "assign_advantages", lambda *_: None))
+        if has(module, "whiten", "accelerator", "batch", "args"):  # the case gives the advantages
+            stack.enter_context(mock.patch.object(module, "whiten", lambda _, batch, args: batch["advantages"]))
         results = Processes(len(pieces), TIMEOUT).run(one_process)
     gradients = {}
     for name in results[0][1]:
@@ -257,7 +299,7 @@ def cut(table, like):
 
 
 def policy_step(module, inputs, options, dtype):
-    refuse_unless(module.__name__ in STEPS, "no policy loss")
+    refuse_unless(takes_steps(module), "no policy loss")
     table = inputs["logprobs"]
     args = step_args(module, options, len(table), inputs["groups"])
     loss, gradients = updated(module, inputs, table, args, dtype)
@@ -268,14 +310,14 @@ def policy_step(module, inputs, options, dtype):
 
 
 def value_loss(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "ppo", "no critic")
+    refuse_unless(takes_steps(module) and offers(module, "value_clip"), "no critic")
     args = module.Args(value_clip=options["value_clip"], num_minibatches=1, max_grad_norm=0.0)
     loss, gradients = updated(module, inputs, inputs["values"], args, dtype)
     return {"loss": loss, "gradient": cut(gradients["values"], inputs["values"])}
 
 
 def step_totals(module, inputs, options, dtype):
-    refuse_unless(module.__name__ in STEPS, "no rollout to split")
+    refuse_unless(takes_steps(module), "no rollout to split")
     steps = inputs["steps"]
     rows = len(inputs["mask"])
     batch = step_batch(inputs, inputs["mask"], dtype)
@@ -303,35 +345,51 @@ def step_totals(module, inputs, options, dtype):
 
 
 def group_advantages(module, inputs, options, dtype):
-    name, deviation = module.__name__, options["deviation"]
-    refuse_unless(name in BASELINES, "no advantages of groups")
-    refuse_unless(options["baseline"] == BASELINES[name], f"no baseline {options['baseline']}")
-    offered = ("batch_of_centred",) if name == "reinforce_pp" else ("group", "none")
-    refuse_unless(deviation in offered, f"no deviation of the kind {deviation}")
-    ddof = 0 if name == "dcpo" else 1
-    refuse_unless(options["std_ddof"] == ddof, f"no ddof {options['std_ddof']}")
     groups = inputs["rewards"]
     refuse_unless(not any(None in group for group in groups), "a row without a reward gets the mean of its group")
-    if name == "dcpo":
-        refuse_unless(deviation == "group" and options["std_eps"] == 0, "another deviation, or an eps")
-        options = {}
-    else:
-        options = {"normalize_std": deviation != "none", "std_eps": options["std_eps"]}
-    if name == "reinforce_pp":  # it counts tokens, and here each row has one
-        args = module.Args(group_size=len(groups[0]), **options)
-        advantages = module.compute_advantages(torch.tensor(groups, dtype=dtype).flatten(), args)
-        batch = {"advantages": advantages, "loss_mask": torch.ones(advantages.shape).bool()}
-        (whitened,) = Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), batch, args))
-        return {"advantages": cut(whitened.double().view(len(groups), -1), groups)}
+    refuse_unless(knows_advantages(module), "no advantages of groups")
+    if options["deviation"] == "batch_of_centred":
+        return whitened_advantages(module, groups, options, dtype)
+    args = advantage_args(module, options)
     found = []
     for group in groups:  # a rollout has groups of one size
-        args = module.Args(group_size=len(group), **options)
-        found.append(advantages_of(module, torch.tensor(group, dtype=dtype), args)[:, 0].tolist())
+        advantages = advantages_of(module, torch.tensor(group, dtype=dtype), module.Args(group_size=len(group), **args))
+        found.append(advantages[:, 0].tolist())
     return {"advantages": found}
 
 
+def advantage_args(module, options):
+    """The options of the script for the case's advantages, which those of one group tell."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5], dtype=torch.float64)
+    mean = rewards.mean()
+    if options["baseline"] == "leave_one_out":
+        mean = (rewards.sum() - rewards) / 3
+    std = rewards.std(correction=options["std_ddof"]) if options["deviation"] == "group" else 1
+    refuse_unless(options["deviation"] in ("group", "none"), f"no deviation of the kind {options['deviation']}")
+    for value in (True, False):
+        args = {"normalize_std": value} if offers(module, "normalize_std") else {}
+        if offers(module, "std_eps"):
+            args["std_eps"] = options["std_eps"]
+        expected = (rewards - mean) / (std + args.get("std_eps", 0) * (std != 1))
+        refuse_unless("std_eps" in args or options["std_eps"] == 0 or std == 1, "no eps beside the deviation")
+        if torch.allclose(advantages_of(module, rewards, module.Args(group_size=4, **args))[:, 0], expected):
+            return args
+    raise NotOffered(f"no {options['baseline']} with the deviation {options['deviation']}")
+
+
+def whitened_advantages(module, groups, options, dtype):
+    """Of a script that whitens them over the batch. It counts tokens, and here each row has one."""
+    refuse_unless(has(module, "whiten", "accelerator", "batch", "args"), "no deviation of the batch")
+    refuse_unless(options["std_ddof"] == 1, f"no ddof {options['std_ddof']}")
+    args = module.Args(group_size=len(groups[0]), std_eps=options["std_eps"])
+    advantages = module.compute_advantages(torch.tensor(groups, dtype=dtype).flatten(), args)
+    batch = {"advantages": advantages, "loss_mask": torch.ones(advantages.shape).bool()}
+    (whitened,) = Processes(1).run(lambda accelerator: module.whiten(accelerator, batch, args))
+    return {"advantages": cut(whitened.double().view(len(groups), -1), groups)}
+
+
 def smoothed_advantages(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "dcpo", "no history of visits")
+    refuse_unless(offers(module, "smooth_advantage") and knows_advantages(module), "no history of visits")
     refuse_unless(options["std_ddof"] == 0, "the deviation is that of the population")
     args = module.Args(group_size=len(inputs["visits"][0]), smooth_advantage=options["smooth"])
     history = torch.zeros(1, 3, dtype=torch.float64)
@@ -345,21 +403,21 @@ def smoothed_advantages(module, inputs, options, dtype):
 
 
 def completion_mask(module, inputs, options, dtype):
-    refuse_unless(module.__name__ in STEPS, "no rollout")
+    refuse_unless(hasattr(module, "rollout") and takes_steps(module), "no rollout")
     tokens = torch.tensor(inputs["tokens"])
     mask, truncated = common.batches.completion_mask(tokens, options["stop_tokens"])
     return {"mask": mask.int().tolist(), "truncated": truncated.tolist()}
 
 
 def clip_bounds(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "dcpo", "no bounds that move with the probability")
+    refuse_unless(has(module, "clip_bounds", "old_logprobs", "loss_mask", "args"), "no bounds that move")
     old = torch.tensor([inputs["old_logprobs"]], dtype=dtype)
     low, high = module.clip_bounds(old, torch.ones_like(old).bool(), module.Args(**options))
     return {"low": low[0].tolist(), "high": high[0].tolist()}
 
 
 def soft_overlong(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "dapo", "no penalty on the length")
+    refuse_unless(has(module, "overlong_penalty", "lengths", "args"), "no penalty on the length")
     sizes = {"max_new_tokens": options["max_tokens"], "overlong_cache": options["cache"]}
     args = module.Args(overlong="soft", **sizes)
     return {"penalties": module.overlong_penalty(torch.tensor(inputs["lengths"]), args).tolist()}
@@ -370,8 +428,8 @@ def soft_overlong(module, inputs, options, dtype):
 
 def kl_losses(module, new, old, ref, options):
     """The KL of each token as the script's loss has it: with advantage 0 nothing else is there."""
-    refuse_unless(module.__name__ in STEPS, "no policy loss")
-    place = {"kl_in": "loss"} if module.__name__ == "ppo" else {}
+    refuse_unless(takes_steps(module) and offers(module, "kl_estimator"), "no KL in a policy loss")
+    place = {"kl_in": "loss"} if offers(module, "kl_in") else {}
     args = module.Args(kl_coef=1.0, kl_estimator=options["estimator"], **place)
     mask = torch.ones_like(new).bool()
     losses, _ = module.policy_loss(new, old, torch.zeros_like(new[:, :1]), mask, args, ref)
@@ -400,7 +458,8 @@ def kl_expected_gradient(module, inputs, options, dtype):
 
 
 def shaped_rewards(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "ppo", "no KL in the reward")
+    names = ("rewards", "kl", "completion_mask", "args", "kl_coef")
+    refuse_unless(has(module, "shape_rewards", *names), "no KL in the reward")
     old, mask = ragged(inputs["old_logprobs"], dtype)
     ref, _ = ragged(inputs["ref_logprobs"], dtype)
     kl = module.kl_estimate(old, ref, mask, "k1")
@@ -410,7 +469,8 @@ def shaped_rewards(module, inputs, options, dtype):
 
 
 def gae(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "ppo", "no critic")
+    names = ("token_rewards", "values", "completion_mask", "args")
+    refuse_unless(has(module, "compute_advantages", *names), "no critic")
     rewards, values = (torch.tensor(inputs[name], dtype=dtype) for name in ("rewards", "values"))
     args = module.Args(gamma=options["gamma"], gae_lambda=options["lambda"])
     advantages, returns = module.compute_advantages(rewards, values, torch.tensor(inputs["mask"]).bool(), args)
@@ -419,26 +479,19 @@ def gae(module, inputs, options, dtype):
 
 def whiten(module, inputs, options, dtype):
     """In two micro-batches of one row each; the script's result is in float32."""
-    refuse_unless(module.__name__ == "ppo", "no whitening")
+    refuse_unless(has(module, "whiten", "accelerator", "micro_batches"), "no whitening")
     offered = {"std_ddof": 1, "eps_of_variance": 1e-8}
     refuse_unless({name: options[name] for name in offered} == offered, "another deviation, or another eps")
     micro_batches = []
     for advantages, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
         columns = {"advantages": torch.tensor([advantages], dtype=dtype), "loss_mask": torch.tensor([mask]).bool()}
         micro_batches.append(columns)
-    Processes(1).run(lambda accelerator: module.whiten(OneProcess(accelerator), micro_batches))
+    Processes(1).run(lambda accelerator: module.whiten(accelerator, micro_batches))
     return {"advantages": [micro["advantages"][0].tolist() for micro in micro_batches]}
 
 
-class OneProcess:
-    """`accelerator.reduce` as `moments` calls it, with the tensor alone."""
-
-    def __init__(self, accelerator):
-        self.reduce = lambda tensor: accelerator.reduce(tensor, "sum")
-
-
 def adaptive_kl(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "ppo", "no controller")
+    refuse_unless(hasattr(module, "Coefficients"), "no controller")
     args = module.Args(kl_coef=inputs["kl_coef"], kl_target=options["target"], kl_horizon=options["horizon"])
     found = []
     for measured in inputs["kl"]:
@@ -449,7 +502,7 @@ def adaptive_kl(module, inputs, options, dtype):
 
 
 def adaptive_penalty(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "ppo", "no controller")
+    refuse_unless(hasattr(module, "Coefficients"), "no controller")
     args = module.Args(penalty_coef=inputs["penalty_coef"], penalty_target=options["target"])
     found = []
     for measured in inputs["kl"]:
@@ -494,8 +547,7 @@ def updated_pairs(module, inputs, pairs, table, args):
     model, metrics = PairTables(table), Metrics()
     optimizer = Gradients(model)
 
-    def one_process(rank_accelerator):
-        accelerator = Accelerator(rank_accelerator.processes, 0)
+    def one_process(accelerator):
         module.update(accelerator, model, optimizer, pairs, args, metrics)
         return metrics.reduce(accelerator)["optim/loss"]
 
@@ -512,7 +564,7 @@ def pair_sizes(inputs, pairs):
 
 
 def preference_loss(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "dpo", "no preference loss")
+    refuse_unless(hasattr(module, "preference_loss"), "no preference loss")
     refuse_unless(not options["per_token"], "IPO is of whole completions")
     refuse_unless(not options["reference_free"], "there is always a reference")
     chosen, rejected = inputs["chosen_logprobs"], inputs["rejected_logprobs"]
@@ -536,7 +588,7 @@ def preference_loss(module, inputs, options, dtype):
 
 
 def reward_model_loss(module, inputs, options, dtype):
-    refuse_unless(module.__name__ == "reward_model", "no reward model")
+    refuse_unless(hasattr(module, "reward_loss"), "no reward model")
     count = len(inputs["chosen"])
     pairs = [Pair([0], [i], [count + i]) for i in range(count)]
     args = module.Args(center_coef=options["center_coef"], **pair_sizes(inputs, count))

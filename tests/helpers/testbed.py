@@ -2,8 +2,8 @@
 
 import copy
 import functools
-import inspect
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import torch
 from accelerate import Accelerator
 
@@ -22,24 +23,48 @@ from common.masked import completion_mask
 from common.metrics import Metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # of `pytest --script`; otherwise all are asked
+UPDATE = ("accelerator", "model", "reference", "optimizer", "batch", "args", "metrics")
 
 
 def found():
-    """{script: the arguments of its `compute_advantages`, or ""} of the files here that have a `class Args`."""
+    """{script: the arguments of its `compute_advantages`, or ""} of the scripts, which have a `class Args`."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.py"))}
     scripts = {name: source for name, source in sources.items() if re.search(r"^class Args\b", source, re.MULTILINE)}
+    scripts = {name: source for name, source in scripts.items() if name in ONLY or not ONLY}
     pattern = re.compile(r"^def compute_advantages\(([^)]*)\)", re.MULTILINE)
     return {name: "".join(pattern.findall(source)) for name, source in scripts.items()}
 
 
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
-SCRIPTS = [name for name in ALL if found()[name]]  # the suites run over all of them; the others have pairs
+SCRIPTS = [name for name in ALL if found()[name]]
+PAIRS = [name for name in ALL if not found()[name]]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
 def script(name):
     return importlib.import_module(name)
+
+
+def can_be_called(function, *names):
+    """Whether these are its first arguments, and all others can be left out."""
+    parameters = list(inspect.signature(function).parameters.values())
+    first, rest = parameters[: len(names)], parameters[len(names) :]
+    has_default = all(parameter.default is not parameter.empty for parameter in rest)
+    return has_default and [parameter.name for parameter in first] == list(names)
+
+
+def knows_advantages(module):
+    """Whether `compute_advantages` can be called without the script's `main`: with rewards, and perhaps a history."""
+    own = getattr(module, "compute_advantages", None)
+    return own is not None and any(can_be_called(own, "rewards", "args", *more) for more in ((), ("history",)))
+
+
+def refuse(function, told):
+    """Skip a test that cannot call a function of a script."""
+    names = ", ".join(inspect.signature(function).parameters)
+    pytest.skip(f"{function.__name__}({names}): {told}")
 
 
 def section_of_metrics(title):
@@ -77,10 +102,15 @@ def totals_of(mask, group_size):
     return {"tokens": tokens, "rows": rows, "prompts": rows // group_size, "group_tokens": group_tokens}
 
 
+def args_of(module, **options):
+    """The options of a script, with those of these values that it has."""
+    own = module.Args.__dataclass_fields__
+    return module.Args(**{option: value for option, value in options.items() if option in own})
+
+
 @functools.cache
 def loaded(name, options):
-    own = script(name).Args  # a script of your own may have no entropy bonus
-    args = own(**{option: value for option, value in options if option != "entropy_coef" or hasattr(own, option)})
+    args = args_of(script(name), **dict(options))
     tokenizer = load_tokenizer(args)
     return args, tokenizer, load_policy(args, tokenizer, Accelerator(cpu=True))
 
@@ -98,12 +128,13 @@ def embedded_prompts():
 
 def advantages_of(module, rewards, args):
     """The advantages of a first rollout by the script's own function; some also take and give a history."""
-    names = list(inspect.signature(module.compute_advantages).parameters)
-    if names == ["rewards", "args"]:
-        return module.compute_advantages(rewards, args)
-    assert names == ["rewards", "args", "history"], names
+    own = module.compute_advantages
+    if not knows_advantages(module):
+        refuse(own, "(rewards, args) and (rewards, args, history) can be asked without the script's `main`")
+    if can_be_called(own, "rewards", "args"):
+        return own(rewards, args)
     history = torch.zeros(len(rewards) // args.group_size, 3, dtype=torch.float64)
-    return module.compute_advantages(rewards, args, history)[0]
+    return own(rewards, args, history)[0]
 
 
 def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
@@ -139,15 +170,63 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
 
 
 def fill(module, batch, rewards, args):
-    """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself."""
+    """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself.
+
+    Advantages with arguments that nobody else knows are made by the script's own `main`, of rewards of its own.
+    """
     batch = batch | {"rewards": rewards}
     if hasattr(module, "load_critic"):
         return batch
-    return batch | {"advantages": advantages_of(module, rewards, args)}
+    if knows_advantages(module):
+        return batch | {"advantages": advantages_of(module, rewards, args)}
+    return batch_of_main(module, batch, args)
+
+
+class Reached(Exception):
+    """`main` has come to the update."""
+
+
+def batch_of_main(module, batch, args):
+    """The batch with all that `main` has added to it when it calls `update`; nothing is sampled for it."""
+    groups = len(batch["completions"]) // args.group_size
+    sizes = dict(group_size=args.group_size, prompts_per_step=groups, num_minibatches=1, max_steps=1, eval_every=0)
+    sizes |= dict(eval_prompts=1, eval_samples=1, eval_k=1, reward="testbed:varied", overlong="none")
+    rollout, caught = module.rollout, {}
+
+    def of_this_batch(policy, prompts, n, *rest):
+        columns = {name: values for name, values in batch.items() if name != "rewards"}
+        return columns if n == args.group_size else rollout(policy, prompts, n, *rest)
+
+    def reached(*inputs, **named):
+        caught.update(inspect.signature(update).bind(*inputs, **named).arguments)
+        raise Reached
+
+    update, module.update, module.rollout = module.update, reached, of_this_batch
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            words = [f"--{name}={value}" for name, value in sizes.items() if name in module.Args.__dataclass_fields__]
+            module.main([*words, f"--output_dir={folder}"])
+    except Reached:
+        return caught["batch"]
+    finally:
+        module.update, module.rollout = update, rollout
+    refuse(module.main, "it has to call `rollout` and then `update`, each by its name in the script")
+
+
+def varied(completions, **columns):
+    """Rewards of which no group has equal ones."""
+    return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]
+
+
+def extra_of(module):
+    """The arguments of `update` after those that all have."""
+    return ("coefficients",) if hasattr(module, "load_critic") else ()
 
 
 def trainable(module, args, policy):
     """What is prepared, the optimizer's parameters, and what `update` takes at its end; ppo's critic with a head."""
+    if not can_be_called(module.update, *UPDATE, *extra_of(module)):
+        refuse(module.update, f"the suite calls it with {', '.join(UPDATE)} alone: give the others a default")
     if not hasattr(module, "load_critic"):
         return policy, policy.parameters(), ()
     critic = module.load_critic(args, policy)

@@ -4,6 +4,7 @@ import contextlib
 import threading
 
 import torch
+from torch import nn
 
 
 class Processes:
@@ -45,8 +46,12 @@ class Processes:
 
 
 class FakeAccelerator:
+    """One of several processes, each a thread. The caller adds up the gradients, as a launcher's DDP would."""
+
     device = torch.device("cpu")
     autocast = contextlib.nullcontext
+    is_fsdp2 = False
+    sync_gradients = True
 
     def __init__(self, processes, rank):
         self.processes, self.process_index, self.num_processes = processes, rank, processes.number
@@ -56,3 +61,12 @@ class FakeAccelerator:
 
     def gather(self, tensor):
         return torch.cat(self.processes.exchange("gather", tensor))
+
+    def no_sync(self, model):
+        return contextlib.nullcontext()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def clip_grad_norm_(self, parameters, max_norm):
+        return nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -15,9 +15,10 @@ from common.errors import clean_exit
 from common.launch import launch, whole_weights
 from common.loading import save_model
 from common.metrics import Metrics
-from testbed import embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
+from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
+OPTIONS |= dict(max_new_tokens=32)
 
 
 def sampled(accelerator, model, policy, module, args):
@@ -33,7 +34,7 @@ def sampled(accelerator, model, policy, module, args):
 def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     module = script(name)
     sizes = dict(max_grad_norm=float(max_grad_norm), lora_rank=int(lora_rank))
-    args = module.Args(**OPTIONS, **sizes, model_name_or_path=model)
+    args = args_of(module, **OPTIONS, **sizes, model_name_or_path=model)
     accelerator = launch(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
     tokenizer = module.load_tokenizer(args)
@@ -48,7 +49,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     for column, values in batch.items():
         if isinstance(values, torch.Tensor):
             batch[column] = values.to(accelerator.device)
-    metrics, start = Metrics(), {key: x.clone() for key, x in accelerator.get_state_dict(model).items()}
+    metrics, start = Metrics(), {key: x.clone() for key, x in (accelerator.get_state_dict(model) or {}).items()}
     before = sampled(accelerator, model, policy, module, args)
     module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
     after = sampled(accelerator, model, policy, module, args)

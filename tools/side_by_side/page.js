@@ -145,6 +145,10 @@ function placesOf(one, two) {
   });
   return ["Args", ...order.filter((name) => !["Args", "imports"].includes(name)), "imports"];
 }
+// A docstring for a column of any width: the browser breaks a paragraph, and what is indented keeps its lines.
+function unwrapped(docstring) {
+  return docstring.replace(/^(\S.*)\n(?=\S)/gm, "$1 ").replace(/(\S) {3,}/g, "$1   ");
+}
 function pairView(one, two) {
   const order = placesOf(one, two);
   const chips = order.map((name) => {
@@ -153,7 +157,7 @@ function pairView(one, two) {
     const sign = !b ? "−" : !a ? "+" : !isSame ? "≠" : otherDefaults(one, two, name) ? "≈" : "=";
     return element("li", {}, link(`${one}-${two}/${name}`, `${sign} ${name}`, { class: sign === "=" ? "" : "differs" }));
   });
-  const docstrings = [one, two].map((script) => element("pre", {}, data.scripts[script].docstring));
+  const docstrings = [one, two].map((script) => element("pre", {}, unwrapped(data.scripts[script].docstring)));
   return [element("h1", {}, `${one}.py and ${two}.py`),
     element("p", { class: "dim" }, "≠ differs, = is identical, ≈ has the same code and reads an option with another default, − is only on the left, + is only on the right. Where two lines are almost the same, only the differing words are underlined."),
     element("ul", { class: "chips" }, chips),
@@ -182,20 +186,21 @@ function allView(name) {
     element("div", { class: "cards" }, cards)];
 }
 
-// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss`, `#all/policy_loss` or `#play`.
+// Show what the address names: `#grpo-dapo`, `#grpo-dapo/policy_loss`, `#all/policy_loss`, `#play` or `#group`.
+const TABS = { play: ["One token", playView], group: ["One group", groupView] };
 let shown = "";
 function show() {
   const [view, name] = decodeURIComponent(location.hash.slice(1) || data.start).split("/");
-  const isPlay = view === "play";
-  document.body.className = isPlay ? "play" : "code";
-  if (isPlay) showPlay(name);
+  const panel = TABS[view];
+  document.body.className = panel ? `panel ${view}` : "code";
+  if (panel) showPanel(view, name, ...panel);
   else showCode(view, name);
 }
-function showPlay(settings) {
-  if (shown !== "play") main.replaceChildren(...playView().flat(Infinity));
-  if (shown !== "play") scrollTo(0, 0);
-  shown = "play";
-  document.title = "Play with it · side by side";
+function showPanel(view, settings, title, make) {
+  if (shown !== view) main.replaceChildren(...make().flat(Infinity));
+  if (shown !== view) scrollTo(0, 0);
+  shown = view;
+  document.title = `${title} · side by side`;
   readAddress(settings);
   redraw();
 }
@@ -220,7 +225,7 @@ for (const id of ["one", "two"]) {
   chosen[id].append(...scripts.map((script) => element("option", { value: script }, `${script}.py`)));
   chosen[id].addEventListener("change", () => go(chosen.one.value, chosen.two.value));
 }
-chosen.function.append(...["", ...functions].map((name) => element("option", { value: name }, name || "a function")));
+chosen.function.append(...["", ...functions].map((name) => element("option", { value: name }, name || "one function")));
 chosen.function.addEventListener("change", () => { location.hash = chosen.function.value ? `all/${chosen.function.value}` : ""; });
 document.getElementById("swap").addEventListener("click", () => go(chosen.two.value, chosen.one.value));
 document.getElementById("theme").addEventListener("click", () => {

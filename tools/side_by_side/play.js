@@ -1,4 +1,4 @@
-// The tab "Play with it": sliders, two curves for each algorithm, and how far a token may move.
+// The tab "One token": sliders, two curves for each algorithm, and how far a token may move.
 
 const TOKEN_AXIS = { moves: "ratio", from: 0.25, to: 4, ticks: [0.5, 1, 2, 4], digits: 3 };
 const ROW_AXIS = { moves: "rowRatio", from: 0.999, to: 1.001, ticks: [0.9995, 1, 1.0005], digits: 5 };
@@ -45,7 +45,7 @@ function startState() {
   for (const { id, sliders } of ALGORITHMS) {
     for (const option of Object.keys(sliders)) start[`${id}.${option}`] = ranges[id][option];
   }
-  return start;
+  return { ...start, ...startGroup() };
 }
 
 // The address keeps what differs from the start, so that it can be shown to others.
@@ -59,7 +59,7 @@ function writeAddress() {
   const start = startState();
   const changed = Object.entries(state).filter(([key, value]) => value !== start[key]);
   const settings = changed.map(([key, value]) => `${key}=${Number(value.toPrecision(5))}`).join("&");
-  history.replaceState(null, "", settings ? `#play/${settings}` : "#play");
+  history.replaceState(null, "", settings ? `#${shown}/${settings}` : `#${shown}`);
 }
 function redraw() {
   for (const part of redraws) part();
@@ -410,7 +410,7 @@ function playView() {
   redraws.length = 0;
   const scenes = SCENES.map(([name, settings]) => element("li", {}, link(`play/${settings}`, name)));
   const { from, to } = TOKEN_AXIS;
-  return [element("h1", {}, "Play with it: what does one token learn?"),
+  return [element("h1", {}, "One token: what does it learn?"),
     element("p", {}, "The old policy wrote a token; updates move its probability. Drag in a picture or use the sliders."),
     element("ul", { class: "chips" }, scenes),
     element("div", { class: "controls" },

@@ -1,0 +1,106 @@
+"""SDPO: the policy that sees a right answer of its group teaches itself (arXiv 2601.20802).
+
+The teacher of a completion is the policy of the rollout, with one more thing in its prompt: the first
+right completion among the others of the group. The advantage of a token is
+
+    A_t = log pi(o_t | question, right answer, o_<t) - log pi(o_t | question, o_<t)
+
+at the student's temperature, detached. Its gradient is, at each position, that of -KL(student ||
+teacher), without bias. Rewards only choose what is shown. Without another right completion in its
+group a row teaches nothing. The loss is GRPO's, with these advantages, and there is no KL.
+
+The paper's objective is the whole KL of each position, and not its sample. The authors' code takes by
+default a Jensen-Shannon divergence over the 100 likeliest tokens, and an average of past weights as
+the teacher. Their feedback of an environment, such as an error message, is left out.
+"""
+
+from dataclasses import replace
+
+from common.data import dialogue_text, encode_prompts
+
+SHOWN = """{question}
+Correct solution:
+
+{solution}
+
+Correctly solve the original question."""
+
+
+class Args:
+    right_reward: float = option(1.0, "a completion with at least this reward is shown as right")
+    kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
+    del normalize_std, std_eps  # rewards make no advantages
+
+
+LINES = {
+    'batch["loss_mask"] = batch["completion_mask"]': """
+        batch["loss_mask"] = batch["completion_mask"]
+        siblings = right_siblings(rewards, args)
+        batch["teacher"] = teacher_prompts(tokenizer, prompts, texts, siblings, policy, args)
+        batch["is_taught"] = torch.tensor([[row is not None] for row in siblings])
+        batch["is_taught"] = batch["is_taught"].to(accelerator.device)
+        metrics.add("sdpo/taught", batch["is_taught"])
+    """
+}
+
+
+def compute_advantages(rewards, args):
+    """Zeros (R, 1): `add_fixed_logprobs` has the advantages of the tokens."""
+    return torch.zeros(len(rewards), 1)
+
+
+def right_siblings(rewards, args):
+    """For each of R rows the number of the first other right row of its group, or None."""
+    rewards = rewards.tolist()
+    found = []
+    for row in range(len(rewards)):
+        first = row - row % args.group_size
+        others = [other for other in range(first, first + args.group_size) if other != row]
+        right = [other for other in others if rewards[other] >= args.right_reward]
+        found.append(right[0] if right else None)
+    return found
+
+
+def teacher_prompts(tokenizer, prompts, texts, siblings, policy, args):
+    """What the teacher reads before each completion: ids and mask (R, P, 2), padded on the left."""
+    shown = []
+    for row, sibling in enumerate(siblings):
+        prompt = prompts[row // args.group_size]
+        template = args.prompt_template or "{prompt}"
+        if sibling is not None:
+            template = SHOWN.format(question=template, solution=texts[sibling])
+        with_answer = replace(args, prompt_template=template)
+        shown.append(dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer))
+    encoded = encode_prompts(shown, tokenizer)
+    ids, mask = left_pad(encoded, policy.pad_token, policy.lm.device)
+    return torch.stack([ids, mask.long()], dim=2)
+
+
+def teacher_batch(micro):
+    """The micro-batch with the teacher's prompts, each computed once where those of others are."""
+    teacher = micro | {"prompts": micro["teacher"][:, :, 0]}
+    teacher["prompt_mask"] = micro["teacher"][:, :, 1].bool()
+    if "prompt_index" in micro:
+        _, index = torch.unique(micro["teacher"], dim=0, return_inverse=True)
+        teacher["prompt_index"] = index[:, None]
+    return teacher
+
+
+def teacher_advantages(logprobs, teacher_logprobs, is_taught):
+    """Advantages (R, T): log(teacher / student) of the student's tokens, 0 where nothing is shown."""
+    return torch.where(is_taught, teacher_logprobs - logprobs, 0)
+
+
+add_logprobs = add_fixed_logprobs
+
+
+@torch.no_grad()
+def add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates):
+    """Add the advantages of the tokens too, before the first update of the rollout."""
+    teachers = [teacher_batch(micro) for micro in micro_batches]
+    for batches, its_reference in ((micro_batches, reference), (teachers, None)):
+        add_logprobs(accelerator, model, its_reference, batches, several_updates=True)
+    for micro, teacher in zip(micro_batches, teachers, strict=True):
+        micro["advantages"] = teacher_advantages(
+            micro["old_logprobs"], teacher["old_logprobs"], micro["is_taught"]
+        )

@@ -1,0 +1,343 @@
+"""The loss of a token depends on nothing but its own row and its optimizer step: asked where ratios differ from 1.
+
+A fork breaks this first, with a number that is taken over the rows of a forward, over its width, or by one process
+alone. In the first update of a rollout the ratio is exactly 1 and nothing is clipped, so that much of this cannot be
+seen. Here a rollout is trained on twice. Between the two updates all weights move by a fixed noise, and the clip is
+set so that it acts on 5 to 20 % of the tokens on each side. Both updates have to have the same gradients, however the
+rollout is cut, padded, ordered, packed and shared between processes.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import attention
+from common.metrics import Metrics
+from common.loading import load_policy, load_tokenizer
+from common.pairs import load_pairs, pair_batches
+from common.scorer import load_scorer
+from testbed import (
+    PAIRS,
+    SCRIPTS,
+    GradientRecorder,
+    embedded,
+    fill,
+    hand_made_batch,
+    largest_difference,
+    reference_of,
+    script,
+    trainable,
+)
+from threads import Processes
+
+MOVE = 0.2  # standard deviation of the factor on each weight, between the two updates
+COMPANY = "the loss of a {0} depends on which {1} share its micro-batch: a number is taken over one forward"
+PROCESS = "the loss of a {0} depends on which process has its {1}: a number is taken by each process alone"
+PADDING = "the loss of a {0} depends on the padding: a number is taken over the width of a tensor"
+ORDER = "the loss of a {0} depends on where its {1} stands in the batch"
+PASSES = "the loss of a {0} depends on the passes that its log-probs are computed in"
+TOKENS, COMPLETIONS = ("token", "rows"), ("pair", "pairs")
+
+
+class MovingRecorder(GradientRecorder):
+    """Keeps the gradients of each update, and after the first one moves all weights by the same noise."""
+
+    def step(self):
+        super().step()
+        if len(self.steps) == 1:
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.mul_(1 + MOVE * torch.randn(parameter.shape, generator=generator))
+
+
+def same(found, expected, why):
+    """Fail, and say what the script does, unless both have the same gradients in each update, and the same metrics."""
+    (steps, metrics), (expected_steps, expected_metrics) = found, expected
+    assert len(steps) == len(expected_steps)
+    for number, (step, other) in enumerate(zip(steps, expected_steps, strict=True), 1):
+        apart = largest_difference(step, other) / max(float(gradient.abs().max()) for gradient in other)
+        assert apart < 1e-5, f"{why} (the gradients of update {number} are {apart:.1g} apart)"
+    for name, value in metrics.items():
+        assert value == pytest.approx(expected_metrics[name], rel=1e-4, abs=1e-6), f"{name}: {why}"
+
+
+# --- scripts that sample ---
+
+SIZES = dict(group_size=4, prompts_per_step=4, num_minibatches=1, num_epochs=2, micro_batch_size=16)
+SIZES |= dict(kl_coef=0.04, entropy_coef=0.01, max_grad_norm=0.0)  # clipped gradients have one size
+SIZES |= dict(temperature=4.0)  # a flat policy: most tokens can move
+
+
+def prepared(name, **options):
+    """(module, args, policy, reference, batch) of a rollout of 16 completions, in one micro-batch."""
+    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    args.clip_low, args.clip_high, _ = bounds(name)
+    for option, value in options.items():
+        setattr(args, option, value)
+    return module, args, *rest
+
+
+@functools.cache
+def prepared_once(name):
+    module, args, tokenizer, policy = embedded(name, **SIZES)
+    batch, rewards = hand_made_batch(policy, tokenizer, args, groups=4)
+    reference = reference_of(policy, args)
+    with torch.no_grad():  # away from the policy, or the KL would be 0
+        for parameter in reference.parameters():
+            parameter.mul_(1.05)
+    return args, policy, reference, fill(module, batch, rewards, args)
+
+
+def updated(module, args, policy, reference, batch, accelerator=None):
+    """The gradients of both updates, by the script's own `update`, and its metrics."""
+    accelerator = accelerator or Accelerator(cpu=True)
+    model, groups, extra = trainable(module, args, policy)
+    recorder, metrics = MovingRecorder(model, groups), Metrics()
+    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
+    return recorder.steps, metrics.reduce(accelerator)
+
+
+@functools.cache
+def bounds(name):
+    """--clip_low and --clip_high by which 5 to 20 % of the tokens are clipped on either side, and these two shares."""
+    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    calls, policy_loss = [], module.policy_loss
+
+    def spy(*inputs, **named):
+        calls.append((inputs, named))
+        return policy_loss(*inputs, **named)
+
+    module.policy_loss = spy
+    try:
+        updated(module, args, *rest)
+    finally:
+        module.policy_loss = policy_loss
+    tried = []
+    for bound in (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001):
+        args.clip_low = args.clip_high = bound
+        tried.append((bound, clipped(policy_loss, args, *calls[-1])))
+    low = min(tried, key=lambda pair: abs(pair[1][0] - 0.1))
+    high = min(tried, key=lambda pair: abs(pair[1][1] - 0.1))
+    return low[0], high[0], (low[1][0], high[1][1])
+
+
+def clipped(policy_loss, args, inputs, named):
+    """Of the tokens in the loss, the shares without a gradient whose advantage is below 0, and above 0."""
+    plain = copy.copy(args)
+    plain.kl_coef = plain.entropy_coef = 0.0  # which would have a gradient of their own
+    logprobs, old_logprobs, advantages, loss_mask, _, *rest = inputs
+    logprobs = logprobs.detach().requires_grad_()
+    losses, _ = policy_loss(logprobs, old_logprobs, advantages, loss_mask, plain, *rest, **named)
+    losses.sum().backward()
+    still = loss_mask & (logprobs.grad == 0)
+    return [float((still & side).sum() / loss_mask.sum()) for side in (advantages < 0, advantages > 0)]
+
+
+@functools.cache
+def expected(name):
+    return updated(*prepared(name))
+
+
+def shuffled(batch, order):
+    return {column: values[order] for column, values in batch.items()}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_clip_acts_in_what_follows(name):
+    steps, metrics = expected(name)
+    assert all(0.05 <= share <= 0.2 for share in bounds(name)[2]), bounds(name)
+    assert len(steps) == 2 and metrics["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("options", [{"micro_batch_size": 5}, {"micro_batch_tokens": 150}], ids=str)
+def test_gradient_is_invariant_to_micro_batches(name, options):
+    same(updated(*prepared(name, **options)), expected(name), COMPANY.format(*TOKENS))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gradient_is_invariant_to_padding(name):
+    *rest, batch = prepared(name)
+    width = batch["completions"].shape[1]
+    for column, values in batch.items():
+        if values.dim() == 2 and values.shape[1] == width:
+            batch[column] = torch.nn.functional.pad(values, (0, 5), value=3 if column == "completions" else 0)
+    batch["prompts"] = torch.nn.functional.pad(batch["prompts"], (2, 0), value=3)
+    batch["prompt_mask"] = torch.nn.functional.pad(batch["prompt_mask"], (2, 0))
+    same(updated(*rest, batch), expected(name), PADDING.format("token"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gradient_is_invariant_to_the_order_of_groups(name):
+    *rest, batch = prepared(name, micro_batch_size=5)
+    order = torch.arange(16).view(4, 4)[[3, 0, 2, 1]].flatten()
+    same(updated(*rest, shuffled(batch, order)), expected(name), ORDER.format("token", "group"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gradient_is_invariant_to_sharing_prompts(name):
+    module, args, policy, reference, batch = prepared(name, micro_batch_size=10)
+    del batch["prompt_index"]  # rows are then sorted by length
+    same(updated(module, args, policy, reference, batch), expected(name), PASSES.format("token"))
+
+
+@pytest.fixture
+def packing(monkeypatch):
+    """fast/packing.py, whose attention is a loop here."""
+    packing = pytest.importorskip("fast.packing")
+    monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
+    packing.let_sdpa_take_layouts()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gradient_is_invariant_to_packing(name, packing):
+    module, args, policy, reference, batch = prepared(name, micro_batch_size=5)
+    attention.pack(policy)
+    same(updated(module, args, policy, reference, batch), expected(name), PASSES.format("token"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gradient_is_invariant_to_processes(name):
+    """Of which one has more micro-batches than the other."""
+
+    def one_process(accelerator):
+        *rest, batch = prepared(name, micro_batch_tokens=150)
+        rows = torch.arange(16).view(4, 4)[accelerator.process_index :: 2].flatten()
+        return updated(*rest, shuffled(batch, rows), accelerator)
+
+    expected(name)
+    same(joined(Processes(2).run(one_process)), expected(name), PROCESS.format(*TOKENS))
+
+
+def joined(results):
+    """The gradients, averaged as DDP does, and the metrics, which both have; the norms are of gradients before that."""
+    (first, metrics), (second, others) = results
+    assert metrics == others
+    metrics = {metric: value for metric, value in metrics.items() if not metric.endswith("grad_norm")}
+    steps = [[(a + b) / 2 for a, b in zip(*both, strict=True)] for both in zip(first, second, strict=True)]
+    return steps, metrics
+
+
+# --- scripts on pairs ---
+
+FAR = 4  # a margin from which the sigmoid's slope has less than a fiftieth of its largest size
+
+
+def prepared_pairs(name, **options):
+    """(module, args, model, pairs) of 20 pairs in one micro-batch, a few of them far on either side of the margin 0."""
+    module, (args, model, pairs) = script(name), copy.deepcopy(prepared_pairs_once(name))
+    for option, value in options.items():
+        setattr(args, option, value)
+    return module, args, model, pairs
+
+
+@functools.cache
+def prepared_pairs_once(name):
+    module = script(name)
+    args = module.Args(pairs_per_step=20, max_grad_norm=0.0, micro_batch_size=64)
+    tokenizer = load_tokenizer(args)
+    pairs = load_pairs(module.Args(dataset="embedded-pairs"), tokenizer)[0][:20]
+    if hasattr(args, "beta"):
+        model, accelerator = load_policy(args, tokenizer, Accelerator(cpu=True)), Accelerator(cpu=True)
+        pairs = module.with_reference(accelerator, model, pairs, args)
+        shifts = [(-60, -5, 10, 5, 60, -10, 2)[i % 7] for i in range(20)]
+        pairs = [pair._replace(ref_chosen=pair.ref_chosen + x) for pair, x in zip(pairs, shifts, strict=True)]
+    else:
+        model = load_scorer(args.model_name_or_path, args, new_head=True).train()
+        torch.nn.init.normal_(model.lm.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+        swapped = [pair._replace(chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
+        pairs = [(pair, other)[i % 2] for i, (pair, other) in enumerate(zip(pairs, swapped, strict=True))]
+    return args, model, pairs
+
+
+def updated_pairs(module, args, model, pairs, accelerator=None):
+    """The gradient of one optimizer step, by the script's own `update`, and its metrics."""
+    recorder, metrics, accelerator = GradientRecorder(model, []), Metrics(), accelerator or Accelerator(cpu=True)
+    module.update(accelerator, model, recorder, pairs, args, metrics)
+    return recorder.steps, metrics.reduce(accelerator)
+
+
+@functools.cache
+def expected_pairs(name):
+    return updated_pairs(*prepared_pairs(name))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_some_pairs_are_far_on_either_side(name):
+    module, args, model, pairs = prepared_pairs(name)
+    ((_, batch),) = pair_batches(pairs, args, torch.device("cpu"))
+    _, stats = module.pair_losses(model, batch, args)
+    margins = stats["rewards/margin"]
+    shares = [float(far.double().mean()) for far in (margins < -FAR, margins > FAR)]
+    assert all(0.05 <= share <= 0.2 for share in shares), shares
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("size", [6, 10])
+def test_gradient_of_pairs_is_invariant_to_micro_batches(name, size):
+    found = updated_pairs(*prepared_pairs(name, micro_batch_size=size))
+    same(found, expected_pairs(name), COMPANY.format(*COMPLETIONS))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradient_of_pairs_is_invariant_to_their_order(name):
+    module, args, model, pairs = prepared_pairs(name, micro_batch_size=10)
+    same(updated_pairs(module, args, model, pairs[::-1]), expected_pairs(name), ORDER.format("pair", "row"))
+
+
+def with_batches(monkeypatch, module, change):
+    """Let the script's losses see the batches that `change` makes of its own."""
+    pair_losses = module.pair_losses
+    monkeypatch.setattr(module, "pair_losses", lambda model, batch, args: pair_losses(model, change(batch), args))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradient_of_pairs_is_invariant_to_padding(name, monkeypatch):
+    module, *rest = prepared_pairs(name)
+
+    def padded(batch):
+        sides = {"completions": (0, 4), "completion_mask": (0, 4), "prompts": (3, 0), "prompt_mask": (3, 0)}
+        wide = {
+            column: torch.nn.functional.pad(batch[column], side, value=0 if "mask" in column else 5)
+            for column, side in sides.items()
+        }
+        return batch | wide
+
+    expected_pairs(name)
+    with_batches(monkeypatch, module, padded)
+    same(updated_pairs(module, *rest), expected_pairs(name), PADDING.format("pair"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradient_of_pairs_is_invariant_to_sharing_prompts(name, monkeypatch):
+    module, *rest = prepared_pairs(name)
+
+    def unshared(batch):
+        return {column: values for column, values in batch.items() if column != "prompt_index"}
+
+    expected_pairs(name)
+    with_batches(monkeypatch, module, unshared)
+    same(updated_pairs(module, *rest), expected_pairs(name), PASSES.format("pair"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradient_of_pairs_is_invariant_to_packing(name, packing):
+    module, args, model, pairs = prepared_pairs(name)
+    if not hasattr(model, "fast"):
+        pytest.skip("a model of scores is not packed")
+    attention.pack(model)
+    same(updated_pairs(module, args, model, pairs), expected_pairs(name), PASSES.format("pair"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradient_of_pairs_is_invariant_to_processes(name):
+    def one_process(accelerator):
+        *rest, pairs = prepared_pairs(name, micro_batch_size=6)
+        return updated_pairs(*rest, pairs[accelerator.process_index :: 2], accelerator)
+
+    expected_pairs(name)
+    same(joined(Processes(2).run(one_process)), expected_pairs(name), PROCESS.format(*COMPLETIONS))
