@@ -1,6 +1,6 @@
 """`pytest --script mine.py` runs over that file what runs over every script, and nothing else.
 
-The option stands here, because pytest takes `mine.py` for a path, and reads the conftest.py beside it.
+The option stands here: pytest takes `mine.py` for a path, and reads the conftest.py beside it.
 """
 
 import os
@@ -22,4 +22,5 @@ def pytest_configure(config):
         if script.resolve().parent != HERE or not script.is_file():
             raise pytest.UsageError(f"--script {script}: no such file beside common/")
     if scripts:
-        os.environ["ONLY_SCRIPTS"] = " ".join(script.stem for script in scripts)  # tests/helpers/testbed.py reads it
+        # tests/helpers/testbed.py reads it.
+        os.environ["ONLY_SCRIPTS"] = " ".join(script.stem for script in scripts)

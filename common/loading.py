@@ -1,4 +1,4 @@
-"""Loading a run's models: tokenizer, policy, reference; LoRA; and model/, which `from_pretrained` loads."""
+"""Loading a run's models: tokenizer, policy, reference; LoRA; and writing model/."""
 
 import copy
 import importlib.util
@@ -24,7 +24,7 @@ def model_path(name):
 
 
 def adapter_base(path):
-    """The folder or hub id of the weights that a PEFT adapter was trained on; None of another model."""
+    """The folder or hub id that a PEFT adapter was trained on; None of another model."""
     config_file = os.path.join(path, "adapter_config.json")
     if not os.path.isfile(config_file):
         return None
@@ -43,7 +43,7 @@ def load_tokenizer(args, name=None):
     except Exception as error:  # loaders raise nearly every type there is
         raise InputError(f"model {name}: no tokenizer: {one_line(error)}") from None
     if tokenizer.eos_token_id is None:
-        raise InputError(f"model {name}: its tokenizer has no EOS token, so no completion could end")
+        raise InputError(f"model {name}: its tokenizer has no EOS token: no completion could end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -62,11 +62,17 @@ def load_lm(name, args, kind, new_weights=(), **settings):
         config = transformers.AutoConfig.from_pretrained(base or path)
         config.update(settings)
         without_dropout(config)
-        options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+        options = dict(
+            dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation
+        )
         if getattr(config.get_text_config(), "attn_logit_softcapping", None):
             options["attn_implementation"] = "eager"  # others may leave the soft cap out
         lm, info = kind.from_pretrained(
-            base or path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            base or path,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
         if base:
             from peft import PeftModel
@@ -124,7 +130,7 @@ def without_dropout(config):
 
 
 def find_stop_tokens(tokenizer, generation_config):
-    """Token ids that end a completion: EOS of tokenizer and generation config, the end of a turn."""
+    """Token ids that end a completion: EOS of tokenizer and generation config, end of a turn."""
     eos = generation_config.eos_token_id
     configured = eos if isinstance(eos, list) else [eos]
     return sorted({tokenizer.eos_token_id, end_token(tokenizer), *configured} - {None})
@@ -147,7 +153,11 @@ def load_reference(policy, args, accelerator):
 
 
 def add_adapters(lm, args):
-    """Freeze `lm`, and add adapters of rank --lora_rank, in float32, to --lora_targets."""
+    """Freeze `lm`, and add adapters of rank --lora_rank, in float32, to --lora_targets.
+
+    These are names of layers, as `q_proj`, or one text that is no name: all-linear, which are all
+    linear layers but the head, or a regular expression of whole names.
+    """
     try:
         from peft import LoraConfig
     except ImportError:
@@ -155,8 +165,10 @@ def add_adapters(lm, args):
     if adapter_base(model_path(args.model_name_or_path)):
         advice = "merge it into its base first, since an adapter cannot name it as its base"
         raise InputError(f"--lora_rank: {args.model_name_or_path} is an adapter: {advice}")
-    is_all = args.lora_targets == ["all-linear"]  # peft takes any other text for a regular expression
-    targets = "all-linear" if is_all else args.lora_targets
+    targets = args.lora_targets
+    # For peft names are a list, while `all-linear` and a regular expression are a text.
+    if len(targets) == 1 and not re.fullmatch(r"[\w.]+", targets[0]):
+        targets = targets[0]
     config = LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, target_modules=targets, task_type="CAUSAL_LM"
     )

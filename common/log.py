@@ -79,6 +79,7 @@ class Log:
             self.show_evaluation(evaluated)
         self.write_row(metrics)
         self.warn(metrics)
+        self.warn_of_raised(texts, parts)
         self.warn_of_constants(parts)
 
     def first(self, result, beside=None):
@@ -239,15 +240,21 @@ class Log:
         if share and not self.idle["unscored"]:
             self.idle["unscored"] = 1
             self.print(f"{share:.1%} of the completions have no reward: they teach nothing")
-        share = metrics.get("truncated/raised")
-        if share and not self.idle["raised"]:
+
+    def warn_of_raised(self, texts, parts):
+        """Say once that truncated completions have reward 0 where they would have less."""
+        added = (parts or {}).get("truncated", [0] * len(texts))
+        raised = [text.truncated and part > 0 for text, part in zip(texts, added, strict=True)]
+        if any(raised) and not self.idle["raised"]:
             self.idle["raised"] = 1
-            where = "a truncated completion has reward 0, and would have less"
-            self.print(f"{where}: {share:.1%} of this step; let no reward be below 0")
+            told = f"{sum(raised) / len(raised):.1%} of the completions are truncated and have reward 0"
+            self.print(f"{told} where they would have less: to be cut off is better than to be wrong")
 
     def warn_of_constants(self, parts):
         """Say once of a reward that has had one value for all completions of IDLE_STEPS steps."""
         for name, part in (parts or {}).items():
+            if name == "truncated":  # of dr_grpo.py: no reward, and 0 where nothing is truncated
+                continue
             values = self.values.get(name, set()) | set(part[~part.isnan()].tolist())
             self.values[name] = set(sorted(values)[:2])  # two tell that it varies
         self.watched += 1
@@ -264,17 +271,17 @@ class Log:
 
 
 def parts_in_words(metrics):
-    """The parts of a reward where it has several, the penalty of dapo.py, and the zeros of dr_grpo.py.
+    """The parts of a reward where it has several, and the penalty of dapo.py.
 
     {"reward_part/right": 0.4, "reward_part/format": 1} -> " (right 0.400, format 1.000)"
     """
     start = "reward_part/"
     parts = {name.removeprefix(start): x for name, x in metrics.items() if name.startswith(start)}
-    if len(parts) == 1 and not metrics.get("truncated/added"):
+    if not parts.get("truncated"):
+        parts.pop("truncated", None)
+    if len(parts) == 1:
         parts = {}
     if metrics.get("overlong/penalty"):
         parts["penalty"] = metrics["overlong/penalty"]
-    if metrics.get("truncated/added"):
-        parts["truncated"] = metrics["truncated/added"]
     texts = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
     return f" ({texts})" if texts else ""

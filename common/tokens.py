@@ -21,7 +21,7 @@ def record_tokens(run, model, batch, rewards):
     if step & (step - 1):
         return
     if "rollout_logprobs" not in batch:
-        raise InputError("--record_tokens: only the sampler of fast/ gives the log-probs before an update")
+        raise InputError("--record_tokens: only fast/ gives the log-probs before an update")
     rows = choose_rows(batch, run.args.group_size)
     part = take_rows(batch, rows)
     after, entropy, *_ = model(part)  # the model of ppo.py gives values too
@@ -38,7 +38,7 @@ def record_tokens(run, model, batch, rewards):
 
 
 def choose_rows(batch, group_size):
-    """The numbers of at most ROWS rows of the first group that has an advantage; else the first rows."""
+    """At most ROWS row numbers of the first group that has an advantage; else the first rows."""
     if group_size > 1 and "advantages" in batch:
         has_any = (batch["advantages"] != 0).view(-1, group_size).any(dim=1).tolist()
         first = has_any.index(True) * group_size if True in has_any else 0
@@ -54,7 +54,8 @@ def token_rows(step, tokenizer, part, columns):
     for i, length in enumerate(lengths):
         ids = part["completions"][i, :length].tolist()
         prompt = part["prompts"][i][part["prompt_mask"][i]].tolist()
-        row = {"step": step, "prompt": tokenizer.decode(prompt), "tokens": token_texts(tokenizer, ids)}
+        texts = token_texts(tokenizer, ids)
+        row = {"step": step, "prompt": tokenizer.decode(prompt), "tokens": texts}
         for name, column in columns.items():
             value = column[i]
             is_list = isinstance(value, list)

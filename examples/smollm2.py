@@ -5,7 +5,7 @@
 
 writes into FOLDER [runs/smollm2] the model as `from_pretrained` loads it (model/, 538 MB, float32), and two tasks with
 training and test problems: sums/ ("What is 36 + 54?") and mix/, of sums, differences and three terms. The column `kind`
-names the class of a problem. configs/smollm2.yaml trains on them with the reward `last_number`; docs/real_model.md has
+names the class of a problem. configs/smollm2.yaml trains on them with the reward `last_number`; docs/results.md has
 the results.
 
 The package holds the weights in four bits (GGUF, Q4_1), which are read as float32: this is SmolLM2 as it was rounded,

@@ -13,13 +13,14 @@ import contextlib
 import functools
 import logging
 import math
+import warnings
 
 import torch
 from transformers.cache_utils import DynamicLayer
 
 from common.errors import one_line
 
-FEWEST = 16  # tokens that may follow: to record a graph takes as long as some seven tokens without one
+FEWEST = 16  # tokens that may follow: a graph is recorded in the time of some seven without one
 ROOM = 256  # columns that are added, at least
 FILLER = 100.0  # in columns to come: who sees one by mistake is far off, and found at the start
 
@@ -51,8 +52,11 @@ class OneTokenByGraph:
         self.pool = None
         self.layers = []
         for i, layer in enumerate(cache.layers):
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # one for images stays empty
-                cache.layers[i] = FixedLayer(layer, n, self.next, columns, self.at, dtype or layer.keys.dtype)
+            # A layer for images stays empty.
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:
+                cache.layers[i] = FixedLayer(
+                    layer, n, self.next, columns, self.at, dtype or layer.keys.dtype
+                )
                 self.layers.append(cache.layers[i])
 
     def __call__(self, tokens):
@@ -73,7 +77,9 @@ class OneTokenByGraph:
         return logits
 
     def run(self):
-        return self.forward(input_ids=self.tokens, attention_mask=self.mask, position_ids=self.places)
+        return self.forward(
+            input_ids=self.tokens, attention_mask=self.mask, position_ids=self.places
+        )
 
     # --- the shape of the cache ---
 
@@ -113,7 +119,7 @@ class OneTokenByGraph:
     # --- recording ---
 
     def run_and_record(self):
-        """The logits of this token, and a graph for the next ones; it raises if the forward waits."""
+        """The logits of this token, and a graph for the next; raises if the forward waits."""
         stream = recording_stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -150,7 +156,8 @@ class OneTokenByGraph:
             self.logits = None
             close_pool(self.pool, graph, device, uses)
             OneTokenByGraph.problem = one_line(error.__context__ or error)
-            logging.getLogger(__name__).warning("a rollout without CUDA graphs: %s", OneTokenByGraph.problem)
+            problem = OneTokenByGraph.problem
+            logging.getLogger(__name__).warning("a rollout without CUDA graphs: %s", problem)
         else:
             self.graph = graph  # only now: the memory of the one before was used again
         generator.graphsafe_set_state(drawn)
@@ -203,7 +210,8 @@ def waiting_is_an_error():
     disorder.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # it tells everybody that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -213,9 +221,9 @@ def waiting_is_an_error():
 def close_pool(pool, graph, device, uses):
     """Take the failed recording of `graph` off its `pool`, which had so many `uses` before."""
     if torch.__version__ < "2.13":
-        # There `capture_end` raises before it closes the pool. The allocator would never free its cache
-        # again, as if a graph were being recorded, and would end the process when the pool goes.
-        with contextlib.suppress(RuntimeError):  # closed it is if the recording failed before its end
+        # There `capture_end` raises before it closes the pool. The allocator would never free its
+        # cache again, as if a graph were recorded, and would end the process when the pool goes.
+        with contextlib.suppress(RuntimeError):  # closed if the recording failed before its end
             torch._C._cuda_endAllocateToPool(device, pool.id)
     graph.reset()
     while pool.use_count() > uses:  # torch up to 2.13.0 gives its use back after a success alone

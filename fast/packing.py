@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-# Of keys it takes fewer heads than of queries from torch 2.12 on. To ask in each layer takes too long.
+# Keys may have fewer heads than queries from torch 2.12 on. To ask in each layer takes too long.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
@@ -40,11 +40,13 @@ def packed_states(lm, batch):
         longest_query=int(host["query_ends"].diff().max()),
         longest_key=int(host["key_ends"].diff().max()),
     )
-    tokens = torch.cat([batch["prompts"].reshape(-1), batch["completions"].reshape(-1)])[places["sources"]]
+    tokens = torch.cat([batch["prompts"].reshape(-1), batch["completions"].reshape(-1)])
+    tokens = tokens[places["sources"]]
     outputs = lm.base_model(
         input_ids=tokens[None],
         position_ids=places["positions"][None],
-        attention_mask=tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4D: taken as it is, and not looked at
+        # A mask of four dimensions is taken as it is, and not looked at.
+        attention_mask=tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
         use_cache=False,
         packed=layout,
     )
@@ -63,7 +65,9 @@ def lay_out(batch):
     index = torch.arange(rows, device=batch["prompts"].device)
     if "prompt_index" in batch:
         index = batch["prompt_index"][:, 0]
-    facts = torch.stack([batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1), index])
+    facts = torch.stack(
+        [batch["prompt_mask"].sum(dim=1), batch["completion_mask"].sum(dim=1), index]
+    )
     prompt_lengths, completion_lengths, index = facts.tolist()  # the only wait for the GPU
     completion_width = batch["completions"].shape[1]
     parts = {name: [] for name in ("sources", "positions", "predicting", "keys")}

@@ -1,7 +1,7 @@
 """The statistics of the registered claims: Welch's t, two one-sided tests, Holm, sign flips, verdicts.
 
 An effect is the mean of one run over its seeds less that of another. `registered.json` says which
-effect, which margin and which level; docs/claims.md says it in words.
+effect, which margin and which level; docs/results.md says it in words.
 """
 
 import itertools

@@ -21,11 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
 ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
-# Tests that still ask the layout before the thin one: whole files, and single tests of others.
-LIST = ROOT / "tests" / "not_moved.txt"  # a fork may lack it
-NOT_MOVED = LIST.read_text(encoding="utf-8").split() if LIST.exists() else []
-collect_ignore = [name for name in NOT_MOVED if "::" not in name]
-
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
 
@@ -84,16 +79,13 @@ def parameters(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """`--script`: keep what is asked of that script. Skip the single tests of `NOT_MOVED`."""
+    """`--script`: keep what is asked of that script."""
     scripts = config.getoption("script", None)
     if scripts:
         names = {pathlib.Path(script).stem for script in scripts}
         chosen = [item for item in items if names & parameters(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
-    for item in items:
-        if f"{item.path.name}::{item.name.partition('[')[0]}" in NOT_MOVED:
-            item.add_marker(pytest.mark.skip(reason="not moved to the thin layout yet"))
 
 
 def pytest_collection_finish():

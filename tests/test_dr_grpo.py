@@ -1,5 +1,6 @@
 """What dr_grpo.py removes from GRPO, and its truncated completions."""
 
+import pytest
 import torch
 
 import dr_grpo
@@ -34,19 +35,19 @@ def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
     rewards, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 2, texts)
     assert rewards.tolist() == [3, 0, -2, 0]
     assert parts["part"].tolist() == [3, 3, -2, -2]  # the parts are reported as they are
+    assert parts["truncated"].tolist() == [0, -3, 0, 2]
 
 
 def test_where_reward_0_is_a_rise_the_run_says_so_once_and_its_parts_add_up(tmp_path, capsys):
     """Under a penalty on the length a completion that is cut off is the best wrong one."""
     penalty = "def short(completions, **_):\n    return [-len(text) / 100 for text in completions]\n"
     (tmp_path / "mine.py").write_text(penalty, encoding="utf-8")
-    options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 16 --eval_prompts 2 --eval_samples 1"
-    options += f" --eval_k 1 --reward accuracy {tmp_path}/mine.py:short --output_dir {tmp_path}/run"
+    options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 16"
+    options += f" --eval_prompts 2 --eval_samples 1 --eval_k 1 --reward accuracy {tmp_path}/mine.py:short --output_dir {tmp_path}/run"
     dr_grpo.main(options.split())
     printed = capsys.readouterr().out
-    assert printed.count("a truncated completion has reward 0, and would have less") == 1
+    assert printed.count("are truncated and have reward 0 where they would have less") == 1
     for row in metric_rows(tmp_path / "run")[1:]:
-        parts = row["reward_part/accuracy"] + row["reward_part/short"]
-        assert row["truncated/raised"] > 0
-        assert f"truncated {row['truncated/added']:.3f})" in printed
-        assert abs(parts + row["truncated/added"] - row["reward/mean"]) < 1e-9
+        parts = [row[f"reward_part/{name}"] for name in ("accuracy", "short", "truncated")]
+        assert parts[2] > 0 and sum(parts) == pytest.approx(row["reward/mean"])
+        assert f"truncated {parts[2]:.3f})" in printed

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import MISSING, fields
 
 import pytest
 import yaml
@@ -116,7 +117,7 @@ def test_the_defaults_are_those_of_trl():
 def test_what_counts_optimizer_steps_is_counted_in_rollouts():
     config = {"steps_per_generation": 8, "num_iterations": 2, "eval_strategy": "steps", "eval_steps": 100}
     args = args_of(move(config | {"save_steps": 64, "warmup_steps": 40, "max_steps": 1600}))
-    assert (args.max_steps, args.eval_every, args.save_every, args.warmup_steps) == (100, 6, 4, 3)
+    assert (args.max_steps, args.eval_every, args.save_every, args.warmup_steps) == (100, 7, 4, 3)
     shares = config | {"save_strategy": "epoch", "warmup_steps": 0.1, "eval_steps": 0.5}
     args = args_of(move(shares, rows=64))  # an epoch is 8 rollouts of 8 prompts
     assert (args.max_steps, args.eval_every, args.save_every, args.warmup_steps) == (24, 12, 8, 3)
@@ -127,9 +128,7 @@ def test_what_counts_optimizer_steps_is_counted_in_rollouts():
     [
         ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "one must divide the other"),
         ({"steps_per_generation": 6, "gradient_accumulation_steps": 4, "num_iterations": 2}, "divide the other"),
-        ({"per_device_train_batch_size": 4}, "no multiple of num_generations"),
-        ({"generation_batch_size": 12}, "no multiple of the 8 rows"),
-        ({"generation_batch_size": 16, "steps_per_generation": 2}, "TRL takes one of them"),
+        ({"per_device_train_batch_size": 4}, "add --num_processes N"),
         ({"temperature": 0}, "grpo.py refuses it: --temperature"),
     ],
 )
@@ -176,11 +175,11 @@ def test_the_values_of_the_loss_are_those_of_trl():
     assert (args.clip_low, args.clip_high) == (0.2, 0.2)
     assert args_of(move({"loss_type": "cispo", "epsilon_high": 5.0})).clip_high == 4.0
     assert args_of(move({"loss_type": "sapo", "sapo_temperature_neg": 2.0})).tau_negative == 2.0
-    args = args_of(move({"loss_type": ["sigmoid", "sft"], "loss_weights": [0.5, 0.2]}, "DPOConfig"))
-    assert (args.loss, args.nll_coef, args.beta) == ("sigmoid", 0.4, 0.1)
-    assert "label_smoothing" in move({"label_smoothing": 0.1}, "DPOConfig").left_out  # TRL's sigmoid ignores it
+    args = args_of(move({"loss_type": "ipo", "label_smoothing": 0.1}, "DPOConfig"))
+    assert (args.loss, args.label_smoothing, args.beta) == ("ipo", 0.0, 0.1)  # TRL's ipo does not read it
     assert args_of(move({"label_smoothing": 0.1, "loss_type": "robust"}, "DPOConfig")).label_smoothing == 0.1
-    assert "loss_type" in move({"loss_type": "apo_zero"}, "DPOConfig").missing
+    for losses in ("apo_zero", ["sigmoid", "sft"]):
+        assert "loss_type" in move({"loss_type": losses}, "DPOConfig").missing
     assert args_of(move({"center_rewards_coefficient": 0.01}, "RewardConfig")).center_coef == 0.01
 
 
@@ -192,10 +191,11 @@ def test_a_script_of_fifty_options(tmp_path, capsys, monkeypatch):
     text = written(tmp_path, capsys, TRAIN, "--num_processes", "4", "--rows", "7473")
     assert not (tmp_path / "it_ran").exists()
     names = re.findall(r"(\w+)=", TRAIN[TRAIN.index("GRPOConfig(\n") : TRAIN.index("args.learning_rate")])
-    names += ["lora_r", "lora_alpha", "lora_target_modules", "lora_dropout"]
+    names.remove("model_init_kwargs")  # what is in it stands by itself
+    names += ["dtype", "attn_implementation", "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout"]
     assert len(names) > 60 and [name for name in names if not re.search(rf"\b{name}\b", text)] == []
     assert "accelerate launch --num_processes 4 --mixed_precision bf16 dr_grpo.py --config run.yaml" in text
-    for said in ("deepspeed zero3.json: start the script", "changes its data by map", "top_k 50: training samples"):
+    for said in ("deepspeed zero3.json: start the script", "changes of the data by map", "top_k 50: training samples"):
         assert said in text
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     args = parse_args(script("dr_grpo").Args, ["--config", "run.yaml"])
@@ -224,10 +224,12 @@ def test_a_value_that_only_python_could_find_is_asked_for(tmp_path, capsys):
 
 
 def test_yaml_and_pasted_text(tmp_path, capsys, monkeypatch):
-    options = "learning_rate: 5e-7\nno_remove_unused_columns: true\nmax_steps: 9\nuse_peft: true\nlora_r: 4\n"
-    text = written(tmp_path, capsys, options, "--trainer", "dpo", name="dpo.yaml")
+    options = "learning_rate: 5e-7\nmax_steps: 9\nuse_peft: true\nlora_r: 4\n"
+    words = ["--trainer", "dpo", "--no_remove_unused_columns", "--lora_target_modules", "q_proj", "v_proj"]
+    text = written(tmp_path, capsys, options, *words, name="dpo.yaml")
     found = yaml.safe_load(text)
     assert (found["learning_rate"], found["max_steps"], found["num_epochs"], found["lora_rank"]) == (5e-7, 9, 9, 4)
+    assert found["lora_targets"] == ["q_proj", "v_proj"]
     assert "# - remove_unused_columns false: " in text and "dpo.py --config" in text
     pasted = "    args = RewardConfig(\n        center_rewards_coefficient=0.01, bf16=False,\n    )\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(pasted))
@@ -241,7 +243,7 @@ def test_yaml_and_pasted_text(tmp_path, capsys, monkeypatch):
     [
         ("a.yaml", "learning_rate: 1e-6", "--trainer"),
         ("a.yaml", "- 1", "GRPOConfig"),
-        ("a.yaml", "a: [", "YAML"),
+        ("a.yaml", "a: [", "a.yaml: while parsing"),
         ("a.py", "GRPOConfig(", "not Python"),
         ("a.py", "GRPOConfig()\nDPOConfig()", "line 2"),
         ("none/a.py", None, "a.py"),
@@ -253,3 +255,47 @@ def test_a_file_that_says_too_little_is_one_line(name, text, word, tmp_path):
     with pytest.raises(InputError, match=word) as error:
         from_trl.main([str(tmp_path / name)])
     assert "\n" not in str(error.value)
+
+
+# --- with TRL itself ---
+
+
+@pytest.mark.needs("trl")
+@pytest.mark.parametrize("name", from_trl.DEFAULTS)
+def test_every_field_of_a_configuration_has_a_line(name):
+    """Each at its default, and once more at another value of its kind."""
+    import trl
+
+    others = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value / 2}
+    changed = {}
+    for field in fields(getattr(trl, name)):
+        value = field.default if field.default_factory is MISSING else field.default_factory()
+        changed[field.name] = (value, others.get(type(value), lambda value: value)(value))
+    kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations", "max_steps")
+    for place in (0, 1):
+        config = {name: values[place * (name not in kept)] for name, values in changed.items()}
+        moved, start = from_trl.moved(trl_files.Source(given=config), name)
+        text = from_trl.written(moved, start, "")
+        config.pop("model_init_kwargs")  # what is in it stands by itself
+        assert [name for name in config if not re.search(rf"\b{name}\b", text)] == []
+        assert "nor this project knows" not in text
+
+
+@pytest.mark.needs("trl")
+@pytest.mark.parametrize("number", [n for n, case in enumerate(TRL["cases"]) if case["processes"] == 1])
+def test_trl_still_counts_as_the_table_says(number, tmp_path):
+    """Its own trainers, on one process; `tests/helpers/trl_numbers.py` asks them all, and on two."""
+    import trl_numbers
+
+    case = TRL["cases"][number]
+    assert trl_numbers.CASES[number] == (case["class"], 1, case["rows"], case["config"])
+    trl_numbers.save_model(tmp_path)
+    assert trl_numbers.count(case["class"], case["rows"], case["config"], str(tmp_path)) == case["counts"]
+
+
+@pytest.mark.needs("trl")
+def test_the_defaults_are_those_of_the_trl_that_is_installed():
+    import trl
+    import trl_numbers
+
+    assert {name: trl_numbers.defaults(getattr(trl, name)) for name in from_trl.DEFAULTS} == from_trl.DEFAULTS

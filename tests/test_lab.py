@@ -64,7 +64,7 @@ def test_the_page_of_the_claims_has_what_the_rows_say():
     """Each line of check.py with its verdict, effect, interval and p is a row of a table there."""
     import check
 
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").replace("*", "")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("*", "")
     tables = []
     for line in page.splitlines():
         if line.startswith("|"):

@@ -1,14 +1,17 @@
 """Real processes: two against one, `kill -9` and resume, and how a run ends when something fails."""
 
 import json
+import os
 import time
 
 import accelerate.commands.launch
 import pytest
 import torch
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
 import worker
+from common.launch import launch
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
 from testbed import PAIRS, ROOT, SCRIPTS, metric_rows, script
@@ -224,3 +227,18 @@ def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
     assert result.codes == [143, 143]
     assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "state.json").exists()
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_one_process_where_two_were_asked_for_is_told_what_starts_two(monkeypatch, capsys):
+    """`accelerate launch --cpu --num_processes 2` starts one, and says nothing."""
+    words = ["--cpu", "--num_processes", "2", "dapo.py"]
+    asked = accelerate.commands.launch.launch_command_parser().parse_args(words)
+    asked, *_ = accelerate.commands.launch._validate_launch_command(asked)
+    _, environment = prepare_simple_launcher_cmd_env(asked)
+    for name in environment.keys() - os.environ.keys():
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.setattr("sys.argv", ["/elsewhere/dapo.py"])
+    launch(script("dapo").Args())
+    first = capsys.readouterr().out.splitlines()[0]
+    command = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 dapo.py"
+    assert first == f"accelerate launch has started one process; several on a CPU: {command}"

@@ -1,6 +1,7 @@
 """LoRA: adapters are all that is trained, saved and kept, and the reference is the policy without."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -207,10 +208,39 @@ def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, mo
     peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("targets, modules", [(["q_proj", "v_proj"], {"q_proj", "v_proj"}), (["up_proj"], {"up_proj"})])
-def test_adapters_are_at_the_targets_alone(targets, modules):
+def adapted(names):
+    """What names of adapters or of layers have behind the layers: `0.self_attn.q_proj`, ..."""
+    return {name.partition(".lora_")[0].partition("layers.")[2] for name in names}
+
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+FIRST_LAYER = r".*layers\.0\..*(q|v)_proj"
+
+
+@pytest.mark.parametrize(
+    "targets, pattern",
+    [
+        (ATTENTION, r".*\.[qkvo]_proj"),
+        (["up_proj"], r".*\.up_proj"),
+        ([FIRST_LAYER], r"0\.self_attn\.[qv]_proj"),
+        (["layers.1.mlp.down_proj"], r"1\.mlp\.down_proj"),
+        (["all-linear"], r".*_proj"),
+    ],
+)
+def test_adapters_are_at_the_targets_alone(targets, pattern):
     _, _, policy = load(lora_targets=targets)
-    assert {name.partition(".lora_")[0].rpartition(".")[2] for name in trained(policy)} == modules
+    linear = adapted(name for name, module in policy.named_modules() if isinstance(module, torch.nn.Linear))
+    wanted = {name for name in linear if re.fullmatch(pattern, name)}
+    assert adapted(trained(policy)) == wanted and wanted
+
+
+def test_a_resume_keeps_the_targets(tmp_path):
+    words = [*RANK, "--lora_targets", FIRST_LAYER, "--save_every", 1, "--max_steps", 1]
+    train(tmp_path / "run", *words)
+    train(tmp_path / "run", *RANK, "--resume", "--max_steps", 2)
+    weights = load_file(tmp_path / "run" / "model" / "adapter_model.safetensors")
+    assert adapted(weights) == {"0.self_attn.q_proj", "0.self_attn.v_proj"}
+    assert peft.LoraConfig.from_pretrained(tmp_path / "run" / "model").target_modules == FIRST_LAYER
 
 
 def test_the_folder_of_a_lora_run_is_the_model_of_the_next(run, tmp_path):

@@ -84,13 +84,16 @@ def error_of(name, words):
         ("grpo", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one engine"),
         ("grpo", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "nothing is offloaded here"),
         ("dapo", "algorithm.filter_groups.enable=True", "dapo.py always filters"),
+        ("ppo", "--ref_pretrain a", "the model that the run starts from"),
+        ("dpo", "--truncation_mode keep_end", "pairs of more than --max_length tokens are dropped"),
+        ("grpo", "--use_cpu", "accelerate launch --cpu"),
         ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_one_here(name, words, here):
     error = error_of(name, words)
     assert error.startswith(f"unknown option {words.split()[0]}; ") and here in error
-    assert "\n" not in error
+    assert "\n" not in error and len(error) < 250
 
 
 @pytest.mark.parametrize("name", ["--frobnicate", "--path"])

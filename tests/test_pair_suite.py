@@ -138,9 +138,10 @@ def ended_after(step):
     return end_step
 
 
-def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path):
+def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path, capsys):
     run(name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 20, "--num_epochs", 2)
     assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 96 x 2 / 20
+    assert re.findall(r"^step (\d/\d): ", capsys.readouterr().out, re.MULTILINE)[-1] == "9/9"
     assert all("eval/accuracy" in metric_rows(tmp_path / "all")[step] for step in (0, 9))
     run(name, tmp_path / "capped", "--max_steps", 3, "--eval_every", 0)
     rows = metric_rows(tmp_path / "capped")

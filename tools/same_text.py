@@ -21,7 +21,6 @@ DIFFERS = {  # {script: {function with a text of its own: why}}
     "dr_grpo.py": {
         "compute_rewards": "a truncated completion has reward 0",
         "token_weights": "a constant in place of the length",
-        "main": "what reward 0 adds for truncated completions",
     },
     "dapo.py": {
         "compute_rewards": "+1 and -1",

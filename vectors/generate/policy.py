@@ -472,7 +472,11 @@ CASES = [
         source="a row whose tokens are all masked is still a row; no paper says so",
         catches="0 / 0 in a row without a token, or another number of rows.",
         rests_on=CONVENTION,
-        others=[Other("rows without a token are no rows", options={"empty_rows_count": False}), TOKEN_MEAN],
+        others=[
+            Other("rows without a token are no rows", options={"empty_rows_count": False}),
+            MAXIMUM,
+            TOKEN_MEAN,
+        ],
     ),
     step_case(
         "policy/dr-grpo",
@@ -588,6 +592,7 @@ CASES = [
             RATIO_OF_SUM,
             RATIO_BY_WIDTH,
             DIVIDED_TWICE,
+            MAXIMUM,
             TOKEN_MEAN,
         ],
     ),

@@ -97,14 +97,15 @@ def unexplained(library, verdicts):
 
 
 def table(names, verdicts, cases):
-    """A row for each case, a column for each library."""
+    """A row for each case that some library answers otherwise, a column for each library."""
     lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
     for case in cases:
         cells = []
         for library in names:
             verdict, _ = verdicts[library][case]
             cells.append(f"**{verdict}**" if verdict == OTHER else verdict)
-        lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
+        if f"**{OTHER}**" in cells:
+            lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
     return lines
 
 
