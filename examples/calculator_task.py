@@ -1,4 +1,4 @@
-"""A task with a tool: sums that a model can hand to a calculator. The data, the small model of docs/your_own.md.
+"""A task with a tool: sums that a model can hand to a calculator. The data, the small model of docs/fork.md.
 
     python examples/calculator_task.py FOLDER      writes train.jsonl, test.jsonl and model/
 

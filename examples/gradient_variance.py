@@ -1,4 +1,4 @@
-"""How noisy the gradient of a step is: its variance over the square of its mean. For docs/your_own.md.
+"""How noisy the gradient of a step is: its variance over the square of its mean. For docs/fork.md.
 
     python examples/gradient_variance.py MODEL SHIFT SCRIPT ...      for example: embedded 0 reinforce rloo grpo
 

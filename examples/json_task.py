@@ -1,4 +1,4 @@
-"""A task without gold answers: write JSON. The data, the small model and the reward of docs/your_own.md.
+"""A task without gold answers: write JSON. The data, the small model and the reward of docs/fork.md.
 
     python examples/json_task.py FOLDER      writes train.jsonl, test.jsonl and model/
 

@@ -209,7 +209,7 @@ def test_a_script_of_fifty_options(tmp_path, capsys, monkeypatch):
 def test_a_script_that_trains_when_it_is_imported_is_not_named_for_its_rewards(tmp_path, capsys):
     text = "from trl import GRPOTrainer\ndef short(completions, **_): ...\nGRPOTrainer('a/b', reward_funcs=short)\n"
     text = written(tmp_path, capsys, text)
-    assert yaml.safe_load(text)["reward"] == ["rewards.py:short"] and "copy the function short" in text
+    assert yaml.safe_load(text)["reward"] == ["rewards.py:short"] and "write a file rewards.py with short," in text
     text = "GRPOTrainer(model='a/b', reward_funcs=['org/rm', partial(f, n=2)], args=GRPOConfig())"
     text = written(tmp_path, capsys, text)
     assert yaml.safe_load(text)["reward"] == ["rm:org/rm", "rewards.py:partial_f_n_2"]
@@ -229,7 +229,8 @@ def test_yaml_and_pasted_text(tmp_path, capsys, monkeypatch):
     text = written(tmp_path, capsys, options, *words, name="dpo.yaml")
     found = yaml.safe_load(text)
     assert (found["learning_rate"], found["max_steps"], found["num_epochs"], found["lora_rank"]) == (5e-7, 9, 9, 4)
-    assert found["lora_targets"] == ["q_proj", "v_proj"]
+    assert found["lora_targets"] == ["q_proj", "v_proj"] and "reward" not in found
+    assert "reward: nothing names one" not in text  # the pairs are given
     assert "# - remove_unused_columns false: " in text and "dpo.py --config" in text
     pasted = "    args = RewardConfig(\n        center_rewards_coefficient=0.01, bf16=False,\n    )\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(pasted))

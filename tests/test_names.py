@@ -182,6 +182,6 @@ def test_the_names_of_trl_are_those_of_its_configurations():
     gone |= {"num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "total_episodes", "cliprange"}
     gone |= {"cliprange_value", "lam", "vf_coef", "init_kl_coef", "response_length", "sft_model_path"}  # of its PPO
     gone |= {"value_loss_coef", "batch_size", "lr", "max_seq_length"}  # of posts, and of its first PPO
-    gone |= {"torch_dtype", "ent_coef"}
+    gone |= {"torch_dtype", "ent_coef", "lora_bias"}
     gone |= {"clip_range", "clip_range_vf", "clip_coef", "clip_eps", "vf_clip_param"}  # of other projects
     assert {key for key in given if not fnmatch.filter(known, key)} == gone

@@ -56,7 +56,7 @@ def metrics_of_a_run(name, folder, options):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_option_changes_something_or_is_refused(name, tmp_path):
-    """GMPO, made of grpo.py after docs/your_own.md, took `--dual_clip 3` and did not say that it has none.
+    """GMPO, made of grpo.py after docs/fork.md, took `--dual_clip 3` and did not say that it has none.
 
     What does nothing in the functions of the loss may act in `main` or `update`: then two runs tell.
     """

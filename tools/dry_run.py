@@ -3,7 +3,7 @@
     python tools/dry_run.py grpo.py --model_name_or_path Qwen/Qwen2.5-7B ...
     accelerate launch --config_file configs/fsdp2.yaml tools/dry_run.py grpo.py ...
 
-Nothing is loaded or written. Each term has its reason beside it. docs/scale.md has tables, and the
+Nothing is loaded or written. Each term has its reason beside it. docs/run.md has tables, and the
 measurements that the terms were checked against (`python tools/memory.py --check`).
 """
 
@@ -464,7 +464,7 @@ def report(args, job, sizes, compute):
         yield f"Not counted: an evaluation samples all its prompts at once, {each};"
         yield "--generate_batch_size or --eval_prompts limits it."
     yield "Weights are counted. The rest is an estimate for dense decoders, and for nothing else."
-    yield "A CUDA context and fragmentation come on top. docs/scale.md says what was checked."
+    yield "A CUDA context and fragmentation come on top. docs/run.md says what was checked."
 
 
 def less_memory(args, job, compute, most):

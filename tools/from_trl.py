@@ -41,6 +41,7 @@ TRAINERS = dict(zip(("grpo", "dpo", "reward"), trl_files.CONFIGS, strict=True))
 # What decides which script has the loss.
 LOSS = ("loss_type", "importance_sampling_level", "scale_rewards", "multi_objective_aggregation")
 SIZES = TABLE["sizes"]
+IS_OFF = "with this value it does nothing"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -58,11 +59,12 @@ class Move:
         self.missing = {}  # {option of TRL: why it is not here}
         self.to_do = list(source.to_do)
         self.used = set()
+        self.pieces = self.updates = 1  # forwards and optimizer steps of TRL in a step here
+        self.total = None  # optimizer steps of TRL in the run
         for name, value in source.given.items():
             if isinstance(value, trl_files.Code):
                 self.used.add(name)
-                advice = f"add --{name} VALUE to this command"
-                self.to_do.append(f"{name} = {value} is no literal: {advice}")
+                self.to_do.append(f"{name} = {value} is no literal: add --{name} VALUE")
             else:
                 self.given[name] = value
         settings = self.given.pop("model_init_kwargs", None) or {}
@@ -97,8 +99,7 @@ class Move:
         if steps is not None and 0 < steps < 1:
             steps = self.total and steps * self.total
         if steps is None:
-            advice = "add --rows N, the rows of the data, to this command"
-            self.to_do.append(f"{here}: {self.said(*options)}: {advice}")
+            self.to_do.append(f"{here}: {self.said(*options)}: add --rows N, those of the data")
             return
         why = self.said(*options)
         if self.updates > 1:
@@ -110,12 +111,10 @@ def choose_script(move):
     """The script of the loss, and the recipe that is put into it; what they do not do is noted."""
     if move.kind != "GRPOConfig":
         return {"DPOConfig": "dpo.py", "RewardConfig": "reward_model.py"}[move.kind], None
-    is_masked = move.get("mask_truncated_completions")
+    is_masked = move.given.get("mask_truncated_completions", False)
     script, recipe, is_same = loss_here(*map(move.get, LOSS), is_masked)
     if not is_same:
         move.to_do.append(f"no script has {move.said(*LOSS)}: {recipe or script} is near it")
-    if is_masked and script != "dapo.py":
-        move.missing["mask_truncated_completions"] = "only dapo.py has it: --overlong filter"
     return script, recipe
 
 
@@ -138,7 +137,7 @@ def loss_here(loss, level, scale, aggregation, is_masked):
 
 
 def move_batch(move):
-    """Pairs or prompts of a step; `move.updates` becomes the optimizer steps of TRL that it is."""
+    """Pairs or prompts of a step; `move.updates` becomes the optimizer steps of TRL in it."""
     rows = move.get("per_device_train_batch_size")
     accumulated = move.get("gradient_accumulation_steps")
     parts = [move.said("per_device_train_batch_size")]
@@ -147,34 +146,27 @@ def move_batch(move):
     if move.kind == "GRPOConfig":
         move_rollout(move, rows, accumulated, parts)
         return
-    move.updates = 1
     move.put("micro_batch_size", 2 * rows, *SIZES, why=f"{parts[0]}, and a pair has two rows")
     why = " x ".join([*parts, move.said("gradient_accumulation_steps")])
     move.put("pairs_per_step", rows * accumulated * move.processes, *SIZES, why=why)
-
-
-def forwards_of_rollout(move):
-    """Into how many forwards TRL cuts a rollout: steps_per_generation."""
-    size = move.get("generation_batch_size")
-    if size:
-        return size // (move.get("per_device_train_batch_size") * move.processes)
-    return move.get("steps_per_generation") or move.get("gradient_accumulation_steps")
 
 
 def move_rollout(move, rows, accumulated, parts):
     """Prompts of a rollout and its updates.
 
     TRL counts forwards: a rollout is cut into `pieces`, each trained on `passes` times, and
-    `accumulated` of them are an optimizer step. That may be a part of a rollout, or several
-    rollouts, which are then one of all their prompts.
+    `accumulated` of them are an optimizer step: a part of a rollout, or several as one.
     """
     group = move.get("num_generations")
     passes = move.get("num_iterations")
-    pieces = forwards_of_rollout(move)
+    pieces = move.get("steps_per_generation") or accumulated
+    if move.get("generation_batch_size"):
+        pieces = move.get("generation_batch_size") // (rows * move.processes)
+    move.pieces = pieces
     size = rows * move.processes * pieces
     if size % group or not size:
-        advice = "add --num_processes N, those that TRL ran on"
-        raise InputError(f"a rollout of {size} rows, and num_generations {group}: {advice}")
+        problem = f"a rollout of {size} rows is no multiple of num_generations {group}"
+        raise InputError(f"{problem}: add --num_processes N, or other sizes")
     for forwards in (pieces, pieces * passes):
         if max(forwards, accumulated) % min(forwards, accumulated):
             step = f"an optimizer step {accumulated} (gradient_accumulation_steps)"
@@ -202,9 +194,8 @@ def steps_of_epoch(move):
     rows = move.get("per_device_train_batch_size") * move.processes
     forwards = math.ceil(move.rows / rows)
     if move.kind == "GRPOConfig":
-        pieces = forwards_of_rollout(move)
-        rollouts = move.rows // (rows * pieces // move.get("num_generations"))
-        forwards = rollouts * pieces * move.get("num_iterations")
+        rollouts = move.rows // (rows * move.pieces // move.get("num_generations"))
+        forwards = rollouts * move.pieces * move.get("num_iterations")
     return max(1, math.ceil(forwards / move.get("gradient_accumulation_steps")))
 
 
@@ -217,9 +208,8 @@ def move_steps(move):
     length = "max_steps" if most > 0 else "num_train_epochs"
     if move.kind == "GRPOConfig" or most > 0 or passes % 1:
         move.put_count("max_steps", move.total, length)
-    if most > 0:
-        passes = most / epoch if epoch else most  # at least as many as max_steps needs
     if move.kind != "GRPOConfig":
+        passes = most / (epoch or 1) if most > 0 else passes  # at least as many as max_steps needs
         move.put("num_epochs", math.ceil(passes), length)
     for what in ("eval", "save"):
         options = (f"{what}_strategy", f"{what}_steps")
@@ -282,7 +272,8 @@ def move_model(move):
         move.put("lora_alpha", move.get("lora_alpha") or 32, "lora_alpha")
         targets = listed(move.get("lora_target_modules"))
         why = "lora_target_modules" if targets else "peft's for Llama and Qwen; see other models"
-        move.put("lora_targets", targets or ["q_proj", "v_proj"], why=why)
+        targets = targets or ["q_proj", "v_proj"]
+        move.put("lora_targets", targets, "lora_target_modules", why=why)
 
 
 def listed(value):
@@ -295,6 +286,8 @@ def move_rewards(move):
     rewards = list(map(reward_here, listed(move.get("reward_funcs"))))
     if rewards:
         move.put("reward", rewards, "reward_funcs", why="reward_funcs")
+    else:
+        move.to_do.append("reward: nothing names one; accuracy, the default, needs gold answers")
 
 
 def reward_here(name):
@@ -331,10 +324,7 @@ def move_rest(move):
     mentioned = re.findall(r"\w+", str([move.why, move.left_out, move.missing, move.to_do]))
     for name, value in move.given.items():
         if name not in mentioned:
-            is_off = value in (None, False)
-            move.left_out[name] = (
-                "with this value it does nothing" if is_off else "see the lines above"
-            )
+            move.left_out[name] = IS_OFF if is_off(name, value) else "see the lines above"
 
 
 def note(move):
@@ -345,20 +335,24 @@ def note(move):
     move.to_do += [text for name, text in TABLE["needed"].items() if name not in move.given]
 
 
+def is_off(name, value):
+    """Whether an option with this value does nothing."""
+    return not value or value in ("no", "none") or value in listed(TABLE["neutral"].get(name))
+
+
 def sort_out(move, name, value):
     """Say of an option that is not moved whether it is missed."""
     sentence = names.name_here(name, str(value), move.fields)
     sentence = sentence or "neither TRL 1.16 nor this project knows it"
     use, _, reason = sentence.partition("; ")
-    is_off = not value or value in ("no", "none") or value == TABLE["neutral"].get(name)
-    if sentence.startswith("start the script ") and not is_off:
+    if sentence.startswith("start the script ") and not is_off(name, value):
         move.to_do.append(f"{name} {value}: {sentence}")
     elif sentence.startswith("leave it out: "):
         move.left_out[name] = sentence.removeprefix("leave it out: ")
     elif use.removeprefix("use --") in move.lines:
         move.left_out[name] = reason or f"see {use.removeprefix('use --')} above"
-    elif is_off or str(value).startswith("adamw_torch"):
-        move.left_out[name] = "with this value it does nothing"
+    elif is_off(name, value):
+        move.left_out[name] = IS_OFF
     else:
         move.missing[name] = sentence.removeprefix("this is not here: ")
 
@@ -389,16 +383,17 @@ def shown(value):
 
 def written(move, start, command):
     """The text of the YAML file. `start` are the lines that start the run."""
-    lines = [f"# Written by: {command}", "# To start the run:"]
-    lines += [f"#     {line}" for line in start]
+    start = [f"#     {line}" for line in start]
+    lines = [f"# Written by: {command}", "# To start the run:", *start]
     if move.kind == "GRPOConfig":
         decided = [name for name in LOSS[1:] if name in move.given]
         lines.append(f"# The script is that of {move.said('loss_type', *decided)}")
     if move.to_do:
-        lines += ["#", "# Look at this first:", *(f"# - {sentence}" for sentence in move.to_do)]
+        lines += ["#", "# Look at this first (what is to be added belongs into the first line):"]
+        lines += [f"# - {sentence}" for sentence in move.to_do]
+    lines.append("")
     texts = {name: f"{name}: {shown(value)}" for name, value in move.lines.items()}
     width = min(48, max(map(len, texts.values())))
-    lines.append("")
     for name in sorted(texts, key=move.fields.index):
         is_same = move.why[name] == texts[name].replace(": ", " ", 1)
         lines.append(texts[name] if is_same else f"{texts[name].ljust(width)}  # {move.why[name]}")
@@ -406,8 +401,7 @@ def written(move, start, command):
         if entries:
             lines += ["", f"# {title}"]
         for name, why in entries.items():
-            value = f" {shown(move.given[name])}" if name in move.given else ""
-            lines.append(f"# - {name}{value}: {why}")
+            lines.append(f"# - {name} {shown(move.given[name])}: {why}")
     return "\n".join(lines) + "\n"
 
 

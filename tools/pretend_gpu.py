@@ -8,7 +8,7 @@ It says nothing about seconds, memory or the kernels themselves.
 How: torch lets a Python program register a device. A subclass of Tensor wraps the CPU tensor, and a dispatch mode sees
 every operation, also those that make a tensor. These switches are process-wide: this file is a program of its own.
 What it cannot do: hand out data pointers, so nothing is saved; the branches for `cuda` (graphs, packed passes, fused
-norms) are not taken. What ran on a real GPU is in docs/scale.md.
+norms) are not taken. What ran on a real GPU is in docs/results.md.
 
     python tools/pretend_gpu.py grpo --max_steps 1 --group_size 4       prints the waits of a run, by their line
 """

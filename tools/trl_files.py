@@ -132,10 +132,8 @@ class Script(Source):
         found = {}
         for word in call.keywords:
             value = self.value(word.value)
-            if word.arg is None and isinstance(value, dict):
-                found |= value
-            else:
-                found[word.arg or "**"] = value
+            is_many = word.arg is None and isinstance(value, dict)
+            found |= value if is_many else {word.arg or "**": value}
         return found
 
     def changed_later(self, config):
@@ -163,11 +161,10 @@ class Script(Source):
         """LoRA, by peft's own configuration, or by a function that takes the same words."""
         call = self.first("LoraConfig") or self.first("get_peft_model")
         if call:
-            words = {"r": 8, "lora_alpha": 8} | self.keywords(call)
-            self.given["use_peft"] = True
+            words = {"use_peft": True, "r": 8, "lora_alpha": 8} | self.keywords(call)
             for word, value in words.items():
-                is_lora = word in ("r", "target_modules", "modules_to_save", "target_parameters")
-                self.given[f"lora_{word}" if is_lora else word] = value
+                is_own = word.startswith(("lora_", "use_"))
+                self.given[word if is_own else f"lora_{word}"] = value
 
     def read_data(self):
         """The first `load_dataset`; that of a training split, if there are several."""
@@ -198,7 +195,11 @@ class Script(Source):
         node = self.named(node)
         if node is not None:
             parts = getattr(node, "elts", [node])
-            self.given["reward_funcs"] = [self.reward(part, trainer) for part in parts]
+            self.given["reward_funcs"] = found = [self.reward(part, trainer) for part in parts]
+            to_copy = [name.partition(":")[2] for name in found if name.startswith("rewards.py:")]
+            if to_copy:
+                names = ", ".join(to_copy)
+                self.to_do.append(f"write a file rewards.py with {names}, and what they use")
 
     def reward(self, node, trainer):
         value = self.value(node)
@@ -208,12 +209,10 @@ class Script(Source):
         for node in self.nodes:
             if isinstance(node, ast.ImportFrom) and name in [part.name for part in node.names]:
                 return f"{node.module}:{name}"
-        if not any(isinstance(part, ast.FunctionDef) and part.name == name for part in self.nodes):
-            self.to_do.append(f"write the reward {name} as a function of a file, rewards.py")
-            return "rewards.py:" + re.sub(r"\W+", "_", name).strip("_")
-        (place,) = (part for part in self.tree.body if trainer in ast.walk(part))
-        if isinstance(place, (ast.FunctionDef, ast.If)):
+        is_here = any(
+            isinstance(node, ast.FunctionDef) and node.name == name for node in self.nodes
+        )
+        (place,) = (node for node in self.tree.body if trainer in ast.walk(node))
+        if is_here and isinstance(place, (ast.FunctionDef, ast.If)):
             return f"{self.file}:{name}"
-        reason = f"{self.file} would train while it is imported"
-        self.to_do.append(f"copy the function {name} into a file rewards.py: {reason}")
-        return f"rewards.py:{name}"
+        return "rewards.py:" + re.sub(r"\W+", "_", name).strip("_")  # importing this would train

@@ -1,6 +1,6 @@
 """REINFORCE with one baseline for all prompts: the mean reward of the rollout.
 
-Second from the bottom of the ladder to GRPO in docs/your_own.md. Each process takes the mean of its
+Second from the bottom of the ladder to GRPO in docs/fork.md. Each process takes the mean of its
 own rows, so with two processes this is another algorithm; reinforce_pp shows how to count the rows
 of all processes.
 """

@@ -1,6 +1,6 @@
 """REINFORCE: the gradient of R log pi. Nothing is subtracted from the reward.
 
-The bottom of the ladder to GRPO in docs/your_own.md.
+The bottom of the ladder to GRPO in docs/fork.md.
 """
 
 
