@@ -142,6 +142,7 @@ def pair_update(old, new, functions, rollout):
 
 
 def main():
+    torch.set_printoptions(precision=3, sci_mode=False, linewidth=250)
     args = grpo.Args(**SIZES, num_epochs=2, seed=51, generate_batch_size=0, eval_prompts=8)
     tokenizer = load_tokenizer(args)
     functions = load_rewards(args)
@@ -186,7 +187,7 @@ def main():
     rows = zip(*columns, strict=True)
     table(f"4. The second update: the tokens of row {SHORT}", [*names, "weights", "loss x weight"], *rows)
     for name in ("old", "logprobs", "ratio_max", "losses"):
-        print(f"\n{name}\n{second[name] + 0.0}")
+        print(f"\n{name}\n{second[name].round(decimals=3) + 0.0}")  # no minus before a zero
     sums = second["losses"].sum(dim=1).tolist()
     terms = second["loss x weight"].sum(dim=1).tolist()
     rows = [[row, lengths[row], sums[row], sums[row] / lengths[row], digits(terms[row], 5)] for row in range(8)]
@@ -210,5 +211,4 @@ def main():
 if __name__ == "__main__":
     about = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=about).parse_args()
-    torch.set_printoptions(precision=3, sci_mode=False, linewidth=250)
     main()

@@ -94,6 +94,21 @@ def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path,
     assert (found is None) == is_right and (is_right or "not yet" in found)
 
 
+def test_each_of_several_runs_is_checked(tmp_path, monkeypatch):
+    folders = []
+    for name, loss in (("right", 0.5), ("wrong", -0.5)):
+        (tmp_path / name).mkdir()
+        folders.append(folder_of(tmp_path / name, [{"step": 1, "optim/loss": loss}], script=name))
+    monkeypatch.setattr("builtins.input", lambda question: "0.5")
+    with pytest.raises(SystemExit, match="not yet: it is -0.500"):
+        exercises.main(["1", *folders])
+
+
+def test_exercise_4_takes_commas(monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: "grpo, gspo, dcpo")
+    exercises.main(["4"])
+
+
 def test_a_loss_of_0_has_no_sign_to_guess(tmp_path, monkeypatch):
     folder = folder_of(tmp_path, [{"step": 1, "optim/loss": 1e-9}], script="grpo")
     assert passes(1, folder, monkeypatch, "0") is None and "not yet" in passes(1, folder, monkeypatch, "1")

@@ -182,6 +182,18 @@ def test_the_reward_of_a_run_that_drops_groups_says_so():
     assert plot.words_of("reward/mean", [kept, every]) == "reward"
 
 
+def test_beside_dapo_the_accuracy_stands_for_the_reward():
+    """A reward of -1 to 1 over the groups kept lay under grpo.py's, as if it learned less."""
+    row = {"step": 1, "reward/mean": 0.5, "eval/reward": 0.5, "eval/pass@1": 0.5, "reward/accuracy": 0.75}
+    grpo = plot.Run("grpo", {}, [row, row | {"step": 2, "reward/mean": 0.7, "eval/reward": 0.7}])
+    kept = {"sampling/keep_rate": 0.25, "reward/mean": -0.5, "eval/reward": -0.5}
+    dapo = plot.Run("dapo", {}, [own | kept for own in grpo.rows])
+    large, small, notes = plot.choose([grpo, dapo])
+    assert large == ["reward/accuracy", "eval/pass@1"] and small == []
+    assert "Not drawn: reward/mean, eval/reward, since right is 1 and wrong -1 in dapo.py" in notes
+    assert plot.choose([dapo, dapo])[0][0] == plot.choose([grpo, grpo])[0][0] == "reward/mean"
+
+
 @drawing
 @pytest.mark.parametrize("last", [1, 2, 3, 7, 50, 1234])
 def test_ticks_are_whole_steps(last):

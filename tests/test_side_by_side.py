@@ -170,15 +170,29 @@ def test_a_function_that_reads_another_default_says_so(data):
     assert grpo == dr_grpo and data["reads"][grpo] == ["group_size", "normalize_std", "std_eps"]
 
 
+@needs_browser
+def test_the_page_shows_the_third_state(tmp_path):
+    heads = "[...document.querySelectorAll('section .head')].map((head) => head.textContent)"
+    script = f"<script>document.title = JSON.stringify({heads})</script>"
+    page = side_by_side.page("grpo", "dr_grpo", same_text.found())
+    shown = in_browser(tmp_path, "page.html", page.replace("</body>", f"{script}</body>"))
+    assert shown[0].startswith("Args in all scripts") and "normalize_std True → False" in shown[0]
+    advantages = "compute_advantages in all scriptssame code, other default: normalize_std True → False"
+    assert advantages in shown and "rollout in all scriptsidentical" in shown
+
+
 def test_the_comparison_in_a_terminal(capsys):
     side_by_side.main(["grpo", "dr_grpo", "--text"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "== Args: differs" and lines[-1].startswith("== imports: ")
+    changed = "num_minibatches 1 -> 4, kl_coef 0.04 -> 0.0, normalize_std True -> False"
+    assert lines[0] == f"== Args: differs; other default: {changed}"
+    assert lines[-1].startswith("== imports: ")
     assert "== compute_advantages: same code, other default: normalize_std True -> False" in lines
     assert "== rollout: identical" in lines and "-    return loss_mask.double() / lengths" in "\n".join(lines)
     assert "-    normalize_std: bool = option(True)" in lines and "+    normalize_std: bool = option(False)" in lines
     side_by_side.main(["ppo", "dapo", "--text"])
     lines = capsys.readouterr().out.splitlines()
+    assert "eval_top_p 1.0 -> 0.7" in lines[0]  # of common/args.py, which dapo.py changes
     assert "== gae: only in ppo.py" in lines and "== dynamic_sampling: only in dapo.py" in lines
 
 

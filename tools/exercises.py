@@ -1,7 +1,7 @@
 """Checks an exercise of docs/exercises.md.
 
-python tools/exercises.py NUMBER [YOURS]     run its check, on YOURS where it asks for that:
-                                             your copy of a script, or the folder of your run
+python tools/exercises.py NUMBER [YOURS ...]     run its check, on each of YOURS where it asks for that:
+                                                 your copy of a script, or the folder of your run
 """
 
 import importlib.util
@@ -51,7 +51,7 @@ def check(number, mine=None, run=None):
 
 
 def main(arguments):
-    if not 1 <= len(arguments) <= 2:
+    if not arguments:
         raise SystemExit(__doc__)
     sys.path.insert(0, str(ROOT))
     number, *yours = arguments
@@ -66,10 +66,13 @@ def main(arguments):
     if wanted == "run" and not yours:
         raise SystemExit(f"exercise {number} reads a run: name its folder")
     try:
-        if wanted == "mine":
-            check(number, mine=load(pathlib.Path(yours[0])))
-        else:
-            check(number, run=read_run(pathlib.Path(yours[0])) if wanted else None)
+        for path in map(pathlib.Path, yours):
+            if wanted == "mine":
+                check(number, mine=load(path))
+            else:
+                check(number, run=read_run(path))
+        if not wanted:
+            check(number)
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
     except ValueError as error:  # the answer is no number

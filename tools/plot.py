@@ -15,7 +15,8 @@ may find none of the answers.
 Several runs are named by their scripts, or where these are equal by the part of their paths that
 differs. Under the title stand the options that differ. Runs whose paths differ in `-seedN` alone are
 the seeds of one: they are thin lines of one colour, and their mean is the thick one. From 100 steps on
-the thick line is a running mean.
+the thick line is a running mean. Beside dapo.py the accuracy is drawn in the place of the reward, which
+is of another scale there; --metrics draws that too.
 """
 
 import argparse
@@ -75,7 +76,12 @@ PANELS = {  # {name or pattern of a metric: what it is}, in this order
     "rollout/logprob_gap": "gap of log-probs",
 }
 # Of each of these lists, the first metric that is there has a large panel.
-LARGE = [["reward/mean", "rewards/accuracy"], ["eval/pass@1", "eval/reward", "eval/accuracy"]]
+LARGE = [
+    ["reward/mean", "rewards/accuracy", "reward/accuracy"],
+    ["eval/pass@1", "eval/reward", "eval/accuracy"],
+]
+# dapo.py counts right answers as 1 or -1, and the first of these over the groups that it keeps.
+OF_DAPO = ["reward/mean", "reward_part/accuracy", "eval/reward"]
 BY_RULE = {"reward/accuracy", "eval/pass@1"}
 COLOURS = {  # the same for an algorithm in all pictures
     "grpo": "#1f77b4",
@@ -225,6 +231,14 @@ def logged(runs, patterns):
     return list(dict.fromkeys(chosen))
 
 
+def of_two_scales(runs, metrics):
+    """The metrics that one curve beside the other would compare wrongly, where an accuracy can."""
+    dropping = [bool(run.curve("sampling/keep_rate")) for run in runs]
+    if all(dropping) or not any(dropping) or "reward/accuracy" not in metrics:
+        return []
+    return [metric for metric in OF_DAPO if metric in metrics]
+
+
 def curves_of(runs, metric):
     return [run.curve(metric) for run in runs]
 
@@ -232,6 +246,8 @@ def curves_of(runs, metric):
 def choose(runs):
     """The metrics of large panels, those of small ones, and a line on what is not drawn."""
     metrics = logged(runs, PANELS)
+    left_out = of_two_scales(runs, metrics)
+    metrics = [metric for metric in metrics if metric not in left_out]
     large = []
     for names in LARGE:
         large += [name for name in names if name in metrics][:1]
@@ -257,6 +273,9 @@ def choose(runs):
         notes.append(f"Flat: {', '.join(flat)}.")
     if again:
         notes.append(f"Drawn already: {', '.join(again)}.")
+    if left_out:
+        why = "right is 1 and wrong -1 in dapo.py, whose reward is of the groups kept"
+        notes.append(f"Not drawn: {', '.join(left_out)}, since {why}.")
     return large, [metric for metric in drawn if metric not in large], " ".join(notes)
 
 

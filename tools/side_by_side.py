@@ -237,7 +237,8 @@ def as_text(one, two, sources):
     own_defaults = [defaults(sources[f"{name}.py"]) for name in (one, two)]
     for name in order_of(*sides):
         texts = [[line for _, line in side.get(name, [])] for side in sides]
-        notes = other_defaults("\n".join(texts[0] + texts[1]), *own_defaults) if name != "Args" else ""
+        read = own_defaults[0] if name == "Args" else options_read("\n".join(texts[0] + texts[1]))
+        notes = other_defaults(read, *own_defaults)
         if not texts[0] or not texts[1]:
             status = f"only in {one if texts[0] else two}.py"
         elif texts[0] != texts[1]:
@@ -262,9 +263,9 @@ def order_of(one, two):
     return ["Args", *middle, "imports"]
 
 
-def other_defaults(text, one, two):
-    """`normalize_std True -> False` of the options that a text reads, where the defaults differ."""
-    names = [name for name in options_read(text) if name in one and name in two and one[name] != two[name]]
+def other_defaults(names, one, two):
+    """`normalize_std True -> False` of these options, where the defaults of two scripts differ."""
+    names = [name for name in names if name in one and name in two and one[name] != two[name]]
     return ", ".join(f"{name} {one[name]} -> {two[name]}" for name in names)
 
 

@@ -107,11 +107,11 @@ function section(id, title, status, ...body) {
 const linesOf = ({ numbers }) => `lines ${numbers[0]} to ${numbers.at(-1)}`;
 const fileNames = (names, name) => columns(names.map((script) => element("div", { class: "file dim" }, `${script}.py, ${linesOf(place(script, name))}`)));
 
-// `normalize_std True → False` of the options that a function of two scripts reads, where their defaults differ.
+// `normalize_std True → False` of the options that a function of two scripts reads, where their defaults differ;
+// of Args those of common/args.py too.
 function otherDefaults(one, two, name) {
-  if (name === "Args") return "";
   const [a, b] = [one, two].map((script) => data.scripts[script].defaults);
-  const read = [one, two].flatMap((script) => data.reads[place(script, name).text]);
+  const read = name === "Args" ? Object.keys(a) : [one, two].flatMap((script) => data.reads[place(script, name).text]);
   const found = [...new Set(read)].filter((option) => option in a && option in b && a[option] !== b[option]);
   return found.map((option) => `${option} ${a[option]} → ${b[option]}`).join(", ");
 }
