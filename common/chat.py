@@ -47,7 +47,7 @@ def read_message(message, place):
 
 def from_json(value):
     """What a text spells in JSON, as a CSV file has messages; any other value as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{", "null")):
         return value
     try:
         return json.loads(value)
@@ -90,9 +90,10 @@ def dialogue_text(prompt, row, args, tokenizer, answer=None):
     """
     messages = prompt_messages(prompt, args)
     is_begun = messages[-1]["role"] == "assistant"  # the model goes on with a begun answer
+    own_options = row_options(row)
     if not tokenizer.chat_template:
         turns = [*messages, answer] if answer else messages
-        if row.get("tools") or any(NEED_TEMPLATE & turn.keys() for turn in turns):
+        if "tools" in own_options or any(NEED_TEMPLATE & turn.keys() for turn in turns):
             raise InputError("tools, calls and thoughts need a tokenizer with a chat template")
         text = "\n\n".join(message["content"] for message in messages)
         return text + answer["content"] if answer else text
@@ -102,7 +103,7 @@ def dialogue_text(prompt, row, args, tokenizer, answer=None):
         begun = messages.pop() if is_begun else {"content": ""}
         messages.append(begun | answer | {"content": begun["content"] + answer["content"]})
     try:
-        options = json.loads(args.chat_template_kwargs or "{}") | row_options(row)
+        options = json.loads(args.chat_template_kwargs or "{}") | own_options
         return tokenizer.apply_chat_template(messages, tokenize=False, **how, **options)
     except Exception as error:  # a template is a program and may raise anything
         problem = f"the chat template, or --chat_template_kwargs: {one_line(error)}"
@@ -111,8 +112,10 @@ def dialogue_text(prompt, row, args, tokenizer, answer=None):
 
 def row_options(row):
     """What a chat template reads of the columns of a row."""
-    options = without_none(from_json(row.get("chat_template_kwargs")) or {})
-    tools = without_none(from_json(row.get("tools")))
+    options = without_none(from_json(row.get("chat_template_kwargs"))) or {}
+    tools = without_none(from_json(row.get("tools"))) or []
+    if not isinstance(options, dict) or not isinstance(tools, list):
+        raise InputError("the column tools has lists, and chat_template_kwargs has objects")
     return options | {"tools": tools} if tools else options
 
 

@@ -314,7 +314,10 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], "line 3", "cannot be read"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
         ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], "", "cannot be read"),
-        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "row 2", "not an object"),
+        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "line 2", "not an object"),
+        ([b'{"prompt": "a", "answer": "1"}', b"null"], "line 2", "not an object"),
+        ([b'{"prompt": "a\\ud83d", "answer": "1"}'], "line 1", "surrogate"),  # half of an emoji
+        ([b'{"messages": "a", "answer": "1"}'], "row 1", "no list of messages"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], "row 2", "no prompt column"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], "row 2", "the prompt is empty"),
         ([b'{"prompt": [], "answer": "1"}'], "row 1", "the prompt"),

@@ -232,6 +232,16 @@ def test_a_csv_file_has_messages_tools_and_golds_as_text(tmp_path, datasets):
     assert ['"name": "f"' in tokens_of(tokenizer, prompt.ids) for prompt in prompts] == [True, False, False]
 
 
+def test_tools_as_text_may_be_none_and_are_else_a_list(tmp_path):
+    for tokenizer in (special_tokenizer("plain"), make_tokenizer()):
+        rows = [{"prompt": "a"}, *({"prompt": "a", "tools": text} for text in ("[]", "null", ""))]
+        first, *others = load_rows(tmp_path, rows, tokenizer)
+        assert all(prompt.ids == first.ids for prompt in others)
+        for column, value in (("tools", "hammer"), ("tools", '{"name": "f"}'), ("chat_template_kwargs", "[1]")):
+            with pytest.raises(InputError, match=f"^row 1: .*{column}"):
+                load_rows(tmp_path, [{"prompt": "a", column: value}], tokenizer)
+
+
 @pytest.mark.parametrize("columns", [("messages",), ("chosen", "rejected")])
 def test_dialogues_may_be_json_in_a_text(columns, tmp_path):
     row = {name: json.dumps([*USER, say(f"#### {number}")]) for number, name in enumerate(columns, 4)}

@@ -5,11 +5,12 @@ import re
 import shlex
 
 import pytest
+import torch
 
 from common.errors import InputError
 from testbed import ALL, ROOT, script
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("watch",)}
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("watch", "fork")}
 SMALL = "--prompts_per_step 4 --group_size 4 --eval_prompts 1 --eval_samples 4".split()
 
 
@@ -72,3 +73,35 @@ def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     rows = run("watch", "grpo.py --reward longer.py:longer", tmp_path / "run", 2)
     assert rows[2]["completion/length"] > rows[1]["completion/length"] + 3
+
+
+# --- docs/fork.md: its code ---
+
+
+@pytest.mark.beside("examples")
+def test_the_reward_of_json_is_that_of_the_example():
+    reward = blocks("fork", "python")[0].removeprefix("import json\n\n\n")
+    assert reward in (ROOT / "examples/json_task.py").read_text(encoding="utf-8")
+
+
+def test_the_reward_with_gold_gets_the_gold_answer(tmp_path):
+    (tmp_path / "near.py").write_text(blocks("fork", "python")[1], encoding="utf-8")
+    words = f"--reward accuracy {tmp_path}/near.py:near --reward_weights 1 0.2 --max_steps 1".split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script("grpo"), "evaluate", lambda *arguments: {})
+        script("grpo").main([*words, *SMALL, "--output_dir", str(tmp_path / "run")])
+    rows = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert any(row["parts"]["near"] for row in rows)
+    assert all(row["parts"]["near"] == 1 for row in rows if row["parts"]["accuracy"])
+
+
+@pytest.mark.beside("fast")
+def test_a_step_without_the_rest_has_the_log_probs_of_its_samples(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    torch.manual_seed(0)
+    found = {}
+    exec(blocks("fork", "python")[2], found)
+    sampled = found["output"].logprobs
+    assert torch.allclose(found["logprobs"][found["mask"]], sampled[found["mask"]], atol=1e-5)
+    assert len(found["rewards"].unique()) == 2
+    assert any(weight.grad is not None and weight.grad.any() for weight in found["lm"].parameters())
