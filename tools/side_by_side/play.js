@@ -4,9 +4,9 @@ const TOKEN_AXIS = { moves: "ratio", from: 0.25, to: 4, ticks: [0.5, 1, 2, 4], d
 const ROW_AXIS = { moves: "rowRatio", from: 0.999, to: 1.001, ticks: [0.9995, 1, 1.0005], digits: 5 };
 const CLIP = { clip_low: [0.01, 0.9, 0.01], clip_high: [0.01, 1, 0.01] }; // least, most and step of a slider
 const ALGORITHMS = [
-  { id: "grpo", title: "PPO, GRPO, Dr. GRPO", compute: grpo, equation: "clip", axis: TOKEN_AXIS, code: "all/policy_loss",
+  { id: "grpo", title: "PPO, GRPO", compute: grpo, equation: "clip", axis: TOKEN_AXIS, code: "all/policy_loss",
     sliders: CLIP,
-    note: "One range for all tokens: a token that has moved far enough rests until the next rollout." },
+    note: "One range for all tokens, in Dr. GRPO too: one that has moved far enough rests until the next rollout." },
   { id: "dapo", title: "DAPO", compute: grpo, equation: "clip", axis: TOKEN_AXIS, sliders: CLIP, code: "grpo-dapo/Args",
     note: "Clip higher: the upper end is further out, so that rare tokens that are right can grow." },
   { id: "dcpo", title: "DCPO", compute: dcpo, equation: "dcpo", axis: TOKEN_AXIS, code: "grpo-dcpo/clip_bounds",
