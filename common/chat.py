@@ -168,27 +168,35 @@ def encode_completions(texts, tokenizer):
     """Token ids of completions. The first end token or EOS of each is its end, as the end token.
 
     A completion that its template ends with another special token keeps that: gpt-oss ends a call
-    with <|call|>. Some tokenizers put a blank before every text (Llama 2, Mistral v0.1). So each
-    text is encoded behind a line break, which is then cut off.
+    with <|call|>.
     """
-    anchor = "\n"
-    start = tokenizer(anchor, add_special_tokens=False)["input_ids"]
-    behind = [anchor + text for text in texts]
-    encoded = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"]
     end = end_token(tokenizer)
     added = tokenizer.added_tokens_decoder if tokenizer.chat_template else {}
     other_ends = {token for token, about in added.items() if about.special}
     completions = []
-    for text, ids in zip(texts, encoded, strict=True):
-        if ids[: len(start)] == start:
-            ids = ids[len(start) :]
-        else:  # the text begins with what makes one token with a line break
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for ids in encode_behind(texts, tokenizer):
         ends = [i for i, token in enumerate(ids) if token in (end, tokenizer.eos_token_id)]
         ids = ids[: ends[0]] if ends else ids
         is_ended = not ends and ids and ids[-1] in other_ends
         completions.append(ids if is_ended else [*ids, end])
     return completions
+
+
+def encode_behind(texts, tokenizer):
+    """Token ids of texts that go on after others.
+
+    Some tokenizers put a blank before every text (Llama 2, Mistral v0.1). So each is encoded behind
+    a line break, which is then cut off; or behind a digit, if the two make one token with it.
+    """
+    found = {}
+    for anchor in ("\n", "1", ""):
+        left = [text for text in dict.fromkeys(texts) if text not in found]
+        behind = [anchor, *(anchor + text for text in left)]
+        start, *rows = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"]
+        for text, ids in zip(left, rows, strict=True):
+            if ids[: len(start)] == start and bool(start) == bool(anchor):
+                found[text] = ids[len(start) :]
+    return [found[text] for text in texts]
 
 
 def end_token(tokenizer):

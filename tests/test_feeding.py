@@ -86,9 +86,9 @@ BLANK = "\u2581"
 
 
 def prepending(kind):
-    """One token a character; as Llama 2's and Mistral v0.1's it puts a blank before every text."""
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", BLANK, "\n", *"123456789+="])}
-    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    """One token a character or two line breaks; as Llama 2's and Mistral v0.1's it puts a blank before every text."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n"])}
+    core = Tokenizer(models.BPE(vocabulary, [("\n", "\n")], unk_token="<unk>"))
     if kind == "normalizer":
         core.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)])
     else:
@@ -99,9 +99,11 @@ def prepending(kind):
 @pytest.mark.parametrize("kind", ["normalizer", "always", "first"])
 def test_a_completion_has_no_blank_that_nobody_wrote(kind, tmp_path):
     tokenizer = prepending(kind)
-    (plain, spaced) = pairs_from(tmp_path, tokenizer, ("1+1=", "2", "3"), ("1+1=", " 2", "3"))
-    assert tokens_of(tokenizer, plain.prompt) == f"{BLANK}1+1="
-    assert [tokens_of(tokenizer, ids) for ids in (*plain[1:3], spaced.chosen)] == ["2</s>", "3</s>", f"{BLANK}2</s>"]
+    texts = [("2", "3"), (" 2", "\n2"), ("\n\n2", "\n\n\n2")]
+    pairs = pairs_from(tmp_path, tokenizer, *(("1+1=", *pair) for pair in texts))
+    for pair, (chosen, rejected) in zip(pairs, texts, strict=True):
+        expected = [f"{BLANK}1+1=", f"{chosen}</s>".replace(" ", BLANK), f"{rejected}</s>"]
+        assert [tokens_of(tokenizer, ids) for ids in pair[:3]] == expected
 
 
 # --- chat templates ---
