@@ -25,7 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TRAIN_ROWS, TEST_ROWS = 1024, 128
 STEPS, ROWS, LEARNING_RATE, WARM_UP = 1000, 64, 3e-3, 50
-CALLS_ONLY = 0.8  # of the training shows completions with calls only, so that these are learnt well ...
+CALLS_ONLY = (
+    0.8  # of the training shows completions with calls only, so that these are learnt well ...
+)
 CALLS = 0.25  # ... and in the rest this share of them calls
 
 
@@ -51,7 +53,9 @@ def make_problem(rng):
 def make_tokenizer():
     """One token a character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *"0123456789+-=?#[] \n"]
-    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -66,7 +70,10 @@ def make_batch(rng, tokenizer, share):
         ids, labels = tokenizer.encode(question), [-100] * len(question)
         for part in (*parts, f"#### {total}"):
             tokens = tokenizer.encode(part)
-            ids, labels = ids + tokens, labels + ([-100] * len(tokens) if part[0] == "=" else tokens)
+            ids, labels = (
+                ids + tokens,
+                labels + ([-100] * len(tokens) if part[0] == "=" else tokens),
+            )
         rows.append(([*ids, tokenizer.eos_token_id], [*labels, tokenizer.eos_token_id]))
     width = max(len(ids) for ids, _ in rows)
     ids = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows]
@@ -76,9 +83,15 @@ def make_batch(rng, tokenizer, share):
 
 def make_model(tokenizer, rng, steps):
     size = dict(hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
-    special = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **size, **special))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    special = dict(
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **size, **special)
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM_UP, (steps - step) / steps)
     )
@@ -105,13 +118,17 @@ def main(folder, steps=STEPS):
         question, total, _ = make_problem(rng)
         rows[question] = json.dumps({"question": question, "answer": str(total)}) + "\n"
     for split, part in ("train", slice(TRAIN_ROWS)), ("test", slice(TRAIN_ROWS, None)):
-        (folder / f"{split}.jsonl").write_text("".join(list(rows.values())[part]), encoding="utf-8", newline="\n")
+        (folder / f"{split}.jsonl").write_text(
+            "".join(list(rows.values())[part]), encoding="utf-8", newline="\n"
+        )
     tokenizer = make_tokenizer()
     make_model(tokenizer, rng, steps).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     main(parser.parse_args().folder)

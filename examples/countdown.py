@@ -14,7 +14,9 @@ def with_prompt(row):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file")
     with open(parser.parse_args().file, encoding="utf-8") as file:
         for line in file:

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the scripts are
 
 import recipes
+
 from common.batches import completion_texts, split_rollout
 from common.data import PromptSampler, load_prompts
 from common.loading import load_policy, load_tokenizer
@@ -134,12 +135,21 @@ def main(model, shift, *scripts):
     torch.set_num_threads(1)
     modules = [module_of(script) for script in scripts]
     for seed in range(SEEDS):
-        found = measure(modules, model, shift, seed, ROLLOUTS) | best_baseline(modules[0], model, seed)
-        print(f"seed {seed}", *(f"{name} {value:.3g}" for name, value in found.items()), sep="  ", flush=True)
+        found = measure(modules, model, shift, seed, ROLLOUTS) | best_baseline(
+            modules[0], model, seed
+        )
+        print(
+            f"seed {seed}",
+            *(f"{name} {value:.3g}" for name, value in found.items()),
+            sep="  ",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("shift", type=float)
     parser.add_argument("scripts", nargs="+", metavar="script")

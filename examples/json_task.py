@@ -42,7 +42,10 @@ def score(text, wanted):
 
 def make_row(rng):
     wanted = {key: rng.randint(0, 9) for key in KEYS[: rng.randint(3, 4)]}
-    return {"prompt": " ".join(f"{key}{value}" for key, value in wanted.items()) + " ", "wanted": wanted}
+    return {
+        "prompt": " ".join(f"{key}{value}" for key, value in wanted.items()) + " ",
+        "wanted": wanted,
+    }
 
 
 def spoil(text, rng):
@@ -57,7 +60,9 @@ def spoil(text, rng):
 def make_tokenizer():
     """One token a character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *KEYS, *'0123456789{}":, ']
-    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -70,7 +75,9 @@ def make_batch(rng, tokenizer, clean):
         row = make_row(rng)
         text = json.dumps(row["wanted"])
         text = text if rng.random() < clean else spoil(text, rng)
-        rows.append((tokenizer.encode(row["prompt"]), [*tokenizer.encode(text), tokenizer.eos_token_id]))
+        rows.append(
+            (tokenizer.encode(row["prompt"]), [*tokenizer.encode(text), tokenizer.eos_token_id])
+        )
     width = max(len(prompt + completion) for prompt, completion in rows)
     ids = [p + c + [tokenizer.pad_token_id] * (width - len(p + c)) for p, c in rows]
     labels = [[-100] * len(p) + c + [-100] * (width - len(p + c)) for p, c in rows]
@@ -79,9 +86,15 @@ def make_batch(rng, tokenizer, clean):
 
 def make_model(tokenizer, rng, steps):
     size = dict(hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
-    special = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **size, **special))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    special = dict(
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **size, **special)
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM_UP, (steps - step) / steps)
     )
@@ -107,13 +120,17 @@ def main(folder, steps=STEPS):
     while len(lines) < TRAIN_ROWS + TEST_ROWS:
         lines[json.dumps(make_row(rng)) + "\n"] = None  # a row that is drawn again is not a new one
     for split, part in ("train", slice(TRAIN_ROWS)), ("test", slice(TRAIN_ROWS, None)):
-        (folder / f"{split}.jsonl").write_text("".join(list(lines)[part]), encoding="utf-8", newline="\n")
+        (folder / f"{split}.jsonl").write_text(
+            "".join(list(lines)[part]), encoding="utf-8", newline="\n"
+        )
     tokenizer = make_tokenizer()
     make_model(tokenizer, rng, steps).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     main(parser.parse_args().folder)

@@ -43,7 +43,11 @@ def math_verify_reward(completion: str, answer: str, truncated: bool = False) ->
     if isinstance(answer, list):  # any of them is right
         return max(math_verify_reward(completion, each, truncated) for each in answer)
     gold = extract_answer(answer) or answer
-    if predicted is None or max(len(predicted), len(gold)) > MAX_ANSWER or answers_match(predicted, gold):
+    if (
+        predicted is None
+        or max(len(predicted), len(gold)) > MAX_ANSWER
+        or answers_match(predicted, gold)
+    ):
         return float(predicted is not None and answers_match(predicted, gold))
     for _ in range(3):
         with LOCK, contextlib.suppress(BrokenPipeError):
@@ -63,7 +67,9 @@ def math_verify_reward(completion: str, answer: str, truncated: bool = False) ->
 def comparing_process(parent: int) -> subprocess.Popen:
     """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
     if importlib.util.find_spec("math_verify") is None:
-        raise InputError("reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'")
+        raise InputError(
+            "reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'"
+        )
     program = f"import json, logging, signal, sys\n{inspect.getsource(compare)}compare()"
     options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
@@ -81,7 +87,9 @@ def compare():
     print("ready", file=replies, flush=True)
     for line in sys.stdin:  # until the parent is gone
         seconds, *texts = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # its SIGALRM ends this process whatever that computes
+        signal.setitimer(
+            signal.ITIMER_REAL, seconds
+        )  # its SIGALRM ends this process whatever that computes
         gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
         print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)

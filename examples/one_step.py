@@ -47,7 +47,9 @@ def digits(number, places=4):
 
 def table(title, *rows):
     """Rows of cells under each other; a float has four places."""
-    cells = [[digits(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    cells = [
+        [digits(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}\n")
     for row in cells:
@@ -116,8 +118,14 @@ def second_update(module, old, new, reference, functions, rollout):
     rows = len(found["losses"])
     cells = [module.__name__]
     for column in (micro["rewards"].view(-1, 1), micro["advantages"]):
-        cells += [digits(column[row, 0], 3) if row < rows else "-" for row in (WRONG, LONG, SHORT, CUT)]
-    cells += [digits(ratio[SHORT, TOKEN]), f"{low:.4f} to {high:.4f}", digits(found["losses"][SHORT, TOKEN])]
+        cells += [
+            digits(column[row, 0], 3) if row < rows else "-" for row in (WRONG, LONG, SHORT, CUT)
+        ]
+    cells += [
+        digits(ratio[SHORT, TOKEN]),
+        f"{low:.4f} to {high:.4f}",
+        digits(found["losses"][SHORT, TOKEN]),
+    ]
     cells += [digits(found["weights"][SHORT, TOKEN], 5), digits(found["weights"][LONG, 0], 5)]
     return [*cells, rows, digits(found["loss"], 5), digits(norm_of(new), 3)]
 
@@ -138,7 +146,9 @@ def pair_update(old, new, functions, rollout):
     losses, stats = dpo.pair_losses(new, pair, args)
     losses.sum().backward()
     margin = digits(stats["rewards/margin"].item())
-    print(f"\ndpo: margin {margin}, loss {digits(losses.sum().item(), 5)}, norm {digits(norm_of(new), 3)}")
+    print(
+        f"\ndpo: margin {margin}, loss {digits(losses.sum().item(), 5)}, norm {digits(norm_of(new), 3)}"
+    )
 
 
 def main():
@@ -155,7 +165,10 @@ def main():
     texts = completion_texts(tokenizer, batch)
     lengths = batch["completion_mask"].sum(dim=1).tolist()
     shown = [repr(str(text)) + (" is cut off" if text.truncated else "") for text in texts]
-    table("1. Sample", *([row, prompts[row // 4].prompt, shown[row], lengths[row]] for row in range(8)))
+    table(
+        "1. Sample",
+        *([row, prompts[row // 4].prompt, shown[row], lengths[row]] for row in range(8)),
+    )
     print(f"\ncompletions\n{batch['completions']}")
 
     micro = rows_of(grpo, args, functions, prompts, texts, batch)
@@ -175,7 +188,9 @@ def main():
     optimizer.step()
     totals = {name: micro["totals"][name] for name in ("tokens", "rows", "prompts")}
     loss = digits(first["loss"])
-    print(f"\n3. The first update\n\ntotals {totals}, loss {loss}, gradient norm {digits(first_norm, 3)}")
+    print(
+        f"\n3. The first update\n\ntotals {totals}, loss {loss}, gradient norm {digits(first_norm, 3)}"
+    )
 
     second = backward(grpo, args, policy, micro) | {"old": micro["old_logprobs"]}
     second_norm = norm_of(policy)
@@ -185,12 +200,19 @@ def main():
     for name in ("weights", "loss x weight"):
         columns.append([digits(x, 5) for x in second[name][SHORT, : lengths[SHORT]]])
     rows = zip(*columns, strict=True)
-    table(f"4. The second update: the tokens of row {SHORT}", [*names, "weights", "loss x weight"], *rows)
+    table(
+        f"4. The second update: the tokens of row {SHORT}",
+        [*names, "weights", "loss x weight"],
+        *rows,
+    )
     for name in ("old", "logprobs", "ratio_max", "losses"):
         print(f"\n{name}\n{second[name].round(decimals=3) + 0.0}")  # no minus before a zero
     sums = second["losses"].sum(dim=1).tolist()
     terms = second["loss x weight"].sum(dim=1).tolist()
-    rows = [[row, lengths[row], sums[row], sums[row] / lengths[row], digits(terms[row], 5)] for row in range(8)]
+    rows = [
+        [row, lengths[row], sums[row], sums[row] / lengths[row], digits(terms[row], 5)]
+        for row in range(8)
+    ]
     table("Row by row", ["row", "tokens", "sum of the losses", "mean", "mean / 8"], *rows)
     print(f"\nloss {digits(second['loss'])}, gradient norm {digits(second_norm, 3)}")
     mean_loss = digits((first["loss"] + second["loss"]) / 2)

@@ -20,7 +20,9 @@ except ImportError:
 def score(completions, entry, **columns):
     """The scorer of an entry's task, from 0 to 1; most give a part of the points to an answer with words around it."""
     entries = [json.loads(text) for text in entry]
-    scorers = [reasoning_gym.get_score_answer_fn(item["metadata"]["source_dataset"]) for item in entries]
+    scorers = [
+        reasoning_gym.get_score_answer_fn(item["metadata"]["source_dataset"]) for item in entries
+    ]
     rows = zip(scorers, completions, entries, strict=True)
     return [scorer(text.strip(), item) for scorer, text, item in rows]
 
@@ -28,17 +30,26 @@ def score(completions, entry, **columns):
 def main(folder, task, *options):
     """Write test.jsonl, 96 entries, and train.jsonl, at most 1,024; the scorer reads them in the column `entry`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    options = {name: yaml.safe_load(value) for name, _, value in (option.partition("=") for option in options)}
+    options = {
+        name: yaml.safe_load(value)
+        for name, _, value in (option.partition("=") for option in options)
+    }
     made = reasoning_gym.create_dataset(task, size=3000, seed=0, **options)
-    entries = list({entry["question"]: entry for entry in made}.values())[:1120]  # each question once
+    entries = list({entry["question"]: entry for entry in made}.values())[
+        :1120
+    ]  # each question once
     for name, part in (("test.jsonl", entries[:96]), ("train.jsonl", entries[96:])):
-        rows = [{"question": x["question"], "answer": x["answer"], "entry": json.dumps(x)} for x in part]
+        rows = [
+            {"question": x["question"], "answer": x["answer"], "entry": json.dumps(x)} for x in part
+        ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (Path(folder) / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("task")
     parser.add_argument("options", nargs="*", metavar="name=value")

@@ -33,7 +33,16 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 KINDS = {  # what a recipe changes
-    "advantage": ("reinforce", "mean_baseline", "rloo", "reinforce_pp", "lite_ppo", "gdpo", "maxrl", "vapo"),
+    "advantage": (
+        "reinforce",
+        "mean_baseline",
+        "rloo",
+        "reinforce_pp",
+        "lite_ppo",
+        "gdpo",
+        "maxrl",
+        "vapo",
+    ),
     "gate": ("cispo", "sapo", "gmpo", "dppo"),
     "weights": ("tis", "token_mean"),
     "sampler": ("curriculum", "calculator"),
@@ -69,7 +78,9 @@ class Source:
             if isinstance(node, ast.Assign) and node.targets[0].id == "LINES":
                 self.new_lines = ast.literal_eval(node.value)
         self.imported = {alias.name for node in self.imports for alias in node.names}
-        self.options = {node.target.id: node for node in self.args if isinstance(node, ast.AnnAssign)}
+        self.options = {
+            node.target.id: node for node in self.args if isinstance(node, ast.AnnAssign)
+        }
 
     def line_trees(self):
         """The code of the lines that it puts into a script."""
@@ -215,7 +226,9 @@ def with_imports(text, new):
     script = Source(text)
     replaced = script.functions.keys() - new.names()  # by a function of the same name
     unused = replaced | (script.imported - script.names())
-    added = {node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)}
+    added = {
+        node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)
+    }
     for node in script.imports:
         if isinstance(node, ast.ImportFrom):
             names = (names_of(node) | added.pop(node.module, set())) - unused
@@ -268,7 +281,9 @@ def made(name, script=None):
         raise ValueError(f"no script {script}: it is a file beside grpo.py")
     path = files()[name]
     try:
-        return put(path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"), name)
+        return put(
+            path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"), name
+        )
     except ValueError as error:
         raise ValueError(f"{path.relative_to(ROOT)} cannot be put into {script}: {error}") from None
 

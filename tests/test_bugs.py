@@ -33,9 +33,7 @@ def rows_of(module, options, folder):
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
     """The rows of a script without a bug; most bugs have the same options."""
-    return functools.cache(
-        lambda base, options: rows_of(script(base), options, tmp_path_factory.mktemp("healthy"))
-    )
+    return functools.cache(lambda base, options: rows_of(script(base), options, tmp_path_factory.mktemp("healthy")))
 
 
 @pytest.mark.parametrize("bug", BUGS)

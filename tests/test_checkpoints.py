@@ -169,7 +169,7 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo", "reward_model"])
 def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
-    run, optimizer, _ = start(tmp_path, script(name))
+    run, _optimizer, _ = start(tmp_path, script(name))
     before, args, accepted = run.facts(), run.args, set()
     for field in dataclasses.fields(args):
         run.args = dataclasses.replace(args, **{field.name: "another"})
@@ -184,7 +184,9 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
 
 def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     """One that changes the training is named; others may change."""
-    train(tmp_path, "--learning_rate", "3e-5", "--save_every", 1, "--reward", "accuracy", "format", "--no_normalize_std")
+    train(
+        tmp_path, "--learning_rate", "3e-5", "--save_every", 1, "--reward", "accuracy", "format", "--no_normalize_std"
+    )
     args = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
     script("grpo").main(["--resume", "--output_dir", str(tmp_path), "--max_steps", "3", "--eval_every", "1"])
     again = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))

@@ -50,7 +50,9 @@ def scripted(right, seen):
         rows = [(prompt.columns["index"], row) for prompt in prompts for row in range(n)]
         seen.append((seed, temperature, top_p, [i for i, row in rows if row == 0]))
         tokens = [[RIGHT if row < right(i) else WRONG] * (length(i, row) - 1) + [STOP] for i, row in rows]
-        logprobs = [torch.full((len(ids),), -float(100 * i + row + 1)) for ids, (i, row) in zip(tokens, rows)]
+        logprobs = [
+            torch.full((len(ids),), -float(100 * i + row + 1)) for ids, (i, row) in zip(tokens, rows, strict=True)
+        ]
         prompt_ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], PAD, "cpu")
         completions = pad_sequence([torch.tensor(ids) for ids in tokens], True, PAD)
         mask, truncated = completion_mask(completions, [STOP])
@@ -78,9 +80,7 @@ def sample(right, processes=1, steps=1, scripted=scripted, **options):
         sampler, results = InOrder(accelerator), []
         for step in range(1, steps + 1):
             metrics = Metrics()
-            batch, tokens, _ = dapo.dynamic_sampling(
-                accelerator, scripted(right, seen), sampler, step, args, metrics
-            )
+            batch, tokens, _ = dapo.dynamic_sampling(accelerator, scripted(right, seen), sampler, step, args, metrics)
             results.append((batch, tokens, metrics.reduce(accelerator)))
         return results
 

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 
 import dcpo
 import grpo
-from common.errors import InputError
 from common.data import Prompt
+from common.errors import InputError
 from common.rewards import correctness, load_rewards
 from small_run import completion
 from testbed import ROOT, b1, metric_rows, totals_of
@@ -126,7 +126,7 @@ def test_visits_against_numpy_over_all_rewards_so_far():
 @pytest.mark.parametrize("value", [0.1, -1.0, 1e6 + 0.1])
 def test_constant_rewards_give_exactly_zero_at_every_visit(value, dtype):
     # Of 24 rewards of 0.1 over six visits the pooled deviation is 5e-18, and the advantage 0.47 without min and max.
-    for advantages, history in visits_of([[value] * 4] * 8, args_of(), dtype):
+    for advantages, _history in visits_of([[value] * 4] * 8, args_of(), dtype):
         assert advantages == [0.0] * 4
 
 

@@ -13,7 +13,9 @@ import unpack
 from testbed import ALL, script
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/results/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/results/*.md")]
+)
 TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of options that are gone
 
 

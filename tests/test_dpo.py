@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 
 import dpo
-from common.errors import InputError
 from common.data import Prompt, load_prompts
+from common.errors import InputError
 from common.metrics import Metrics
 from common.pairs import Pair
 from common.rewards import Reward
@@ -51,7 +51,11 @@ def test_a_literal_loop_over_pairs(options):
 
 def at_h(h, **options):
     """(loss, dL/dl_w) of one pair whose h is given."""
-    chosen, zero, length = torch.tensor([float(h)], dtype=torch.float64, requires_grad=True), torch.zeros(1), torch.tensor(1)
+    chosen, zero, length = (
+        torch.tensor([float(h)], dtype=torch.float64, requires_grad=True),
+        torch.zeros(1),
+        torch.tensor(1),
+    )
     loss = dpo.preference_loss(chosen, zero, zero, zero, length, dpo.Args(**options))
     return float(loss.detach()), float(torch.autograd.grad(loss.sum(), chosen)[0])
 
@@ -112,7 +116,9 @@ def test_losses_and_metrics_of_pairs_are_those_of_sums_over_the_completion_with_
         expected |= {"rewards/rejected": rejected, "rewards/margin": chosen - rejected}
         assert {name: float(stats[name][i]) for name in expected} == pytest.approx(expected, abs=1e-4)
         assert float(stats["rewards/accuracy"][i]) == (chosen > rejected)
-        assert float(losses[i]) == pytest.approx(literal_loss(*sums, *references, len(pair.chosen), args), rel=1e-4, abs=1e-4)
+        assert float(losses[i]) == pytest.approx(
+            literal_loss(*sums, *references, len(pair.chosen), args), rel=1e-4, abs=1e-4
+        )
 
 
 def test_a_common_beginning_cancels(model):
@@ -260,7 +266,20 @@ def test_a_round_without_enough_pairs_ends_the_run(tmp_path, monkeypatch, capsys
 
 def test_it_learns(tmp_path):
     """One round on the embedded task: pass@1 rises, completions grow longer."""
-    dpo.main(["--output_dir", str(tmp_path), "--eval_prompts", "32", "--eval_samples", "4", "--eval_every", "0", "--max_new_tokens", "48"])
+    dpo.main(
+        [
+            "--output_dir",
+            str(tmp_path),
+            "--eval_prompts",
+            "32",
+            "--eval_samples",
+            "4",
+            "--eval_every",
+            "0",
+            "--max_new_tokens",
+            "48",
+        ]
+    )
     rows = metric_rows(tmp_path)
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.4
     assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 10

@@ -203,7 +203,7 @@ def test_a_second_signal_ends_at_once(where, tmp_path, monkeypatch, capsys):
 def test_an_echo_of_a_signal_is_not_a_second_one(tmp_path, monkeypatch):
     # A terminal signals a whole group, and launchers pass it on.
     monkeypatch.setattr(StopSignal, "ECHO", 1.0)
-    one, optimizer, _ = start(tmp_path)
+    one, _optimizer, _ = start(tmp_path)
     one.stop.loses_step = True
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -30,9 +30,7 @@ def evaluated(count, lengths, correct, rewards, **options):
         show_raw=lambda *given: None,
         write_samples=lambda prompts, texts, *rest, evaluation: written.append((prompts, texts)),
     )
-    run = types.SimpleNamespace(
-        args=script("grpo").Args(**options), accelerator=SecondOfTwo(), rewards=[], log=log
-    )
+    run = types.SimpleNamespace(args=script("grpo").Args(**options), accelerator=SecondOfTwo(), rewards=[], log=log)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     texts = [completion(letter) for letter in "abcdefghijklmnop"[: len(lengths)]]
 

@@ -83,8 +83,16 @@ def passes(number, folder, monkeypatch, said=""):
 
 @pytest.mark.parametrize(
     "number, said, is_right",
-    [(1, "-0.08", True), (1, "-1", True), (1, "0.08", False), (1, "0", False)]
-    + [(2, "0.55", True), (2, "0.7", False), (3, "0.725", True), (3, "1.255", False)],
+    [
+        (1, "-0.08", True),
+        (1, "-1", True),
+        (1, "0.08", False),
+        (1, "0", False),
+        (2, "0.55", True),
+        (2, "0.7", False),
+        (3, "0.725", True),
+        (3, "1.255", False),
+    ],
 )
 def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path, monkeypatch):
     row = {"step": 1, "optim/loss": -0.081, "advantage/zero_groups": 0.508, "optim/grad_norm": 0.7248}

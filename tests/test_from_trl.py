@@ -19,7 +19,7 @@ from testbed import ROOT, script
 TRL = json.loads((ROOT / "tests" / "trl_numbers.json").read_text(encoding="utf-8"))
 
 # Fifty options in the ways in which scripts write them.
-TRAIN = '''
+TRAIN = """
 import torch
 from datasets import load_dataset
 from peft import LoraConfig
@@ -65,7 +65,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 def move(config, kind="GRPOConfig", **sizes):
@@ -161,7 +161,9 @@ def test_a_loss_has_its_script(config, where):
     assert not any("is near it" in sentence for sentence in moved.to_do)
 
 
-@pytest.mark.parametrize("config", [{"loss_type": "vespo"}, {"loss_type": "dr_grpo", "importance_sampling_level": "sequence"}])
+@pytest.mark.parametrize(
+    "config", [{"loss_type": "vespo"}, {"loss_type": "dr_grpo", "importance_sampling_level": "sequence"}]
+)
 def test_a_loss_that_is_not_here_is_named_first(config):
     assert move(config).to_do[0].startswith("no script has loss_type")
 
@@ -272,7 +274,13 @@ def test_every_field_of_a_configuration_has_a_line(name):
     for field in fields(getattr(trl, name)):
         value = field.default if field.default_factory is MISSING else field.default_factory()
         changed[field.name] = (value, others.get(type(value), lambda value: value)(value))
-    kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations", "max_steps")
+    kept = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_generations",
+        "num_iterations",
+        "max_steps",
+    )
     for place in (0, 1):
         config = {name: values[place * (name not in kept)] for name, values in changed.items()}
         moved, start = from_trl.moved(trl_files.Source(given=config), name)
@@ -297,6 +305,7 @@ def test_trl_still_counts_as_the_table_says(number, tmp_path):
 @pytest.mark.needs("trl")
 def test_the_defaults_are_those_of_the_trl_that_is_installed():
     import trl
+
     import trl_numbers
 
     assert {name: trl_numbers.defaults(getattr(trl, name)) for name in from_trl.DEFAULTS} == from_trl.DEFAULTS

@@ -26,9 +26,7 @@ def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, prompts
     config = sampling_config(policy, temperature, top_p, length)
     options = {"num_return_sequences": n} if stock else policy.generate_options(n)
     with sampling_mode(policy, seed, CPU):
-        output = policy.lm.generate(
-            input_ids=ids, attention_mask=mask.long(), generation_config=config, **options
-        )
+        output = policy.lm.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config, **options)
     return output.sequences[:, ids.shape[1] :]
 
 

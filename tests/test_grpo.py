@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 import grpo
 from common.metrics import Metrics
-from testbed import FAMILY, SCRIPTS, b1, embedded, fill, hand_made_batch, script, totals_of
+from testbed import FAMILY, b1, embedded, fill, hand_made_batch, script, totals_of
 
 
 def args_of(**options):

@@ -15,8 +15,8 @@ import torch
 from accelerate import Accelerator
 
 import attention
-from common.metrics import Metrics
 from common.loading import load_policy, load_tokenizer
+from common.metrics import Metrics
 from common.pairs import load_pairs, pair_batches
 from common.scorer import load_scorer
 from testbed import (

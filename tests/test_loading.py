@@ -194,7 +194,7 @@ def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatc
 
 
 def test_model_is_saved_with_its_own_generation_config(tmp_path):
-    _, args, tokenizer, policy = embedded()
+    _, _args, tokenizer, policy = embedded()
     policy.lm.generation_config = GenerationConfig(do_sample=True, top_k=7, eos_token_id=1)
     policy.lm.save_pretrained(tmp_path / "a")
     tokenizer.save_pretrained(tmp_path / "a")

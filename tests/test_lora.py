@@ -82,7 +82,10 @@ def test_new_adapters_change_nothing():
 
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
     args = grpo.Args(lora_rank=4)
-    start, policy = load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True)), load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+    start, policy = (
+        load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True)),
+        load_policy(args, load_tokenizer(args), Accelerator(cpu=True)),
+    )
     reference = load_reference(policy, args, Accelerator(cpu=True))
     move(policy)
     before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
@@ -103,7 +106,9 @@ def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
         args, tokenizer, policy = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
         batch, rewards = hand_made_batch(policy, tokenizer, args)
         batch = fill(script(name), batch, rewards, args)
-        found.append(gradients(script(name), args, policy, batch, load_reference(policy, args, Accelerator(cpu=True)))[0][0])
+        found.append(
+            gradients(script(name), args, policy, batch, load_reference(policy, args, Accelerator(cpu=True)))[0][0]
+        )
     scale = max(float(gradient.abs().max()) for gradient in found[0])
     assert (
         largest_difference(found[0], found[1]) < 1e-5 * scale and largest_difference(found[1], found[2]) < 1e-5 * scale

@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 
+import math_verify_reward as tool
 import psutil
 import pytest
 
 from common.errors import InputError
 from testbed import ROOT
-import math_verify_reward as tool
 
 
 def test_math_verify_missing_says_what_to_install(monkeypatch):

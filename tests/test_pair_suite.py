@@ -14,8 +14,8 @@ from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import Pair, load_pairs
 from common.run import Run
-from processes import run_processes
 from common.scorer import load_scorer
+from processes import run_processes
 from testbed import (
     PAIRS,
     ROOT,

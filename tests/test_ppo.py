@@ -1,6 +1,5 @@
 """ppo.py: rewards of tokens, advantages by their definition, the critic and its loss, controllers and reward models."""
 
-import json
 import math
 import shutil
 
@@ -12,10 +11,10 @@ from transformers import AutoTokenizer
 
 import ppo
 from common.batches import split_rollout
-from common.errors import InputError
 from common.data import EMBEDDED
-from common.metrics import Metrics
+from common.errors import InputError
 from common.masked import moments
+from common.metrics import Metrics
 from small_models import random_batch, random_policy, save_reward_model
 from testbed import (
     b1,
@@ -250,7 +249,6 @@ def test_the_critic_computes_in_float32_whatever_its_weights_are_held_in():
     assert values.dtype == torch.float32 and model.critic.head.weight.grad.abs().max() > 0
     with torch.no_grad():
         states = model.critic.states(batch)
-        rows, columns, hidden = states
         model.critic.states = lambda batch: states
         expected = model.critic(batch, states)
         with torch.autocast("cpu", dtype=torch.bfloat16):  # mixed precision

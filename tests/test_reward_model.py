@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import reward_model
 from common.errors import InputError
 from common.loading import load_tokenizer
-from common.pairs import load_pairs, pair_length
-from common.pairs import pair_batches
+from common.pairs import load_pairs, pair_batches, pair_length
 from common.scorer import load_scorer
 from testbed import ROOT, metric_rows
 
@@ -112,7 +111,9 @@ def test_a_classifier_of_several_labels_is_refused(tmp_path):
 
 def test_it_learns(tmp_path):
     """A few steps on the embedded pairs: held-out accuracy from a half to nine tenths."""
-    reward_model.main(["--max_steps", "40", "--pairs_per_step", "16", "--eval_every", "0", "--output_dir", str(tmp_path)])
+    reward_model.main(
+        ["--max_steps", "40", "--pairs_per_step", "16", "--eval_every", "0", "--output_dir", str(tmp_path)]
+    )
     rows = metric_rows(tmp_path)
     assert rows[0]["eval/accuracy"] == 0.5 and rows[0]["eval/loss"] == pytest.approx(math.log(2))
     assert rows[-1]["eval/accuracy"] >= 0.88 and rows[-1]["eval/margin"] > 1

@@ -185,7 +185,9 @@ def ends_with(error):
     return save_pretrained
 
 
-@pytest.mark.parametrize("error, why", [(FULL, "[Errno 28] No space left on device"), (KeyError("w1"), "KeyError 'w1'")])
+@pytest.mark.parametrize(
+    "error, why", [(FULL, "[Errno 28] No space left on device"), (KeyError("w1"), "KeyError 'w1'")]
+)
 def test_a_training_whose_model_cannot_be_written_is_kept(error, why, tmp_path, monkeypatch, bfloat16_model, capsys):
     # The default is no checkpoint: whatever fails after hours of training lost all of it.
     train(tmp_path / "a", *bfloat16_model)
@@ -459,7 +461,7 @@ def test_evaluations_and_checkpoints_are_due_at_the_last_step_too(eval_every, sa
 
 
 def test_a_process_stops_where_another_one_was_signalled(tmp_path, monkeypatch):
-    run, optimizer, _ = start(tmp_path)
+    run, _optimizer, _ = start(tmp_path)
     monkeypatch.setattr(Accelerator, "gather", lambda self, own: torch.cat([own, torch.tensor([15])]))
     assert list(run.steps()) == [] and run.stopped == 15
     with pytest.raises(SystemExit) as end:

@@ -74,7 +74,9 @@ def test_an_update_is_that_of_the_plain_way(name):
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
     """On given pairs, which nothing samples; the evaluation decodes greedily."""
-    sizes = "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
+    sizes = (
+        "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
+    )
     rows = []
     for is_fast in ("true", "false"):
         options = [*few_pairs, "--eval_dataset", "embedded", "--fast", is_fast]

@@ -87,15 +87,11 @@ def test_the_site_has_what_a_reader_comes_for(site):
         assert f'href="{target}"' in index, target
     assert 'class="gi"' in index and "<table>" in index  # a diff in colours
     assert '"tokens":' in (site / "run.html").read_text(encoding="utf-8")
-    assert "def policy_loss" in re.sub(
-        "<.*?>", "", (site / "grpo.py.html").read_text(encoding="utf-8")
-    )
+    assert "def policy_loss" in re.sub("<.*?>", "", (site / "grpo.py.html").read_text(encoding="utf-8"))
 
 
 # Each page in frames of two widths; a page says how wide it is and its window.
-REPORT = (
-    "parent.postMessage([location.pathname, innerWidth, document.documentElement.scrollWidth], '*')"
-)
+REPORT = "parent.postMessage([location.pathname, innerWidth, document.documentElement.scrollWidth], '*')"
 FRAMES = """<title></title><body><script>
 const found = [];
 addEventListener("message", ({ data }) => {
@@ -114,15 +110,11 @@ for (const place of PLACES) {
 def test_no_page_is_wider_than_its_window(site, tmp_path):
     """Each page, and of the sources, which have one frame, a script."""
     shown = shutil.copytree(site, tmp_path / "site")
-    places = [
-        str(file.relative_to(shown)) for file in shown.rglob("*.html") if "." not in file.stem
-    ]
+    places = [str(file.relative_to(shown)) for file in shown.rglob("*.html") if "." not in file.stem]
     places.append("grpo.py.html")
     for place in places:
         text = (shown / place).read_text(encoding="utf-8")
-        (shown / place).write_text(
-            text.replace("</body>", f"<script>{REPORT}</script></body>"), encoding="utf-8"
-        )
+        (shown / place).write_text(text.replace("</body>", f"<script>{REPORT}</script></body>"), encoding="utf-8")
     found = in_browser(shown, "frames.html", FRAMES.replace("PLACES", json.dumps(places)))
     assert len(found) == 2 * len(places) > 40
     assert [report for report in found if report[2] > report[1]] == []

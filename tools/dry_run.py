@@ -50,7 +50,9 @@ class Sizes:
     def __init__(self, lm, head=True):
         config = lm.config.get_text_config()
         output = lm.get_output_embeddings()
-        linear = [module for module in lm.modules() if type(module).__name__ in ("Linear", "Conv1D")]
+        linear = [
+            module for module in lm.modules() if type(module).__name__ in ("Linear", "Conv1D")
+        ]
         matrices = [module.weight for module in linear if module is not output]
         tied = output.weight is lm.get_input_embeddings().weight
         removed = 0 if head or tied else output.weight.numel()
@@ -164,7 +166,11 @@ class Terms:
         if self.job.weight_share == 1:
             return 0
         ends = sizes.embedding * (1 if sizes.tied else 2)
-        part = 1e9 if self.job.strategy == "ZeRO-3" else ends + 2 * (sizes.weights - ends) / sizes.layers
+        part = (
+            1e9
+            if self.job.strategy == "ZeRO-3"
+            else ends + 2 * (sizes.weights - ends) / sizes.layers
+        )
         return self.stream * (sizes.weights if phase == "rollout" else min(part, sizes.weights))
 
     def rollout(self, rows, n):
@@ -184,7 +190,9 @@ class Terms:
         layer = 3 * sizes.intermediate * self.size + 3 * sizes.hidden * 4 + prompt * (1 + self.size)
         scores = (0 if self.size == 4 else 2) + (4 if args.temperature != 1 else 0)
         logits = sizes.vocabulary * (4 + scores + 4 + 4)
-        cached = self.size if args.fast else self.stream  # fast/ casts to what attention computes in
+        cached = (
+            self.size if args.fast else self.stream
+        )  # fast/ casts to what attention computes in
         first = {"key-value cache": self.cache(prompts, prompt, 1, self.stream)}
         first["work"] = prompts * prompt * layer
         last = {"key-value cache": self.cache(rows, prompt, args.max_new_tokens, cached)}
@@ -231,7 +239,9 @@ class Terms:
         rank = self.args.lora_rank
         norms = 2 * (4 * hidden + 4 + self.stream * hidden)
         linear = (3 + 2 if self.precision == "autocast" else 1 + 1) * size * hidden
-        per_token = norms + linear + size * (2 * sizes.query + 4 * sizes.intermediate) + 4 * sizes.heads
+        per_token = (
+            norms + linear + size * (2 * sizes.query + 4 * sizes.intermediate) + 4 * sizes.heads
+        )
         if rank:
             per_token -= 2 * self.stream * hidden
             per_token += 7 * rank * size
@@ -276,7 +286,9 @@ class Terms:
         again = 0
         if self.args.gradient_checkpointing:
             again = self.layer_activations(rows, queries, keys)
-        wider = max(tokens * sizes.intermediate, rows * (queries + keys) * sizes.query) * 2 * self.size
+        wider = (
+            max(tokens * sizes.intermediate, rows * (queries + keys) * sizes.query) * 2 * self.size
+        )
         return again + wider + tokens * 2 * 4 * sizes.hidden + self.gradient_of_embedding()
 
     def gradient_of_embedding(self):
@@ -384,10 +396,14 @@ def estimate(args, job, sizes, critic=None, scorers=()):
     phases = {}
     models = [policy, Terms(critic, args, job)] if critic else [policy]
     held = {term: sum(model.held()[term] for model in models) for term in policy.held()}
-    held["weights"] += sum(scorer.weights for scorer in scorers) * (2 if args.dtype == "bfloat16" else 4)
+    held["weights"] += sum(scorer.weights for scorer in scorers) * (
+        2 if args.dtype == "bfloat16" else 4
+    )
     gradients = held.pop("gradients")
     if isinstance(args, RunArgs):
-        for phase, (rows, n) in zip(("rollout", "evaluation"), rollout_rows(args, job), strict=True):
+        for phase, (rows, n) in zip(
+            ("rollout", "evaluation"), rollout_rows(args, job), strict=True
+        ):
             if rows:
                 phases[phase] = held | policy.rollout(rows, n)
     width = shape.prompt + shape.completion
@@ -398,7 +414,10 @@ def estimate(args, job, sizes, critic=None, scorers=()):
         passes = [of_prompts, (shape.rows, shape.completion - 1, width - 1)]
     activations = sum(model.activations(*each) for each in passes for model in models)
     activations += tokens * sizes.hidden * policy.size  # the states that are the head's input
-    update = held | {"gradients": gradients if shape.forwards > 1 else 0, "activations": activations}
+    update = held | {
+        "gradients": gradients if shape.forwards > 1 else 0,
+        "activations": activations,
+    }
     work = {
         "forward": policy.head_work(tokens, backward=False),
         "backward": max(policy.head_work(tokens), policy.layer_work(*passes[-1])),
@@ -406,7 +425,9 @@ def estimate(args, job, sizes, critic=None, scorers=()):
     for phase in work:
         copies = sum(model.copies(phase) for model in models)
         phases[phase] = update | {"copies of weights": copies, "work": work[phase]}
-    full = held | {"gradients": 0 if job.strategy == "DDP" else gradients}  # else they lie in the buckets
+    full = held | {
+        "gradients": 0 if job.strategy == "DDP" else gradients
+    }  # else they lie in the buckets
     at_the_end = full | {"work": 2 * policy.gradient_of_embedding()}
     phases["backward"] = max(phases["backward"], at_the_end, key=total)
     return phases | {"optimizer": full | {"work": sum(model.adamw_copy() for model in models)}}
@@ -470,7 +491,9 @@ def report(args, job, sizes, compute):
 def less_memory(args, job, compute, most):
     """[(text, peak)] of the three options, or ways to launch, that lower the peak most, each alone."""
     options = {"gradient_checkpointing": True, "kl_coef": 0, "lora_rank": 16}
-    if args.lora_rank:  # only the base is bfloat16 then; weights that train would lose small updates
+    if (
+        args.lora_rank
+    ):  # only the base is bfloat16 then; weights that train would lose small updates
         options["dtype"] = "bfloat16"
     name = "micro_batch_tokens" if getattr(args, "micro_batch_tokens", 0) else "micro_batch_size"
     options[name] = max(2, getattr(args, name) // 4)
@@ -483,7 +506,9 @@ def less_memory(args, job, compute, most):
             text = f"--{name}" if value is True else f"--{name} {value}"
             found[text] = peak(compute(dataclasses.replace(args, **{name: value}), job))[1]
     if args.dtype == "float32" and not job.bf16:
-        found["accelerate launch --mixed_precision bf16"] = peak(compute(args, job._replace(bf16=True)))[1]
+        found["accelerate launch --mixed_precision bf16"] = peak(
+            compute(args, job._replace(bf16=True))
+        )[1]
     if job.strategy == "DDP":
         found["configs/fsdp2.yaml"] = peak(compute(args, job._replace(strategy="FSDP2")))[1]
     lower = [each for each in found.items() if each[1] < 0.99 * most]
@@ -496,7 +521,9 @@ def main(words=None):
         return print(__doc__)
     name = words[0].removesuffix(".py")
     if importlib.util.find_spec(name) is None or not hasattr(importlib.import_module(name), "Args"):
-        raise InputError(f"{words[0]} is no script: name one such as grpo.py, and its options after it")
+        raise InputError(
+            f"{words[0]} is no script: name one such as grpo.py, and its options after it"
+        )
     args = parse_args(importlib.import_module(name).Args, words[1:])
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(dry_run(args)))

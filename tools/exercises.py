@@ -39,8 +39,12 @@ def read_run(folder):
 
 def code_of(number):
     """The check of an exercise: the Python in its section above the solution, or ""."""
-    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {number}. ")[2].partition("\n## ")[0]
-    block = re.search(r"^```python\n(.*?)^```$", section.partition("<details>")[0], re.MULTILINE | re.DOTALL)
+    section = (
+        PAGE.read_text(encoding="utf-8").partition(f"\n## {number}. ")[2].partition("\n## ")[0]
+    )
+    block = re.search(
+        r"^```python\n(.*?)^```$", section.partition("<details>")[0], re.MULTILINE | re.DOTALL
+    )
     return block[1] if block else ""
 
 

@@ -28,8 +28,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "examples")]
 
-import names
 import recipes
+
+import names
 import trl_files
 from common.args import check
 from common.errors import InputError, clean_exit

@@ -18,8 +18,18 @@ from collections import defaultdict
 from piped import end_with_the_reader
 
 PARTS = pathlib.Path(__file__).parent / "look"
-FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # what stands in the place of /*STYLE*/ in page.html
-NEEDED = {"tokens", "reward", "truncated", "logprob", "change", "entropy"}  # of a row of tokens.jsonl
+FILES = {
+    "STYLE": "style.css",
+    "PROGRAM": "page.js",
+}  # what stands in the place of /*STYLE*/ in page.html
+NEEDED = {
+    "tokens",
+    "reward",
+    "truncated",
+    "logprob",
+    "change",
+    "entropy",
+}  # of a row of tokens.jsonl
 MOST_TOKENS = 150_000  # of tokens.jsonl on a page, about 7 MB
 MOST_CHARACTERS = 3_000_000  # of answers to evaluation prompts on a page
 MOST_POINTS = 600  # of a curve
@@ -154,7 +164,9 @@ def collect(folder):
         raise NoRun(f"{folder / 'metrics.jsonl'} has no row yet")
     steps, left_out = made_of(folder / "tokens.jsonl", token_steps)
     if not steps:
-        raise NoRun(f"{folder / 'tokens.jsonl'} has no row: run with --record_tokens, which writes it")
+        raise NoRun(
+            f"{folder / 'tokens.jsonl'} has no row: run with --record_tokens, which writes it"
+        )
     return facts | {
         "run": folder.resolve().name,
         "step": metrics[-1]["step"],
@@ -170,7 +182,9 @@ def read_facts(folder):
     path = folder / "args.json"
     try:
         args = json.loads(path.read_text(encoding="utf-8"))
-        facts = {name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")}
+        facts = {
+            name: args.get(name) for name in ("script", "dataset", "max_steps", "learning_rate")
+        }
         facts["model"] = args.get("model_name_or_path")
     except OSError:
         raise NoRun(f"{folder} is not the folder of a run: there is no args.json in it") from None
@@ -178,7 +192,9 @@ def read_facts(folder):
         raise NoRun(f"{path} is not the args.json of a run") from None
     if "pairs_per_step" in args:
         nothing = "there are no tokens to show; tools/plot.py draws its curves"
-        raise NoRun(f"{folder} is a run of {args.get('script')}.py, which trains on pairs: {nothing}")
+        raise NoRun(
+            f"{folder} is a run of {args.get('script')}.py, which trains on pairs: {nothing}"
+        )
     return facts
 
 
@@ -200,7 +216,10 @@ def page(data):
     parts = {name: (PARTS / file).read_text(encoding="utf-8") for name, file in FILES.items()}
     text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts["DATA"] = text_of_data.replace("<", "\\u003c")
-    for name, part in parts.items():  # the data are last: what stands in them is replaced by nothing
+    for (
+        name,
+        part,
+    ) in parts.items():  # the data are last: what stands in them is replaced by nothing
         text = text.replace(f"/*{name}*/", part, 1)
     return text
 

@@ -61,7 +61,12 @@ WIDE = shape(512, 4, 8, 2, 1408, 8192, True)
 DEEP = shape(256, 16, 4, 2, 704, 4096, False)
 VOCABULARY = shape(256, 2, 4, 1, 704, 65536, True)
 SMALL = dict(
-    prompts_per_step=4, group_size=4, micro_batch_size=8, max_prompt_tokens=64, max_new_tokens=48, generate_batch_size=0
+    prompts_per_step=4,
+    group_size=4,
+    micro_batch_size=8,
+    max_prompt_tokens=64,
+    max_new_tokens=48,
+    generate_batch_size=0,
 )
 CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "wide: 4 layers of width 512": (WIDE, {}, False, False),
@@ -74,7 +79,12 @@ CASES = {  # name: (shape, options of grpo.py, mixed precision bf16, under DDP)
     "`--fast false`, temperature 0.7": (WIDE, dict(fast=False, temperature=0.7), False, False),
     "DDP (one process)": (WIDE, {}, False, True),
     "deep: 16 layers of width 256": (DEEP, {}, False, False),
-    "deep, rows of 352 tokens": (DEEP, dict(max_prompt_tokens=304, prompts_per_step=2), False, False),
+    "deep, rows of 352 tokens": (
+        DEEP,
+        dict(max_prompt_tokens=304, prompts_per_step=2),
+        False,
+        False,
+    ),
     "deep, checkpointing, mixed precision": (DEEP, dict(gradient_checkpointing=True), True, False),
     "LoRA, rank 16": (WIDE, dict(lora_rank=16), False, False),
     "LoRA, `--dtype bfloat16`": (WIDE, dict(lora_rank=16, dtype="bfloat16"), False, False),
@@ -101,7 +111,9 @@ def measured(action, live=0, device="cpu"):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         action()
     # `profiled.events()` leaves out what happens inside operators.
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     most = live
     for _, change in sorted((event.start_ns(), event.nbytes()) for event in events):
         live += change
@@ -137,29 +149,41 @@ def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
     peaks = {}
     ids = torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100
     rows = (ids + 3).view(args.prompts_per_step, -1).tolist()
-    prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
+    prompts = [
+        types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)
+    ]  # each forward has padding
 
     def build():
         held.policy = random_policy(args, sizes, accelerator).to(device)
         held.reference = load_reference(held.policy, args, accelerator)
         held.model = accelerator.prepare(held.policy)
         if ddp:
-            held.model = torch.nn.parallel.DistributedDataParallel(held.model, gradient_as_bucket_view=True)
-            accelerator.no_sync = lambda model: model.no_sync()  # which it leaves out, as it did not wrap the model
+            held.model = torch.nn.parallel.DistributedDataParallel(
+                held.model, gradient_as_bucket_view=True
+            )
+            accelerator.no_sync = lambda model: (
+                model.no_sync()
+            )  # which it leaves out, as it did not wrap the model
         trained = [parameter for parameter in held.policy.parameters() if parameter.requires_grad]
-        held.optimizer = torch.optim.AdamW(trained, 1e-6, fused=accelerator.device.type == "cuda" or None)
+        held.optimizer = torch.optim.AdamW(
+            trained, 1e-6, fused=accelerator.device.type == "cuda" or None
+        )
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         step()
 
     def rollout():
         with accelerator.autocast():
-            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, (0,), args)
+            held.batch = grpo.rollout(
+                held.policy, prompts, args.group_size, args.temperature, 1.0, (0,), args
+            )
         held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
         held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1, device=device)
 
     def update():
-        waiting = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None)  # the step is measured by itself
+        waiting = types.SimpleNamespace(
+            step=lambda: None, zero_grad=lambda: None
+        )  # the step is measured by itself
         grpo.update(accelerator, held.model, held.reference, waiting, held.batch, args, Metrics())
 
     def step():
@@ -174,7 +198,9 @@ def measured_step(args, sizes, bf16=False, ddp=False, device="cpu"):
 
 def computed_step(args, sizes, bf16=False, ddp=False, device="cpu"):
     """What the formula gives for `measured_step`."""
-    phases = estimate(args, Job(1, "DDP" if ddp else "single", bf16, device != "cpu"), meta_sizes(sizes))
+    phases = estimate(
+        args, Job(1, "DDP" if ddp else "single", bf16, device != "cpu"), meta_sizes(sizes)
+    )
     totals = {phase: sum(terms.values()) for phase, terms in phases.items()}
     update = max(totals["forward"], totals["backward"])
     return {"rollout": totals["rollout"], "update": update, "optimizer": totals["optimizer"]}
@@ -196,14 +222,18 @@ def measure():
             both = f"{value / 2**20:8.1f} MiB, computed {computed[phase] / 2**20:8.1f}"
             print(f"{name:40} {phase:10} {both}: {ratio:.3f}")
             if abs(ratio - 1) > 0.15:
-                off.append(f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured")
+                off.append(
+                    f"{name}: {phase}: the formula gives {ratio:.2f} times what was measured"
+                )
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8", newline="\n")
     return off
 
 
 def meta_sizes(sizes):
     with torch.device("meta"):
-        return Sizes(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
+        return Sizes(
+            AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS))
+        )
 
 
 def main(arguments):

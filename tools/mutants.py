@@ -19,10 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples")]
 
 import recipes  # noqa: E402
+
 from piped import end_with_the_reader  # noqa: E402
 
 WHOLE = "test_whole_updates.py::test_group_relative[grpo-GRPO-]"
-SPLIT = "test_invariances.py::test_gradient_is_invariant_to_micro_batches[{{'micro_batch_size': 5}}-{}]"
+SPLIT = (
+    "test_invariances.py::test_gradient_is_invariant_to_micro_batches[{{'micro_batch_size': 5}}-{}]"
+)
 PAIR_SPLIT = "test_invariances.py::test_gradient_of_pairs_is_invariant_to_micro_batches[6-{}]"
 PROCESSES = "test_invariances.py::test_gradient_is_invariant_to_processes[{}]"
 VECTORS = "test_vectors.py::test_a_script_computes_what_the_cases_say[{}-float64]"
@@ -31,7 +34,11 @@ TWO = "test_launch.py::test_two_processes_take_the_same_step_as_one[{}]"
 DAPO = "test_whole_updates.py::test_group_relative[dapo-DAPO-]"
 
 BUGS = [  # of examples/bugs: (name, script, test)
-    ("zero_grad", "grpo.py", "test_suite.py::test_minibatches_are_equal_runs_of_whole_groups_in_draw_order[grpo]"),
+    (
+        "zero_grad",
+        "grpo.py",
+        "test_suite.py::test_minibatches_are_equal_runs_of_whole_groups_in_draw_order[grpo]",
+    ),
     ("temperature", "grpo.py", WHOLE),
     ("order", "grpo.py", "test_grpo.py::test_each_group_has_its_own_mean_and_deviation"),
     ("old_logprobs", "grpo.py", WHOLE),
@@ -293,8 +300,14 @@ def run_tests(project, *tests):
     options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
     # A bug of the same second and size as the one before would run from the cache of that one.
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, encoding="utf-8")
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, encoding="utf-8"
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -302,7 +315,9 @@ def verdict(code, output):
     """`killed`: the test failed; `survived`; `broken`: what ran was not the bug: mend the row."""
     if code == 0:
         return "survived"
-    misspelt = any(f"E   {error}" in output for error in ("NameError", "SyntaxError", "ImportError"))
+    misspelt = any(
+        f"E   {error}" in output for error in ("NameError", "SyntaxError", "ImportError")
+    )
     return "killed" if code == 1 and not misspelt else "broken"
 
 
@@ -310,7 +325,9 @@ def main(words):
     chosen = [row for row in rows() if not words or any(word in row[0] for word in words)]
     ignored = shutil.ignore_patterns(".*", "__pycache__", "runs")
     with tempfile.TemporaryDirectory() as folder:
-        project = pathlib.Path(shutil.copytree(ROOT, pathlib.Path(folder) / "project", ignore=ignored))
+        project = pathlib.Path(
+            shutil.copytree(ROOT, pathlib.Path(folder) / "project", ignore=ignored)
+        )
         code, output = run_tests(project, *sorted({test for *_, test in chosen}))
         if code:
             print("these tests must pass before they can fail on a bug:", output[-3000:], sep="\n")

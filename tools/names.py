@@ -71,10 +71,16 @@ def name_here(name, value, fields):
         return misspelt(name, value, fields)
     here, *_, sentence = next((row for row in rows if row[0] in fields), rows[-1])
     if here == name:  # an option of another script
-        return "; ".join(["this script does not have it", *[sentence] * sentence.startswith("only ")])
+        return "; ".join(
+            ["this script does not have it", *[sentence] * sentence.startswith("only ")]
+        )
     if not here:
         return sentence
-    use = f"use --{here}" if here in fields else f"here it is --{here}, which this script does not have"
+    use = (
+        f"use --{here}"
+        if here in fields
+        else f"here it is --{here}, which this script does not have"
+    )
     return f"{use}; {sentence}" if sentence else use
 
 

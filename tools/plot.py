@@ -137,7 +137,11 @@ class Run:
     def curve(self, metric):
         """{step: value} of a metric, where it is a finite number."""
         points = {row["step"]: row.get(metric) for row in self.rows}
-        return {step: x for step, x in points.items() if isinstance(x, (int, float)) and math.isfinite(x)}
+        return {
+            step: x
+            for step, x in points.items()
+            if isinstance(x, (int, float)) and math.isfinite(x)
+        }
 
 
 # Reading
@@ -179,7 +183,9 @@ def read(file, name):
         options = json.loads(file.with_name("args.json").read_text(encoding="utf-8"))
     text = file.read_text(encoding="utf-8", errors="replace")
     text = text[: text.rfind("\n") + 1]  # The run may be writing its next row.
-    text = re.sub(r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', text)  # of older results
+    text = re.sub(
+        r'"policy/clip_(low|high)":', r'"policy/clip_fraction_\1":', text
+    )  # of older results
     rows = [json.loads(line) for line in text.splitlines()]
     rows = [{printable(name): x for name, x in row.items()} for row in rows if "step" in row]
     if options and "accuracy" not in options.get("reward", ()):
@@ -410,7 +416,15 @@ def draw(axis, runs, metric, large):
                 ends = f"{values[0]:.3g} → {values[-1]:.3g}".replace("-", "−")  # as on the axis
                 axis.set_title(ends, loc="right", color=colour, fontsize=13, pad=16)
     axis.set_title(words_of(metric, runs), loc="left", fontsize=13 if large else 9.5, pad=16)
-    axis.text(0, 1.02, metric, transform=axis.transAxes, fontsize=8 if large else 7, color=GREY, va="bottom")
+    axis.text(
+        0,
+        1.02,
+        metric,
+        transform=axis.transAxes,
+        fontsize=8 if large else 7,
+        color=GREY,
+        va="bottom",
+    )
     style(axis, large)
 
 
@@ -438,7 +452,9 @@ def header(figure, runs, height, title):
     title = title or title_of(runs) or ", ".join(names)
     figure.text(y=1 - 0.12 / height, s=title, fontsize=15, fontweight="bold", **place)
     if len(runs) == 1:
-        figure.text(y=1 - 0.45 / height, s=f"{runs[0].name}, {steps_of(runs[0])}", color=GREY, **place)
+        figure.text(
+            y=1 - 0.45 / height, s=f"{runs[0].name}, {steps_of(runs[0])}", color=GREY, **place
+        )
         return
     figure.text(y=1 - 0.42 / height, s=differences(runs), color=GREY, fontsize=9, **place)
     lines = []
@@ -513,7 +529,9 @@ def draw_runs(names, output=None, patterns=None, title=None):
     runs = read_runs(files)
     for pattern in patterns or ():
         if not logged(runs, [pattern]):
-            raise NoRun(f"no row has the metric {pattern}; there are {', '.join(logged(runs, '*'))}")
+            raise NoRun(
+                f"no row has the metric {pattern}; there are {', '.join(logged(runs, '*'))}"
+            )
     large, small, notes = ([], logged(runs, patterns), "") if patterns else choose(runs)
     if not large + small:
         raise NoRun(f"{', '.join(map(str, files))}: no row has a metric that is drawn")
@@ -523,11 +541,16 @@ def draw_runs(names, output=None, patterns=None, title=None):
     path = pathlib.Path(output) if output else files[0].with_name("metrics.png")
     try:
         figure = picture(runs, large, small, notes, title)
-        figure.savefig(path, dpi=160, metadata={"Software": None} if path.suffix == ".png" else None)
+        figure.savefig(
+            path, dpi=160, metadata={"Software": None} if path.suffix == ".png" else None
+        )
         pyplot().close(figure)
     except ImportError:
         raise NoRun("matplotlib is not installed: pip install matplotlib") from None
-    except (OSError, ValueError) as error:  # no such folder, no right to write, an unknown kind of picture
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no such folder, no right to write, an unknown kind of picture
         raise NoRun(f"{path} cannot be written: {' '.join(str(error).split())}") from None
     return f"{path}: {', '.join(large + small)}. {notes}".strip()
 

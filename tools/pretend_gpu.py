@@ -29,9 +29,19 @@ aten = torch.ops.aten
 _setup_privateuseone_for_python_backend("gpu")
 GPU = torch.device("gpu:0")
 COPIES = {aten.copy_.default, aten._to_copy.default}
-INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+}
 # The result is a number of the host, or a tensor whose size the host has to know.
-WAITS = {aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.nonzero.default}
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.is_nonzero.default,
+    aten.equal.default,
+    aten.nonzero.default,
+}
 WAITS |= {aten.masked_select.default, aten.repeat_interleave.Tensor, aten._unique2.default}
 
 
@@ -54,14 +64,18 @@ def note(what):
     frame, line, phase, below = sys._getframe(1), "", "", ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__:  # not the README's .venv
+        if (
+            file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__
+        ):  # not the README's .venv
             if frame.f_code.co_name == "main":
                 phase = phase or below
             if below not in EVALUATIONS:
                 below = frame.f_code.co_name
             line = line or f"{file.removeprefix(str(ROOT) + '/')}:{frame.f_lineno}"
         frame = frame.f_back
-    Counted.waits[phase or below or "backward", what, line] += 1  # the backward pass runs in a thread of its own
+    Counted.waits[phase or below or "backward", what, line] += (
+        1  # the backward pass runs in a thread of its own
+    )
 
 
 class Gpu(torch.Tensor):
@@ -70,7 +84,9 @@ class Gpu(torch.Tensor):
     @staticmethod
     def __new__(cls, x, requires_grad=False):
         options = dict(strides=x.stride(), storage_offset=x.storage_offset(), dtype=x.dtype)
-        return torch.Tensor._make_wrapper_subclass(cls, x.size(), device=GPU, requires_grad=requires_grad, **options)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, x.size(), device=GPU, requires_grad=requires_grad, **options
+        )
 
     def __init__(self, x, requires_grad=False):
         self.x = x
@@ -99,13 +115,22 @@ def run(function, args, kwargs):
     """Run one operation on the CPU tensors, after a check of devices."""
     there, here = [], []
     device, first = kwargs.get("device"), args[0] if args else None
-    real_args, real_kwargs = unwrap(args, there, here), {name: unwrap(x, there, here) for name, x in kwargs.items()}
+    real_args, real_kwargs = (
+        unwrap(args, there, here),
+        {name: unwrap(x, there, here) for name, x in kwargs.items()},
+    )
     on_gpu = bool(there) if device is None else torch.device(device).type == "gpu"
     if function in COPIES:
         crosses = bool(here and there) or (device is not None and bool(there) != on_gpu)
         blocking = not (kwargs.get("non_blocking") or args[2:3] == (True,))
-        if crosses and blocking and first.numel():  # in both directions CUDA's copy waits for all before it
-            note("to the GPU" if isinstance(first, Gpu) == (function is aten.copy_.default) else "to the CPU")
+        if (
+            crosses and blocking and first.numel()
+        ):  # in both directions CUDA's copy waits for all before it
+            note(
+                "to the GPU"
+                if isinstance(first, Gpu) == (function is aten.copy_.default)
+                else "to the CPU"
+            )
     elif function in INDEXING:
         check_index(function, args)
     elif there and any(x.dim() > 0 for x in here):  # a CPU tensor of no dimensions is a number
@@ -146,7 +171,9 @@ def check_index(function, args):
     indices = [x for x in args[1] if x is not None]
     if not isinstance(indexed, Gpu):
         if any(isinstance(x, Gpu) for x in [*indices, values]):
-            raise RuntimeError(f"{function}: a tensor on cpu indexed by, or filled from, one on gpu:0")
+            raise RuntimeError(
+                f"{function}: a tensor on cpu indexed by, or filled from, one on gpu:0"
+            )
         return
     if values is not None and not isinstance(values, Gpu) and values.dim() > 0:
         raise RuntimeError(f"{function}: a tensor on gpu:0 filled from one on cpu")
@@ -167,10 +194,14 @@ def pretended():
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
-    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: None  # what is drawn there comes from the CPU's
+    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: (
+        None
+    )  # what is drawn there comes from the CPU's
     # AdamW as on CUDA: one operation for all parameters.
     sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)
-    torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to(GPU)` puts other tensors in their place
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # `module.to(GPU)` puts other tensors in their place
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=GPU)` is seen by the mode
     original = Accelerator.__init__
 

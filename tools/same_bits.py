@@ -86,7 +86,9 @@ def rows_of(file):
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = []
     for line in lines:
-        rows.append({name: x for name, x in json.loads(line).items() if not name.startswith(VARIES)})
+        rows.append(
+            {name: x for name, x in json.loads(line).items() if not name.startswith(VARIES)}
+        )
     return rows
 
 
@@ -102,7 +104,11 @@ def compare(before, after):
             if some:
                 found.append(f"{title} in {file}: {', '.join(sorted(some))}")
         for name in sorted(names[0] & names[1]):
-            pairs = [(a[name], b[name]) for a, b in zip(old, new, strict=False) if name in a and name in b]
+            pairs = [
+                (a[name], b[name])
+                for a, b in zip(old, new, strict=False)
+                if name in a and name in b
+            ]
             if any(a != b for a, b in pairs):
                 found.append(f"{name} differs{by_how_much(pairs)}")
     return found + compare_weights(before / "model", after / "model")
@@ -127,7 +133,10 @@ def compare_weights(before, after):
     for file in old:
         if old[file].keys() != new[file].keys():
             return [f"model/{file} has other weights"]
-        gaps = [float((new[file][name].float() - x.float()).abs().max()) for name, x in old[file].items()]
+        gaps = [
+            float((new[file][name].float() - x.float()).abs().max())
+            for name, x in old[file].items()
+        ]
         if max(gaps) > 0:
             found.append(f"model/{file} differs by up to {max(gaps):.2g}")
     return found
@@ -143,7 +152,9 @@ def main():
     add("--work", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir(), "same_bits"))
     args = parser.parse_args()
     command = ["git", "rev-parse", args.commit]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
     args.work.mkdir(parents=True, exist_ok=True)
     same = 0
     for name in args.only:

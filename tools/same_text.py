@@ -50,7 +50,9 @@ DIFFERS = {  # {script: {function with a text of its own: why}}
         "main": PAIRS,
     },
 }
-ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # though they differ from those of the others
+ALSO_EQUAL = [
+    ("update", "dpo.py", "reward_model.py")
+]  # though they differ from those of the others
 
 
 def found(folder=ROOT):
@@ -182,7 +184,9 @@ def main(words):
         changed = fixed(original, sources)
         for script, source in changed.items():
             (ROOT / script).write_text(source, encoding="utf-8", newline="\n")
-        print(f"Copied from {original} into {', '.join(changed)}." if changed else "Nothing to copy.")
+        print(
+            f"Copied from {original} into {', '.join(changed)}." if changed else "Nothing to copy."
+        )
         sources |= changed
     wrong = problems(sources)
     print("\n".join(wrong) or "Every function that scripts share has one text.")

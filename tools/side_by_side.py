@@ -155,7 +155,9 @@ def marks_of(words, same):
     found = []
     for row, numbered in itertools.groupby(enumerate(words), key=lambda item: item[1][0]):
         line = list(numbered)
-        different = [(number, start, end) for number, (_, start, end, _) in line if number not in same]
+        different = [
+            (number, start, end) for number, (_, start, end, _) in line if number not in same
+        ]
         if len(different) > 0.4 * len(line):
             continue
         for number, start, end in different:

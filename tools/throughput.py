@@ -186,7 +186,9 @@ def parity(completion_ids, **columns):
 def right(completions, answer, **columns):
     from common.rewards import accuracy
 
-    return [accuracy(completion, gold) for completion, gold in zip(completions, answer, strict=True)]
+    return [
+        accuracy(completion, gold) for completion, gold in zip(completions, answer, strict=True)
+    ]
 
 
 def reward_function(workload):
@@ -276,7 +278,9 @@ def make_smollm2(workload, number):
             solved = rows[number : number + shown]
             examples = "".join(f"{other['question']} {other['answer']}\n" for other in solved)
             messages = [{"role": "user", "content": examples + row["question"]}]
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
             ids = tokenizer(text, add_special_tokens=False).input_ids
             shown += 1
         questions.append(Question(ids, text, row["answer"]))
@@ -346,7 +350,9 @@ def resident(field):
     try:
         lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise SystemExit("the memory of a process on CPU is read from /proc, which only Linux has") from None
+        raise SystemExit(
+            "the memory of a process on CPU is read from /proc, which only Linux has"
+        ) from None
     (line,) = [line for line in lines if line.startswith(field)]
     return int(line.split()[1]) * 1024 / 1e9
 
@@ -613,7 +619,9 @@ def run_trl(task):
 
     rows = [{"prompt": question.text, "answer": question.answer} for question in task.questions]
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, workload.dtype)),
+        model=AutoModelForCausalLM.from_pretrained(
+            task.model, dtype=getattr(torch, workload.dtype)
+        ),
         reward_funcs=reward_function(workload),
         args=config,
         train_dataset=Dataset.from_list(rows),
@@ -738,7 +746,14 @@ def tokens_a_second(turn, phase):
     return turn["tokens"] / turn[f"{phase}_s"]
 
 
-COLUMNS = ["rows a forward", "tokens a step", "rollout s", "rollout tokens/s", "ms a token", "update s"]
+COLUMNS = [
+    "rows a forward",
+    "tokens a step",
+    "rollout s",
+    "rollout tokens/s",
+    "ms a token",
+    "update s",
+]
 COLUMNS += ["update tokens/s", "s a step", "peak GB over the model"]
 
 
@@ -769,7 +784,9 @@ def ratios(ours, theirs):
     pairs = list(zip(ours, theirs, strict=False))  # one whose process ended has fewer turns
     result = []
     for phase in ("rollout", "update"):
-        speeds = [tokens_a_second(our, phase) / tokens_a_second(their, phase) for our, their in pairs]
+        speeds = [
+            tokens_a_second(our, phase) / tokens_a_second(their, phase) for our, their in pairs
+        ]
         result.append(spread(speeds))
     result.append(spread([their["step_s"] / our["step_s"] for our, their in pairs]))
     peak = max(turn["peak_gb"] for turn in ours)
@@ -793,7 +810,10 @@ def tables(name, found, options):
             if our.startswith("ours") and who in found.results:
                 rows.append([f"{our} is better than {who} by", *ratios(turns, found.results[who])])
     if rows:
-        lines += ["", *markdown(["rollout tokens/s", "update tokens/s", "s a step", "peak GB"], rows)]
+        lines += [
+            "",
+            *markdown(["rollout tokens/s", "update tokens/s", "s a step", "peak GB"], rows),
+        ]
     if found.decoding:
         rows = []
         for times in found.decoding:
@@ -830,10 +850,20 @@ def parse_options(arguments=None):
     add("--workload", nargs="+", choices=WORKLOADS, default=DEFAULT)
     add("--repetitions", type=int, default=5, help="timed turns of each contestant")
     add("--against", nargs="+", choices=["stock", "trl"], default=installed)
-    add("--only", choices=["ours"], help="time ours alone; stock computes the gradient to compare with")
+    add(
+        "--only",
+        choices=["ours"],
+        help="time ours alone; stock computes the gradient to compare with",
+    )
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads of a contestant")
     add("--rows", type=int, nargs="+", help="completions in a forward of the update; ours has each")
-    add("--decode_rows", type=int, nargs="+", default=[], help="ours: time a token with so many rows")
+    add(
+        "--decode_rows",
+        type=int,
+        nargs="+",
+        default=[],
+        help="ours: time a token with so many rows",
+    )
     add("--lines", help="file to which the line of each turn is added")
     add("-o", "--output", help="JSON file for the results of every turn")
     options = parser.parse_args(arguments)

@@ -28,7 +28,9 @@ def refuse_unless(condition, reason):
 def policy_step(inputs, options):
     known = {"objective", "ratio", "mean", "clip_low", "clip_high"}
     refuse_unless(options.keys() == known, "no option but the clip")
-    refuse_unless(options["objective"] == "clip" and options["ratio"] == "token", "no ratio but the token's")
+    refuse_unless(
+        options["objective"] == "clip" and options["ratio"] == "token", "no ratio but the token's"
+    )
     refuse_unless(options["mean"] == "rows", f"no mean over {options['mean']}")
     refuse_unless("pieces" not in inputs, "one micro-batch alone")
     rows = inputs["logprobs"]

@@ -36,7 +36,9 @@ def load_files(folder=FOLDER):
     for path in sorted(pathlib.Path(folder).glob("*.json")):
         file = json.loads(path.read_text(encoding="utf-8"))
         if file["format"] != FORMAT:
-            raise SystemExit(f"{path.name} has format {file['format']}, and this program reads {FORMAT}")
+            raise SystemExit(
+                f"{path.name} has format {file['format']}, and this program reads {FORMAT}"
+            )
         files.append(file)
     return files
 
@@ -307,7 +309,9 @@ def parse_options():
     parser.add_argument("answers", nargs="?", help="a JSON file: {case id: {name: numbers}}")
     parser.add_argument("--float32", action="store_true", help="compare in float32's tolerance")
     parser.add_argument("--only", default="", metavar="BEGINNING", help="cases such as policy/")
-    parser.add_argument("--differing", action="store_true", help="leave out what is the same or not offered")
+    parser.add_argument(
+        "--differing", action="store_true", help="leave out what is the same or not offered"
+    )
     parser.add_argument("--show", metavar="ID", help="print a case with its whole inputs")
     parser.add_argument("--version", action="store_true", help="print the version of the cases")
     return parser.parse_args()

@@ -73,7 +73,9 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
     batch["completions"] = column(rows, 0, policy.pad_token, device)
     batch["rollout_logprobs"] = column(rows, 1, 0.0, device)
     batch["own_mask"] = column(rows, 2, False, device)
-    batch["completion_mask"], batch["truncated"] = completion_mask(batch["completions"], stop_tokens)
+    batch["completion_mask"], batch["truncated"] = completion_mask(
+        batch["completions"], stop_tokens
+    )
     return batch
 
 

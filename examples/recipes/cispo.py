@@ -8,7 +8,9 @@ weight, 5, is a choice.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps of a pass; with one update nothing clips", gt=0)
+    num_minibatches: int = option(
+        4, "optimizer steps of a pass; with one update nothing clips", gt=0
+    )
     clip_low: float = option(1.0, "the weight is at least 1 - this", gt=0, le=1)
     clip_high: float = option(4.0, "the weight is at most 1 + this", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
@@ -24,7 +26,9 @@ def policy_loss(
     weight = ratio.clamp(1 - args.clip_low, 1 + args.clip_high).detach()
     losses = -weight * advantages * logprobs
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio
+        - 1
+        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_fraction_low": ratio < 1 - args.clip_low,
         "clip_fraction_high": ratio > 1 + args.clip_high,
         "ratio_max": ratio,

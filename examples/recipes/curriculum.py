@@ -41,7 +41,9 @@ class Curriculum:
 
     def chances(self):
         """The probability of each prompt in a draw of one."""
-        weights = np.maximum(self.rates * (1 - self.rates), 1e-9)  # after 54 right visits a rate is 1.0
+        weights = np.maximum(
+            self.rates * (1 - self.rates), 1e-9
+        )  # after 54 right visits a rate is 1.0
         uniform = self.args.uniform_share
         return (1 - uniform) * weights / weights.sum() + uniform / len(weights)
 

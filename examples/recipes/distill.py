@@ -11,8 +11,12 @@ from dataclasses import replace
 
 
 class Args:
-    teacher: str = option("runs/teacher/model", "hub id or folder; it needs the student's tokenizer")
-    kl_coef: float = option(0.0, "beta of a KL to the teacher in the loss, beside the advantages", ge=0)
+    teacher: str = option(
+        "runs/teacher/model", "hub id or folder; it needs the student's tokenizer"
+    )
+    kl_coef: float = option(
+        0.0, "beta of a KL to the teacher in the loss, beside the advantages", ge=0
+    )
     del normalize_std, std_eps  # advantages are not made of groups
 
 
@@ -40,6 +44,4 @@ def policy_loss(
 ):
     """The loss of grpo.py with the teacher's advantages; its reference is the teacher."""
     advantages = teacher_advantages(old_logprobs, ref_logprobs)
-    return clipped_loss(
-        logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy
-    )
+    return clipped_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy)

@@ -14,7 +14,9 @@ are GRPO's, and there is no KL.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps of a pass; with one update this is GRPO", gt=0)
+    num_minibatches: int = option(
+        4, "optimizer steps of a pass; with one update this is GRPO", gt=0
+    )
     del clip_low, clip_high, dual_clip  # the divergence takes their place
     max_divergence: float = option(0.15, "delta, how far a probability may move", gt=0, lt=1)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
@@ -45,7 +47,9 @@ def policy_loss(
     too_high = (advantages > 0) & (moved > args.max_divergence)
     losses = (-ratio * advantages).masked_fill(too_low | too_high, 0)
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio
+        - 1
+        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "clip_fraction_low": too_low,
         "clip_fraction_high": too_high,
         "moved_max": moved.abs(),

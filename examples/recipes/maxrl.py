@@ -21,7 +21,9 @@ def compute_advantages(rewards, args):
     groups = rewards.double().view(-1, args.group_size)
     binary = (groups == 0) | (groups == 1)
     if not binary.all():
-        raise InputError(f"MaxRL needs rewards of 0 and 1, and there is one of {groups[~binary][0]:g}")
+        raise InputError(
+            f"MaxRL needs rewards of 0 and 1, and there is one of {groups[~binary][0]:g}"
+        )
     mean = groups.mean(dim=1, keepdim=True)
     return ((groups - mean) / mean).masked_fill(all_equal(groups), 0).view(-1, 1)
 

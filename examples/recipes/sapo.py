@@ -11,7 +11,9 @@ from GRPO, so there are four. The rest is GRPO's, without its KL.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps of a pass; with one update this is GRPO", gt=0)
+    num_minibatches: int = option(
+        4, "optimizer steps of a pass; with one update this is GRPO", gt=0
+    )
     del clip_low, clip_high, dual_clip  # a slope takes their place
     tau_positive: float = option(1.0, "steepness of the gate where A > 0", gt=0)
     tau_negative: float = option(1.05, "steepness of the gate elsewhere", gt=0)
@@ -28,7 +30,9 @@ def policy_loss(
     gate = (tau * (ratio - 1)).sigmoid()
     losses = -4 / tau * gate * advantages
     stats = {
-        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio
+        - 1
+        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
         "gate_slope": 4 * gate * (1 - gate),  # what is left of a token's gradient
         "ratio_max": ratio,
     }

@@ -54,7 +54,11 @@ def sampler_weights(micro, args, metrics):
     mask = micro["loss_mask"]
     ratios = log_ratio(micro["old_logprobs"], micro["rollout_logprobs"], mask).exp()
     too_large = ratios > args.sampler_cap
-    weights = ratios.masked_fill(too_large, args.sampler_cap if args.beyond_cap == "truncate" else 0.0)
+    weights = ratios.masked_fill(
+        too_large, args.sampler_cap if args.beyond_cap == "truncate" else 0.0
+    )
     weights = weights.masked_fill(ratios < args.sampler_floor, 0.0)
-    metrics.add_all("sampler", {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}, mask)
+    metrics.add_all(
+        "sampler", {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}, mask
+    )
     return weights

@@ -7,7 +7,9 @@ has 1. With --length_adaptive_alpha the policy's lambda is 1 - 1 / (alpha length
 
 
 class Args:
-    gae_lambda_critic: float | None = option(None, "lambda of the returns [--gae_lambda]", ge=0, le=1)
+    gae_lambda_critic: float | None = option(
+        None, "lambda of the returns [--gae_lambda]", ge=0, le=1
+    )
     length_adaptive_alpha: float = option(0.0, "alpha of VAPO, there 0.05 (0: off)", ge=0)
 
 

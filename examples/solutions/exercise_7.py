@@ -6,7 +6,9 @@ because all tokens of a row carry the same loss.
 
 
 class Args:
-    num_minibatches: int = option(4, "optimizer steps of a pass; with one update nothing clips", gt=0)
+    num_minibatches: int = option(
+        4, "optimizer steps of a pass; with one update nothing clips", gt=0
+    )
     clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0", gt=0, le=1)
     clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
 
-from common.errors import clean_exit
 from common.data import load_prompts
+from common.errors import clean_exit
 from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import load_pairs
@@ -49,7 +49,7 @@ def main(name, folder):
         reward_functions, metrics = module.load_rewards(args), Metrics()
 
         def sample_and_score(prompts, n, temperature, top_p, seed):
-            batch = module.rollout(inner, prompts, n, temperature, top_p, seed, args)
+            batch = module.rollout(inner, prompts, n, temperature, top_p, seed, args)  # noqa: F821
             texts = module.completion_texts(tokenizer, batch)
             rewards, parts = module.compute_rewards(reward_functions, prompts, texts)
             return batch, texts, rewards, module.correctness(prompts, texts, parts), parts

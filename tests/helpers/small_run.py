@@ -10,8 +10,8 @@ import torch
 from accelerate import Accelerator
 
 from common.batches import Completion
-from common.errors import InputError
 from common.data import Prompt
+from common.errors import InputError
 from common.loading import load_tokenizer
 from common.run import Run
 

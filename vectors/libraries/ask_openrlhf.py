@@ -46,7 +46,9 @@ class CommandLine:
     def __init__(self, path, hierarchize):
         self.hierarchize = hierarchize
         program = Source(path)
-        self.make_parser = program.statements(None, "parser = argparse", 'parser.add_argument("--use_ms"')
+        self.make_parser = program.statements(
+            None, "parser = argparse", 'parser.add_argument("--use_ms"'
+        )
 
     def parse(self, words):
         names = self.make_parser(argparse=argparse, datetime=datetime.datetime)
@@ -104,7 +106,9 @@ class Adapter:
     def ppo_args(self, needed):
         """The arguments of PPO with the words of a row, or else those that are needed."""
         words = map(str, needed if self.row is None else self.row)
-        args = self.ppo_line.parse([*words, "--train.agent_func_path", "an agent, not a reward model"])
+        args = self.ppo_line.parse(
+            [*words, "--train.agent_func_path", "an agent, not a reward model"]
+        )
         return self.check_ppo(args=args).args
 
     def dpo_args(self, needed):
@@ -294,7 +298,12 @@ class Adapter:
         chosen, rejected, nll = self.pair_logprobs(logprobs, tables)
         ref = padded(inputs["ref_chosen_logprobs"] + inputs["ref_rejected_logprobs"])
         ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, tables)
-        needed = ["--model.beta", options["beta"], "--model.label_smoothing", options["label_smoothing"]]
+        needed = [
+            "--model.beta",
+            options["beta"],
+            "--model.label_smoothing",
+            options["label_smoothing"],
+        ]
         needed += ["--model.nll_loss_coef", options["nll_coef"]]
         if options["loss"] == "ipo":
             needed.append("--model.ipo_enable")

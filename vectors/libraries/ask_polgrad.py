@@ -156,7 +156,9 @@ class Adapter:
         values = padded(inputs["values"])
         mask = padded(inputs["mask"]).bool()
         with errors_as_refusals():
-            advantages, returns = self.polgrad.gae(rewards, values, config=config, response_mask=mask)
+            advantages, returns = self.polgrad.gae(
+                rewards, values, config=config, response_mask=mask
+            )
         return {"advantages": advantages.tolist(), "returns": returns.tolist()}
 
     def whiten(self, inputs, options):

@@ -112,7 +112,9 @@ class Adapter:
         if options["baseline"] == "leave_one_out":
             settings = {"reward_weights": [1.0], "reward_clip_range": None, "beta": 0.0}
             return self.advantages_by(
-                self.leave_one_out, [groups], SimpleNamespace(**settings, normalize_advantages=False)
+                self.leave_one_out,
+                [groups],
+                SimpleNamespace(**settings, normalize_advantages=False),
             )
         deviation = options["deviation"]
         refuse_if(deviation not in SCALES, f"no scale_rewards is {deviation}")

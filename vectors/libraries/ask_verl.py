@@ -194,7 +194,9 @@ class Adapter:
         rewards = flat(groups)
         refuse_if(None in rewards, "a row must have a reward: NaN would reach its whole group")
         kind = (options["baseline"], options["deviation"])
-        refuse_if(kind not in ESTIMATORS, f"no estimator has baseline {kind[0]} and deviation {kind[1]}")
+        refuse_if(
+            kind not in ESTIMATORS, f"no estimator has baseline {kind[0]} and deviation {kind[1]}"
+        )
         needed = {
             "algorithm.adv_estimator": ESTIMATORS[kind],
             "algorithm.norm_adv_by_std_in_grpo": kind[1] == "group",
@@ -313,7 +315,9 @@ class Adapter:
         return answer
 
     def weighted_logprob_step(self, inputs, options):
-        return self.policy_step(inputs, options | {"objective": "weighted_logprob", "ratio": "token"})
+        return self.policy_step(
+            inputs, options | {"objective": "weighted_logprob", "ratio": "token"}
+        )
 
     def geometric_mean_step(self, inputs, options):
         options = options | {"objective": "geometric_mean", "ratio": "token", "mean": "rows"}
@@ -389,7 +393,9 @@ class Adapter:
         def losses_of(parts, processes):
             totals = self.totals(self.count_critic_rows, parts, processes)
             for part in parts:
-                batch = Batch(totals, values=part.old, returns=part.returns, response_mask=part.mask)
+                batch = Batch(
+                    totals, values=part.old, returns=part.returns, response_mask=part.mask
+                )
                 loss, _ = self.losses.value_loss(config, {"values": part.values}, batch)
                 yield loss
 

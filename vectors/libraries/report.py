@@ -131,7 +131,9 @@ def differences(names, verdicts):
             cases = ", ".join(f"`{case}`" for case in known)
             texts = [verdicts[library][case][1] for case in known]
             answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
-            lines.append(f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}.")
+            lines.append(
+                f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}."
+            )
     return lines[1:]
 
 
