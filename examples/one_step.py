@@ -30,6 +30,7 @@ from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import pair_batches
 from common.rewards import correctness, load_rewards
+from tools.piped import end_with_the_reader
 
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
@@ -231,6 +232,7 @@ def main():
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     about = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=about).parse_args()
     main()

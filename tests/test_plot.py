@@ -101,9 +101,9 @@ def test_parts_of_the_reward_and_what_is_logged_are_drawn(run, capsys):
 @drawing
 def test_metrics_can_be_asked_for(run, tmp_path, capsys):
     """Also those that do not move, and those of a fork."""
-    folder = run("x", GROUPS | {"curriculum/seen": 3, "curriculum/left": 2})
-    asked = ["policy/approx_kl", "curriculum/*"]
-    drawn = "policy/approx_kl, curriculum/seen, curriculum/left."
+    folder = run("x", GROUPS | {"curriculum/seen": 3, "curriculum/left": 2, "logged/x[1]": 4})
+    asked = ["policy/approx_kl", "curriculum/*", "logged/x[1]"]
+    drawn = "policy/approx_kl, curriculum/seen, curriculum/left, logged/x[1]."
     assert said(capsys, folder, "--metrics", *asked) == (0, f"{folder / 'metrics.png'}: {drawn}")
     code, line = said(capsys, folder, "--metrics", "curiculum/*")
     assert code == 2 and line.startswith("plot.py: no row has the metric curiculum/*; there are reward/mean, ")

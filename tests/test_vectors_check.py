@@ -267,6 +267,11 @@ def test_a_byte_order_mark_and_utf_16_are_read(tmp_path, encoding):
     assert code == 0 and lines[-1] == f"{len(CASES)} same"
 
 
+def test_an_id_that_no_output_can_write_is_told(ask):
+    code, lines = ask({"\ud800": {}} | RIGHT)
+    assert code == 1 and lines[0].startswith("\\ud800") and "no case has this id" in lines[0]
+
+
 @pytest.mark.skipif(not shutil.which("head"), reason="needs head")
 def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path):
     path = tmp_path / "answers.json"

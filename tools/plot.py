@@ -233,7 +233,7 @@ def logged(runs, patterns):
     names.pop("step", None)
     chosen = []
     for pattern in patterns:
-        chosen += fnmatch.filter(names, pattern)
+        chosen += [pattern] if pattern in names else fnmatch.filter(names, pattern)
     return list(dict.fromkeys(chosen))
 
 

@@ -344,6 +344,7 @@ def main():
 
 def run():
     """The exit code of the program; 1 where its reader has gone, as `head` does."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # an id may have half a character
     try:
         code = main()
         sys.stdout.flush()
