@@ -155,9 +155,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"\n0 steps", printed) and "before" not in printed
     # The first pair as the model sees it, of the training data if they are read.
-    assert re.search(
-        r"first prompt: '[\d+-]+\?'\nfirst completion: '.*#### \d+<eos>'\n", printed
-    )
+    assert re.search(r"first prompt: '[\d+-]+\?'\nfirst completion: '.*#### \d+<eos>'\n", printed)
 
 
 # --- several processes ---

@@ -105,7 +105,10 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list"),
-        ({"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]}, "one answer of the assistant each"),
+        (
+            {"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]},
+            "one answer of the assistant each",
+        ),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one answer of the assistant each"),
         # of two dialogues one answers another prompt
         (
