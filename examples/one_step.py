@@ -8,6 +8,7 @@ The step is that of `python grpo.py --prompts_per_step 2 --group_size 4 --max_ne
 
 import argparse
 import copy
+import signal
 import sys
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from common.loading import load_policy, load_tokenizer
 from common.metrics import Metrics
 from common.pairs import pair_batches
 from common.rewards import correctness, load_rewards
-from tools.piped import end_with_the_reader
 
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
@@ -232,7 +232,8 @@ def main():
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
+    if hasattr(signal, "SIGPIPE"):  # `| head` ends it without a traceback; Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     about = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=about).parse_args()
     main()
