@@ -53,6 +53,7 @@ def plain_logprobs(policy, batch, row):
     return logprobs.gather(-1, completion[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
+@pytest.mark.beside("fast")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_numbers_are_those_of_the_models_before_and_after_the_update(name, tmp_path, monkeypatch):
     module = script(name)
@@ -166,6 +167,7 @@ def everything(folder):
     return metric_rows(folder), samples, {name: tensor.tolist() for name, tensor in weights.items()}
 
 
+@pytest.mark.beside("fast")
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_a_run_computes_the_same_without_it_and_records_each_power_of_two(name, tmp_path):
     train(name, tmp_path / "with", "--max_steps", 4)
