@@ -164,7 +164,7 @@ MUTANTS = [  # (what is wrong, file, code, code with the bug, test)
     ("groups that are all right are kept", "dapo.py",
      "informative = ~all_equal(rewards.view(-1, args.group_size))[:, 0]",
      "informative = (rewards.view(-1, args.group_size) > 0).any(dim=1)",
-     DAPO),
+     "test_dapo.py::test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right_nor_all_wrong[1]"),
     ("the overlong penalty begins at the limit", "dapo.py",
      "start = args.max_new_tokens - args.overlong_cache", "start = args.max_new_tokens",
      VECTORS.format("dapo")),
