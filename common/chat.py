@@ -173,6 +173,7 @@ def encode_completions(texts, tokenizer):
     end = end_token(tokenizer)
     added = tokenizer.added_tokens_decoder if tokenizer.chat_template else {}
     other_ends = {token for token, about in added.items() if about.special}
+    other_ends -= {tokenizer.unk_token_id}
     completions = []
     for ids in encode_behind(texts, tokenizer):
         ends = [i for i, token in enumerate(ids) if token in (end, tokenizer.eos_token_id)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.batches import take_rows
+from common.batches import decode_tokens, take_rows
 from common.errors import InputError
 
 ROWS = 8  # of a step, at most
@@ -69,20 +69,15 @@ def token_texts(tokenizer, ids):
 
     A token may be a part of a character: the last part has the character, the others have "".
     """
-
-    def decode(part):
-        options = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return tokenizer.decode(part, **options)
-
     texts = []
     start = 0  # tokens from here on are decoded together: some decoders change the first one
     told = 0  # tokens before this one have their texts
     for end in range(1, len(ids) + 1):
-        text = decode(ids[start:end])
+        text = decode_tokens(tokenizer, ids[start:end])
         is_part = text.endswith("\ufffd") and end < len(ids) and end - told < LONGEST_WAIT
         if is_part:
             texts.append("")
             continue
-        texts.append(text[len(decode(ids[start:told])) :])
+        texts.append(text[len(decode_tokens(tokenizer, ids[start:told])) :])
         start, told = told, end
     return texts

@@ -64,6 +64,12 @@ def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_pa
         assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
+def test_an_unknown_character_is_no_end(tmp_path):
+    tokenizer = gemma_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "é", "5"))
+    assert tokenizer.convert_ids_to_tokens(pair.chosen) == ["<unk>", "<eos>"]
+
+
 def test_what_was_dropped_is_said(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
     rows = [

@@ -155,6 +155,7 @@ def test_texts_together_are_the_text_of_the_completion_whatever_its_bytes():
         assert len(found) == 12 and "".join(found) == tokenizer.decode(ids)
     tokenizer = word_tokenizer()
     assert tokens.token_texts(tokenizer, [0, 1, 2, 0]) == ["one", " two", "three", " one"]
+    assert "".join(tokens.token_texts(byte_tokenizer(), [64, 1000, 65])) == "a\ufffdb"  # a row of a padded head
 
 
 # --- the run ---
