@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the script
 
 import recipes
 
-from common.batches import completion_texts, split_rollout
-from common.data import PromptSampler, load_prompts
-from common.loading import load_policy, load_tokenizer
-from common.rewards import load_rewards
+from common.batches import decode_completions, split_rollout
+from harness.data import PromptSampler, load_prompts
+from harness.loading import load_policy, load_tokenizer
+from harness.reward_functions import load_rewards
 
 SEEDS = 3
 ROLLOUTS = 16
@@ -70,8 +70,8 @@ def rollouts(module, args, number):
         drawn = sampler.draw(args.prompts_per_step)
         seed = (args.seed, 0, step)
         batch = module.rollout(policy, drawn, args.group_size, args.temperature, 1.0, seed, args)
-        texts = completion_texts(tokenizer, batch)
-        rewards, _ = module.compute_rewards(reward_functions, drawn, texts)
+        completions = decode_completions(tokenizer, batch)
+        rewards, _ = module.compute_rewards(reward_functions, drawn, completions, args.group_size)
         yield policy, batch | {"rewards": rewards, "loss_mask": batch["completion_mask"]}
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
-from common.errors import InputError
+from harness.errors import InputError
 
 SECONDS = 5.0  # then a comparison counts as wrong
 LOCK = threading.Lock()  # of its one pipe

@@ -24,13 +24,13 @@ import dr_grpo
 import grpo
 import gspo
 import ppo
-from common.batches import completion_texts, split_rollout
-from common.data import PromptSampler, load_prompts
-from common.launch import adamw, clip_grad_norm
-from common.loading import load_policy, load_tokenizer
-from common.metrics import Metrics
-from common.pairs import pair_batches
-from common.rewards import correctness, load_rewards
+from common.batches import decode_completions, split_rollout
+from harness.data import PromptSampler, load_prompts
+from harness.loading import load_policy, load_tokenizer
+from harness.metrics import Metrics
+from harness.optimization import adamw, clip_grad_norm
+from harness.pairs import Pair, pair_batches
+from harness.reward_functions import load_rewards
 
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
@@ -59,7 +59,7 @@ def table(title, *rows):
 
 def rows_of(module, args, functions, prompts, texts, batch):
     """The micro-batch that a script makes of the rollout, with its own rewards and advantages."""
-    rewards, _ = module.compute_rewards(functions, prompts, texts)
+    rewards, _ = module.compute_rewards(functions, prompts, texts, args.group_size)
     if module is dapo:
         rewards = rewards + dapo.overlong_penalty(batch["completion_mask"].sum(dim=1), args)
     batch = batch | {"rewards": rewards, "loss_mask": batch["completion_mask"]}
@@ -78,11 +78,11 @@ def rows_of(module, args, functions, prompts, texts, batch):
 def backward(module, args, model, micro):
     """One forward and backward of a script; what it computed on the way."""
     model.zero_grad()
-    logprobs, entropy = model(micro)
+    logprobs, _ = model(micro)
     mask = micro["loss_mask"]
     ref_logprobs = micro.get("ref_logprobs")
     losses, stats = module.policy_loss(
-        logprobs, micro["old_logprobs"], micro["advantages"], mask, args, ref_logprobs, entropy
+        logprobs, micro["old_logprobs"], micro["advantages"], mask, args, ref_logprobs
     )
     weights = module.token_weights(mask, micro["totals"], args)
     loss = (losses * weights).sum()
@@ -108,8 +108,8 @@ def second_update(module, old, new, reference, functions, rollout):
             micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     if module is ppo:
         with torch.no_grad():
-            micro["old_values"] = ppo.load_critic(args, old)(micro, None)
-        ppo.assign_advantages(accelerator(), [micro], args, Metrics(), kl_coef=0.0)
+            micro["old_values"] = ppo.load_critic(args, old)(micro, (None, None, None))
+        ppo.add_advantages(accelerator(), [micro], args, Metrics())
     found = backward(module, args, new, micro)
     low, high = 1 - args.clip_low, 1 + args.clip_high
     if module is dcpo:
@@ -131,17 +131,12 @@ def second_update(module, old, new, reference, functions, rollout):
     return [*cells, rows, digits(found["loss"], 5), digits(norm_of(new), 3)]
 
 
-def pair_update(old, new, functions, rollout):
+def pair_update(old, new, rollout):
     """The same of dpo.py: row LONG is chosen, the first of the right ones, and row WRONG rejected."""
-    prompts, texts, batch = rollout
-    args = dpo.Args(pair_samples=4, pairs_per_step=1, max_new_tokens=27)
-
-    def rows_that_are_there(*arguments, top_p, seed):
-        rewards, parts = dpo.compute_rewards(functions, prompts, texts)
-        return batch, texts, rewards, correctness(prompts, texts, parts), parts
-
-    pairs, _ = dpo.make_pairs(accelerator(), rows_that_are_there, prompts, 1, args, Metrics())
-    pairs = dpo.with_reference(accelerator(), old, pairs, args)
+    prompts, completions, _ = rollout
+    args = dpo.Args(pairs_per_step=1, max_new_tokens=27, nll_coef=0.0)
+    pair = Pair(prompts[0].ids, completions[LONG].ids, completions[WRONG].ids)
+    pairs = dpo.add_ref_logprobs(accelerator(), old, [pair], args)
     new.zero_grad()
     ((_, pair),) = pair_batches(pairs, args, "cpu")
     losses, stats = dpo.pair_losses(new, pair, args)
@@ -163,9 +158,9 @@ def main():
     prompts = PromptSampler(train_prompts, args.seed).draw(args.prompts_per_step)
     seed = (args.seed, 0, 1)
     batch = grpo.rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
-    texts = completion_texts(tokenizer, batch)
+    texts = decode_completions(tokenizer, batch)
     lengths = batch["completion_mask"].sum(dim=1).tolist()
-    shown = [repr(str(text)) + (" is cut off" if text.truncated else "") for text in texts]
+    shown = [repr(text.text) + (" is cut off" if text.truncated else "") for text in texts]
     table(
         "1. Sample",
         *([row, prompts[row // 4].prompt, shown[row], lengths[row]] for row in range(8)),
@@ -228,7 +223,7 @@ def main():
         found.append(second_update(module, reference, policy, reference, functions, rollout))
     title = f"5. The same rows in the other algorithms; the token is number {TOKEN} of row {SHORT}"
     table(title, *zip(["", *names], *found, strict=True))
-    pair_update(reference, policy, functions, rollout)
+    pair_update(reference, policy, rollout)
 
 
 if __name__ == "__main__":

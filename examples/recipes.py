@@ -46,9 +46,19 @@ KINDS = {  # what a recipe changes
     "gate": ("cispo", "sapo", "gmpo", "dppo"),
     "weights": ("tis", "token_mean"),
     "sampler": ("curriculum", "calculator"),
+    "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
+    "dpo": ("online_dpo",),
     "teacher": ("distill", "sdpo"),
 }
-SCRIPTS = {"vapo": "ppo.py", "tis": "dapo.py", "gmpo": "gspo.py"}  # all others are made of grpo.py
+SCRIPTS = {  # all others are made of grpo.py
+    "vapo": "ppo.py",
+    "ppo_penalty": "ppo.py",
+    "ppo_adaptive_kl": "ppo.py",
+    "critic_warmup": "ppo.py",
+    "online_dpo": "dpo.py",
+    "tis": "dapo.py",
+    "gmpo": "gspo.py",
+}
 
 
 def files():
@@ -106,6 +116,12 @@ class Source:
                 found.update(target.id for target in node.targets)
         return found
 
+    def local_functions(self):
+        """The names that may be functions within its functions: arguments, and inner functions."""
+        nodes = list(nodes_of(self.functions.values()))
+        inner = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        return inner | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
     def called(self):
         """The names of the functions that its functions and its lines for a script call."""
         found = set()
@@ -155,7 +171,7 @@ def put(patch, script, name):
     another script: what it defines would do nothing, or what it calls would be missing in the run.
     """
     new, script = Source(patch), Source(script)
-    known = new.defined() | script.defined() | set(dir(builtins))
+    known = new.defined() | new.local_functions() | script.defined() | set(dir(builtins))
     for function in sorted(new.called()):
         must_have(known, function, "function")
     script.replace(script.docstring, new.text(new.docstring))

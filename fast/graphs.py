@@ -18,7 +18,7 @@ import warnings
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from common.errors import one_line
+from harness.errors import one_line
 
 FEWEST = 16  # tokens that may follow: a graph is recorded in the time of some seven without one
 ROOM = 256  # columns that are added, at least

@@ -104,7 +104,7 @@ def pytest_runtest_setup(item):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
-        from common.launch import uses_cpu
+        from harness.launch import uses_cpu
 
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
@@ -151,7 +151,7 @@ def checkpoint(ended, tmp_path):
 @pytest.fixture(scope="session")
 def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
-    from common.data import EMBEDDED
+    from harness.data import EMBEDDED
 
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):

@@ -8,9 +8,9 @@ from accelerate import Accelerator
 from transformers import AutoModelForSequenceClassification
 
 import grpo
-from common.errors import InputError
-from common.loading import load_policy, load_reference, load_tokenizer
-from common.scorer import load_scorer
+from harness.errors import InputError
+from harness.loading import load_policy, load_reference, load_tokenizer
+from harness.scorer import load_reward_model
 from small_models import copy_of_embedded, policy_of
 
 peft = pytest.importorskip("peft")
@@ -65,7 +65,7 @@ def test_an_adapter_of_a_reward_model_is_a_scorer(tmp_path):
     lm = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     lm.save_pretrained(base)
     with_adapter = make_adapter(tmp_path / "adapter", base, lm, task_type="SEQ_CLS")
-    scorer = load_scorer(str(tmp_path / "adapter"), grpo.Args())
+    scorer = load_reward_model(str(tmp_path / "adapter"), grpo.Args())
     ids = torch.arange(9)[None]
     with torch.no_grad():
         torch.testing.assert_close(scorer.lm(ids).logits, with_adapter(ids).logits, atol=1e-5, rtol=1e-5)

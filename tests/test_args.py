@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.args import RunArgs, TrainArgs, learning_rate, parse_args
-from common.errors import InputError
+from harness.args import RunArgs, TrainArgs, learning_rate, parse_args
+from harness.errors import InputError
 from small_run import failure
 from testbed import ALL, ROOT, SCRIPTS, fresh_interpreter, metric_rows, script
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import InputError, StopSignal
-from common.run import MAY_CHANGE
+from harness.errors import InputError, StopSignal
+from harness.run import MAY_CHANGE
 from small_run import advance, failure, no_room, refusal, start, train
 from testbed import script
 

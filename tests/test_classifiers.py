@@ -6,10 +6,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import grpo
 from common.batches import given_batch
-from common.data import EMBEDDED
-from common.errors import InputError
+from harness.data import EMBEDDED
+from harness.errors import InputError
 from common.rewards import load_rewards
-from common.scorer import LearnedReward, own_pad_token
+from harness.scorer import LearnedReward, add_pad_token
 from rows import gemma_tokenizer, pairs_from
 from small_models import reward_model_of, save_reward_model, small_model
 from testbed import embedded
@@ -43,7 +43,7 @@ def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_pat
     tokenizer = gemma_tokenizer()
     tokenizer.pad_token = "<end_of_turn>"
     lm = reward_model_of(gemma_reward_model(tmp_path / "rm", tokenizer)).lm
-    own_pad_token(lm, tokenizer)
+    add_pad_token(lm, tokenizer)
     assert tokenizer.pad_token == "<|pad|>" and lm.config.pad_token_id == tokenizer.pad_token_id
     assert lm.get_input_embeddings().weight.shape[0] >= len(tokenizer)
 

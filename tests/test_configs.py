@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from common.args import parse_args
+from harness.args import parse_args
 from testbed import ROOT, script
 
 PAPERS = sorted(path.name for path in (ROOT / "configs").glob("*-paper.yaml"))

@@ -6,10 +6,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import dapo
 from common.batches import Completion, left_pad
-from common.data import Prompt
-from common.errors import InputError
+from harness.data import Prompt
+from harness.errors import InputError
 from common.masked import completion_mask
-from common.metrics import Metrics
+from harness.metrics import Metrics
 from common.rewards import RULES, Reward
 from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, metric_rows
 from threads import Processes

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.chat import end_token
-from common.data import PromptSampler, load_prompts
-from common.errors import InputError
+from harness.chat import end_token
+from harness.data import PromptSampler, load_prompts
+from harness.errors import InputError
 from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
 
 STRICT_TEMPLATE = (

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 
 import dcpo
 import grpo
-from common.data import Prompt
-from common.errors import InputError
+from harness.data import Prompt
+from harness.errors import InputError
 from common.rewards import correctness, load_rewards
 from small_run import completion
 from testbed import ROOT, b1, metric_rows, totals_of

@@ -10,8 +10,8 @@ import torch
 
 import conftest
 import grpo
-from common.launch import launch, uses_cpu
-from common.metrics import peak_memory_gb
+from harness.launch import launch, uses_cpu
+from harness.metrics import peak_memory_gb
 from common.sampling import sampling_mode
 from devices import VARIABLES, asks_for_gpu
 
@@ -81,7 +81,7 @@ def test_accelerate_is_given_the_choice(monkeypatch):
         given.append(options["cpu"])
         raise ZeroDivisionError
 
-    monkeypatch.setattr("common.launch.Accelerator.__init__", accelerator)
+    monkeypatch.setattr("harness.launch.Accelerator.__init__", accelerator)
     for asked in ("false", "true"):
         monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
         with pytest.raises(ZeroDivisionError):

@@ -16,9 +16,9 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from transformers import AutoModelForCausalLM
 
 import worker
-from common.errors import InputError
-from common.launch import SMALL_MODEL, launch, on_first, set_threads, set_up_deepspeed, set_up_fsdp
-from common.loading import load_policy, load_reference, load_tokenizer
+from harness.errors import InputError
+from harness.launch import SMALL_MODEL, launch, on_first, set_threads, set_up_deepspeed, set_up_fsdp
+from harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
 
@@ -156,7 +156,7 @@ def test_batches_and_clipping_of_deepspeed_are_those_of_the_options(value, stage
 
 def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
-    monkeypatch.setattr("common.launch.world_size", lambda: 2)
+    monkeypatch.setattr("harness.launch.world_size", lambda: 2)
     with pytest.raises(InputError, match="Accelerate sees 1 of 2 processes"):
         launch(script("grpo").Args())
 
@@ -210,10 +210,10 @@ def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, 
         sent.append(values)
         return values
 
-    monkeypatch.setattr("common.launch.broadcast_object_list", broadcast)
+    monkeypatch.setattr("harness.launch.broadcast_object_list", broadcast)
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
         assert on_first(types.SimpleNamespace(is_main_process=True), find) == "a folder"
-    monkeypatch.setattr("common.launch.broadcast_object_list", lambda values: sent.pop())
+    monkeypatch.setattr("harness.launch.broadcast_object_list", lambda values: sent.pop())
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
         assert on_first(types.SimpleNamespace(is_main_process=False), find) == "a folder"
     assert len(called) == 1 and not sent  # one call, and as many broadcasts on both

@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 
 import dpo
-from common.data import Prompt, load_prompts
-from common.errors import InputError
-from common.metrics import Metrics
-from common.pairs import Pair
+from harness.data import Prompt, load_prompts
+from harness.errors import InputError
+from harness.metrics import Metrics
+from harness.pairs import Pair
 from common.rewards import Reward
 from testbed import GradientRecorder, embedded, metric_rows
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 import processes
 from common import errors
-from common.errors import InputError, Output, StopSignal, clean_exit
-from common.run import Run
+from harness.errors import InputError, Output, StopSignal, clean_exit
+from harness.run import Run
 from small_run import advance, start
 from testbed import ROOT, SCRIPTS, metric_rows, script
 
@@ -339,7 +339,7 @@ def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path):
 CODE = """
 import os, sys
 from tqdm import tqdm
-from common.errors import clean_exit, say
+from harness.errors import clean_exit, say
 with clean_exit():
     print("ready \\u00e9 \\U0001f600", flush=True)
     sys.stdin.readline()

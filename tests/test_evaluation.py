@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
-from common.data import Prompt
-from common.evaluation import evaluate
+from harness.data import Prompt
+from harness.evaluation import evaluate
 from small_run import completion
 from testbed import ALL, metric_rows, script
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from common.batches import completion_texts, decode_tokens
-from common.chat import dialogue_text, read_text
-from common.data import Prompt, load_prompts
-from common.errors import InputError
-from common.pairs import load_pairs
+from harness.chat import dialogue_text, read_text
+from harness.data import Prompt, load_prompts
+from harness.errors import InputError
+from harness.pairs import load_pairs
 from common.rewards import accuracy_reward, apply_rule
 from rows import USER, make_args, make_tokenizer, pairs_from, say, write
 

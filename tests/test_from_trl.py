@@ -12,8 +12,8 @@ import yaml
 
 import from_trl
 import trl_files
-from common.args import parse_args
-from common.errors import InputError
+from harness.args import parse_args
+from harness.errors import InputError
 from testbed import ROOT, script
 
 TRL = json.loads((ROOT / "tests" / "trl_numbers.json").read_text(encoding="utf-8"))

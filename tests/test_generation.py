@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 import fast.decoding
 import grpo
 from common.batches import left_pad
-from common.errors import InputError
+from harness.errors import InputError
 from common.sampling import sampling_config, sampling_mode
 from fast.decoding import race, sample, worth_dropping
 from small_models import IDS, random_policy

@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fast.graphs
 import grpo
 import worker
-from common.launch import launch, uses_cpu
-from common.loading import load_policy, load_reference, load_tokenizer
+from harness.launch import launch, uses_cpu
+from harness.loading import load_policy, load_reference, load_tokenizer
 from common.sampling import sampling_mode
 from fast import packing
 from fast.decoding import race

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 import grpo
-from common.metrics import Metrics
+from harness.metrics import Metrics
 from testbed import FAMILY, b1, embedded, fill, hand_made_batch, script, totals_of
 
 

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 import gspo
-from common.metrics import Metrics
+from harness.metrics import Metrics
 from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
 
 LEVELS = pytest.mark.parametrize("level", ["sequence", "token"])

@@ -7,7 +7,7 @@ import shlex
 import pytest
 import torch
 
-from common.errors import InputError
+from harness.errors import InputError
 from testbed import ALL, ROOT, script
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("watch", "fork")}

@@ -29,7 +29,7 @@ IMPORTS = {module: imported(path) for module, path in FILES.items()}
 def test_no_arrow_goes_up():
     """`tools` is reached by one line of the parser, for the hints, where that folder is there."""
     for module, names in IMPORTS.items():
-        names = names - {"tools.names", "tools.names.hints"} if module == "common.args" else names
+        names = names - {"tools.names", "tools.names.hints"} if module == "harness.args" else names
         assert not ABOVE & {name.partition(".")[0] for name in names}, module
 
 
@@ -37,10 +37,10 @@ def test_common_reaches_fast_in_one_place():
     """So that a fork can delete the folder."""
     names = [name for name in IMPORTS if name.startswith("common.")]
     users = [module for module in names if any(name.startswith("fast.") for name in IMPORTS[module])]
-    assert set(users) <= {"common.loading"}
+    assert set(users) <= {"harness.loading"}
 
 
 def test_no_file_imports_itself_by_way_of_others():
     graph = {module: names & FILES.keys() for module, names in IMPORTS.items()}
-    graph["common.loading"].discard("fast.shortcuts")  # the one door, which it opens as a model is loaded
+    graph["harness.loading"].discard("fast.shortcuts")  # the one door, which it opens as a model is loaded
     graphlib.TopologicalSorter(graph).prepare()  # a circle is a CycleError that names its files

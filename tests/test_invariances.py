@@ -15,10 +15,10 @@ import torch
 from accelerate import Accelerator
 
 import attention
-from common.loading import load_policy, load_tokenizer
-from common.metrics import Metrics
-from common.pairs import load_pairs, pair_batches
-from common.scorer import load_scorer
+from harness.loading import load_policy, load_tokenizer
+from harness.metrics import Metrics
+from harness.pairs import load_pairs, pair_batches
+from harness.scorer import load_reward_model
 from testbed import (
     PAIRS,
     SCRIPTS,
@@ -250,7 +250,7 @@ def prepared_pairs_once(name):
         shifts = [(-60, -5, 10, 5, 60, -10, 2)[i % 7] for i in range(20)]
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + x) for pair, x in zip(pairs, shifts, strict=True)]
     else:
-        model = load_scorer(args.model_name_or_path, args, new_head=True).train()
+        model = load_reward_model(args.model_name_or_path, args, new_head=True).train()
         torch.nn.init.normal_(model.lm.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
         swapped = [pair._replace(chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
         pairs = [(pair, other)[i % 2] for i, (pair, other) in enumerate(zip(pairs, swapped, strict=True))]

@@ -11,7 +11,7 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
 import worker
-from common.launch import launch
+from harness.launch import launch
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
 from testbed import PAIRS, ROOT, SCRIPTS, metric_rows, script
@@ -164,7 +164,7 @@ def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
 
 WAITS_OR_FAILS = """
 import os, time
-from common.errors import InputError, clean_exit
+from harness.errors import InputError, clean_exit
 with clean_exit():
     if os.environ["RANK"] == "1":
         raise InputError("broken")

@@ -16,9 +16,9 @@ from transformers import (
 )
 
 import grpo
-from common.chat import end_token
-from common.errors import InputError
-from common.loading import find_stop_tokens, load_policy, load_tokenizer, save_model
+from harness.chat import end_token
+from harness.errors import InputError
+from harness.loading import find_stop_tokens, load_policy, load_tokenizer, save_model
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     copy_of_embedded,
@@ -186,7 +186,7 @@ def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatc
     accelerator = Accelerator(cpu=True)
     policies = [load_policy(args, tokenizer, accelerator)]
     policies.append(load_policy(dataclasses.replace(args, gradient_checkpointing=True), tokenizer, accelerator))
-    monkeypatch.setattr("common.loading.is_sharded", lambda accelerator: True)
+    monkeypatch.setattr("harness.loading.is_sharded", lambda accelerator: True)
     policies.append(load_policy(args, tokenizer, accelerator))
     policies.append(load_policy(dataclasses.replace(args, fast=False), tokenizer, accelerator))
     assert [policy.shares_prompts for policy in policies] == [True, False, False, False]

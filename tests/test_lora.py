@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 import ppo
-from common.data import EMBEDDED
-from common.errors import InputError
-from common.loading import load_policy, load_reference, load_tokenizer, save_model
-from common.metrics import Metrics
+from harness.data import EMBEDDED
+from harness.errors import InputError
+from harness.loading import load_policy, load_reference, load_tokenizer, save_model
+from harness.metrics import Metrics
 from processes import run_processes
 from small_models import HEADS, random_batch, small_model
 from small_run import train

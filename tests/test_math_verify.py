@@ -11,7 +11,7 @@ import math_verify_reward as tool
 import psutil
 import pytest
 
-from common.errors import InputError
+from harness.errors import InputError
 from testbed import ROOT
 
 

@@ -15,7 +15,7 @@ import dry_run
 import grpo
 import memory
 import reward_model
-from common.errors import InputError
+from harness.errors import InputError
 from dry_run import Job, Terms
 from testbed import script
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.data import Prompt
-from common.metrics import Metrics, peak_memory_gb, take_logged
-from common.pairs import Pair
+from harness.data import Prompt
+from harness.metrics import Metrics, peak_memory_gb, take_logged
+from harness.pairs import Pair
 from common.rewards import Reward
 from small_run import completion
 
@@ -104,9 +104,9 @@ def test_the_rewards_of_a_rollout_by_hand():
 
 def test_tokens_per_second_by_hand(monkeypatch):
     now = iter([0.0, 10.0, 20.0, 24.0])
-    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: next(now))
-    monkeypatch.setattr("common.metrics.world_size", lambda: 2)
-    monkeypatch.setattr("common.metrics.peak_memory_gb", lambda: 1.5)
+    monkeypatch.setattr("harness.metrics.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("harness.metrics.world_size", lambda: 2)
+    monkeypatch.setattr("harness.metrics.peak_memory_gb", lambda: 1.5)
     batch = batch_of([[5, 5, 5, 1], [5, 1, 0, 0]], [4, 2], [False, False])
     metrics = Metrics()
     for phase in ("rollout", "update"):
@@ -129,7 +129,7 @@ def test_tokens_per_second_by_hand(monkeypatch):
 
 def test_a_prompt_counts_with_each_of_its_two_completions(monkeypatch):
     now = iter([0.0, 2.0])
-    monkeypatch.setattr("common.metrics.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("harness.metrics.time.perf_counter", lambda: next(now))
     metrics = Metrics()
     with metrics.timed("update"):
         pass
@@ -148,7 +148,7 @@ def test_what_functions_log_is_the_mean_over_all_calls_and_processes(monkeypatch
     for texts in (["1", "22"], ["333"]):
         for reward in rewards:
             reward([Prompt([1], "1+1", None)] * len(texts), [completion(text) for text in texts])
-    monkeypatch.setattr("common.metrics.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
+    monkeypatch.setattr("harness.metrics.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
     assert take_logged(rewards) == {"logged/length": (3 * 4 + 9) / 5, "logged/other": 1.0}
     assert take_logged(rewards)["logged/length"] == 9  # each is counted once
 

@@ -13,8 +13,8 @@ import pytest
 from transformers import TrainingArguments
 
 import names
-from common.args import parse_args
-from common.errors import InputError
+from harness.args import parse_args
+from harness.errors import InputError
 from testbed import SCRIPTS, script
 
 

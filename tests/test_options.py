@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from common.errors import InputError
+from harness.errors import InputError
 from testbed import FAMILY, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, metric_rows, script
 
 CHANGES = dict(clip_low=0.5, clip_high=0.5, dual_clip=1.001, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.5)

@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
 from attention import pack
-from common.pairs import Pair, pair_batches
+from harness.pairs import Pair, pair_batches
 from fast import exact, packing, shortcuts
 from fast.shortcuts import packing_is_exact
 from small_models import ARCHITECTURES, backward, random_lm, random_policy

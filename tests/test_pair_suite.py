@@ -9,12 +9,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import pair_worker
-from common.errors import InputError
-from common.loading import load_policy, load_tokenizer
-from common.metrics import Metrics
-from common.pairs import Pair, load_pairs
-from common.run import Run
-from common.scorer import load_scorer
+from harness.errors import InputError
+from harness.loading import load_policy, load_tokenizer
+from harness.metrics import Metrics
+from harness.pairs import Pair, load_pairs
+from harness.run import Run
+from harness.scorer import load_reward_model
 from processes import run_processes
 from testbed import (
     PAIRS,
@@ -52,7 +52,7 @@ def prepared(name, **options):
     if hasattr(module, "rollout"):
         model = load_policy(args, tokenizer, Accelerator(cpu=True))
     else:
-        model = load_scorer(args.model_name_or_path, args, new_head=True).train()
+        model = load_reward_model(args.model_name_or_path, args, new_head=True).train()
         torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
     pairs = load_pairs(module.Args(dataset="embedded-pairs"), tokenizer)[0][:16]
     assert len({len(pair.prompt) for pair in pairs}) > 1 and len({len(pair.rejected) for pair in pairs}) > 2

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import InputError
-from common.pairs import load_pairs
+from harness.errors import InputError
+from harness.pairs import load_pairs
 from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"

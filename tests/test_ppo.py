@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 import ppo
 from common.batches import split_rollout
-from common.data import EMBEDDED
-from common.errors import InputError
+from harness.data import EMBEDDED
+from harness.errors import InputError
 from common.masked import moments
-from common.metrics import Metrics
+from harness.metrics import Metrics
 from small_models import random_batch, random_policy, save_reward_model
 from testbed import (
     b1,

@@ -14,9 +14,9 @@ from accelerate import Accelerator
 import ppo
 import script_answers
 from common.batches import completion_texts, take_rows
-from common.data import Prompt, load_prompts
-from common.errors import InputError
-from common.loading import load_tokenizer
+from harness.data import Prompt, load_prompts
+from harness.errors import InputError
+from harness.loading import load_tokenizer
 from common.masked import log_ratio
 from common.rewards import Reward
 from exercises import load

@@ -8,17 +8,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import reward_model
-from common.errors import InputError
-from common.loading import load_tokenizer
-from common.pairs import load_pairs, pair_batches, pair_length
-from common.scorer import load_scorer
+from harness.errors import InputError
+from harness.loading import load_tokenizer
+from harness.pairs import load_pairs, pair_batches, pair_length
+from harness.scorer import load_reward_model
 from testbed import ROOT, metric_rows
 
 
 def prepared(**options):
     args = reward_model.Args(**options)
     tokenizer = load_tokenizer(args)
-    return args, tokenizer, load_scorer(args.model_name_or_path, args, new_head=True)
+    return args, tokenizer, load_reward_model(args.model_name_or_path, args, new_head=True)
 
 
 def pair_batch(pairs, args):

@@ -10,10 +10,10 @@ import torch
 
 import grpo
 from common.batches import Completion
-from common.data import Prompt
-from common.errors import InputError
-from common.metrics import take_logged
-from common.rewards import Reward, correctness, load_rewards, score, weighted_sum
+from harness.data import Prompt
+from harness.errors import InputError
+from harness.metrics import take_logged
+from common.rewards import Reward, correctness, load_rewards, score, total_reward
 from testbed import embedded, metric_rows
 
 
@@ -68,7 +68,7 @@ def test_a_truncated_completion_has_no_answer():
     functions = chosen("format", "accuracy", weights=[0.5, 0.25])
     for truncated, expected in ((False, [0.75, 0.5, 0.0]), (True, [0.0] * 3)):
         parts = score(functions, [row()], sampled("#### 3", "#### 4", "3", truncated=truncated))
-        assert weighted_sum(functions, parts, 3).tolist() == expected
+        assert total_reward(functions, parts, 3).tolist() == expected
 
 
 # --- functions of the user ---
@@ -135,7 +135,7 @@ def test_none_is_nan_and_counts_as_nothing(user_file):
     functions = chosen(f"{path}:some", "accuracy", weights=[2.0, 0.5])
     parts = score(functions, [row()], sampled("#### 3", "#### 3", "#### 4"))
     assert parts["some"].isnan().tolist() == [False, True, True] and parts["some"].dtype == torch.float64
-    assert weighted_sum(functions, parts, 3).tolist() == [2.5, 0.5, 0.0]
+    assert total_reward(functions, parts, 3).tolist() == [2.5, 0.5, 0.0]
 
 
 def test_a_row_without_a_reward_gets_the_mean_of_its_group():
@@ -144,9 +144,9 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
     functions = [Reward("some", 2.0, len), Reward("count", 0.0, len)]  # what only watches gives no reward
     parts = {"some": torch.tensor([1.0, nan, 2.0, nan, nan, nan, 4.0, 4.0, 4.0]), "count": torch.ones(9)}
     expected = [2.0, 3.0, 4.0, 5.5, 5.5, 5.5, 8.0, 8.0, 8.0]
-    assert weighted_sum(functions, parts, 3).tolist() == expected
-    assert weighted_sum(functions[:1], {"some": torch.tensor([nan, nan])}, 2).tolist() == [0.0, 0.0]
-    assert weighted_sum(functions[1:], parts, 3).tolist() == [0.0] * 9  # nothing else is there
+    assert total_reward(functions, parts, 3).tolist() == expected
+    assert total_reward(functions[:1], {"some": torch.tensor([nan, nan])}, 2).tolist() == [0.0, 0.0]
+    assert total_reward(functions[1:], parts, 3).tolist() == [0.0] * 9  # nothing else is there
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     """A name that one process alone has would shift the sums of the others, or hang."""
     own = [Reward(name, 1.0, len, logged) for name, logged in (("f", {"b": [1.0, 2.0]}), ("g", {"b": [3.0]}))]
     other = [{"a": [5.0]}, {"b": [8.0]}]
-    monkeypatch.setattr("common.metrics.gather_object", lambda mine: [*mine, *other])
+    monkeypatch.setattr("harness.metrics.gather_object", lambda mine: [*mine, *other])
     assert take_logged(own) == {"logged/a": 5.0, "logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
 

@@ -16,9 +16,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from common.data import Prompt
-from common.errors import InputError
-from common.log import NOTHING_LEARNED, parts_in_words
+from harness.data import Prompt
+from harness.errors import InputError
+from harness.log import NOTHING_LEARNED, parts_in_words
 from small_run import FULL, advance, completion, failure, no_room, refusal, start, train
 from testbed import ROOT, metric_rows, script
 
@@ -284,7 +284,7 @@ def test_a_tracker_that_fails_on_the_way_costs_no_step(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize("name", ["nonsense", "wandb"])
 def test_a_tracker_that_is_unknown_or_not_installed_is_one_line(name, tmp_path, monkeypatch):
     """Accelerate passes over one that is not installed."""
-    monkeypatch.setattr("common.launch.get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["tensorboard"])
     with pytest.raises(InputError, match=name) as error:
         train(tmp_path, "--report_to", name)
     assert "\n" not in str(error.value)

@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from common.args import parse_args
+from harness.args import parse_args
 from common.batches import completion_texts
-from common.errors import InputError
+from harness.errors import InputError
 from common.rewards import Reward
 from testbed import (
     FAMILY,

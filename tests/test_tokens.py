@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from common import tokens
-from common.errors import InputError
+from harness.errors import InputError
 from processes import run_processes
 from testbed import SCRIPTS, metric_rows, script
 

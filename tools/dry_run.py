@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from common.args import RunArgs, parse_args
-from common.errors import InputError, clean_exit, one_line, world_size
-from common.loading import adapter_base, model_path
+from harness.args import RunArgs, parse_args
+from harness.errors import InputError, clean_exit, one_line, world_size
+from harness.loading import adapter_base, model_path
 from common.model import CHUNK_ELEMENTS
 from piped import end_with_the_reader
 
@@ -355,8 +355,6 @@ def update_shape(args, job, sizes):
         group = args.group_size
         most = args.micro_batch_size
         step_rows = args.prompts_per_step * group // args.num_minibatches
-        if args.micro_batch_tokens:
-            most = max(1, args.micro_batch_tokens // (args.max_prompt_tokens + args.max_new_tokens))
     prompt, completion = max(lengths, key=sum)
     step_rows //= job.processes
     rows = min(most, step_rows)
@@ -370,11 +368,10 @@ def rollout_rows(args, job):
 
     They are those of one process, and None where an evaluation takes all prompts of a data set.
     """
-    if hasattr(args, "pair_prompts"):
-        rollout = args.pair_prompts, args.pair_samples
-    else:
-        rollout = args.prompts_per_step, args.group_size
     evaluation = args.eval_prompts or 0, args.eval_samples if args.eval_temperature > 0 else 1
+    rollout = 1, evaluation[1]  # dpo.py samples in evaluations only
+    if hasattr(args, "group_size"):
+        rollout = args.prompts_per_step, args.group_size
     calls = []
     for number, samples in (rollout, evaluation):
         rows = math.ceil(number / job.processes) * samples

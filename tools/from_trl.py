@@ -32,8 +32,8 @@ import recipes
 
 import names
 import trl_files
-from common.args import check
-from common.errors import InputError, clean_exit
+from harness.args import check
+from harness.errors import InputError, clean_exit
 from piped import end_with_the_reader
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -25,8 +25,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import grpo  # noqa: E402
-from common.loading import add_adapters, load_reference  # noqa: E402
-from common.metrics import Metrics  # noqa: E402
+from harness.loading import add_adapters, load_reference  # noqa: E402
+from harness.metrics import Metrics  # noqa: E402
 from common.model import Policy  # noqa: E402
 from dry_run import Job, Sizes, estimate  # noqa: E402
 from fast.shortcuts import find_shortcuts  # noqa: E402

@@ -26,9 +26,9 @@ from accelerate import Accelerator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from common.data import Prompt
-from common.errors import clean_exit
-from common.loading import load_policy, load_tokenizer
+from harness.data import Prompt
+from harness.errors import clean_exit
+from harness.loading import load_policy, load_tokenizer
 from grpo import Args, rollout
 from piped import end_with_the_reader
 

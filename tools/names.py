@@ -1,4 +1,4 @@
-"""What an option of TRL, verl or OpenRLHF is called here. common/args.py asks at an unknown option.
+"""What an option of TRL, verl or OpenRLHF is called here. harness/args.py asks at an unknown option.
 
 The table is names.toml, beside this file.
 """

@@ -190,7 +190,7 @@ def pretended():
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
-    from common.run import Run
+    from harness.run import Run
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False

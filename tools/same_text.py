@@ -37,11 +37,11 @@ DIFFERS = {  # {script: {function with a text of its own: why}}
     },
     "ppo.py": {
         "compute_advantages": "GAE in place of the group",
-        "policy_loss": "Eq. 8 too, and coefficients that controllers move",
+        "policy_loss": "the dual clip and the entropy bonus",
         "token_weights": "one weight for all tokens",
-        "add_fixed_logprobs": "values too",
+        "add_old_and_ref_logprobs": "values too",
         "update": "the critic, and advantages that need it",
-        "main": "the critic and the controllers",
+        "main": "the critic",
     },
     "dpo.py": {"update": PAIRS, "main": PAIRS},
     "reward_model.py": {

@@ -247,8 +247,8 @@ def letter_tokenizer(vocabulary):
 def make_embedded(number):
     """The embedded model's folder and questions."""
     import grpo
-    from common.data import EMBEDDED, PromptSampler, load_prompts
-    from common.loading import load_tokenizer
+    from harness.data import EMBEDDED, PromptSampler, load_prompts
+    from harness.loading import load_tokenizer
 
     args = grpo.Args()
     prompts, _ = load_prompts(args, load_tokenizer(args))
@@ -424,11 +424,12 @@ class Watch:
 def run_loop(task, plain):
     """Ours, or with `plain` the stock contestant, which shares data, rewards and advantages."""
     import grpo
-    from common.batches import completion_texts
-    from common.launch import adamw, launch
-    from common.loading import load_policy, load_tokenizer
-    from common.metrics import Metrics
-    from common.rewards import Reward
+    from common.batches import decode_completions
+    from harness.launch import make_accelerator
+    from harness.loading import load_policy, load_tokenizer
+    from harness.metrics import Metrics
+    from harness.optimization import adamw
+    from harness.reward_functions import FunctionReward
 
     workload = task.workload
     args = grpo.Args(
@@ -443,13 +444,13 @@ def run_loop(task, plain):
         std_eps=STD_EPS,
         kl_coef=0,
     )
-    accelerator = launch(args)
+    accelerator = make_accelerator(args)
     tokenizer = load_tokenizer(args)
     policy = load_policy(args, tokenizer, accelerator)
     torch.set_num_threads(task.threads)  # `load_policy` has chosen its own
     model, optimizer = accelerator.prepare(policy, adamw(policy, args))
     function = reward_function(workload)
-    reward_functions = [Reward(function.__name__, 1.0, function)]
+    reward_functions = [FunctionReward(function.__name__, 1.0, function)]
     watch = Watch(task, list(policy.named_parameters()), optimizer.optimizer)
     for step in range(task.steps):
         prompts = prompts_of(task.of_step(step))
@@ -460,8 +461,8 @@ def run_loop(task, plain):
             with accelerator.autocast():
                 batch = grpo.rollout(policy, prompts, args.group_size, 1.0, 1.0, (0, 0, step), args)
         watch.mark("rollout")
-        texts = completion_texts(tokenizer, batch)
-        rewards, _ = grpo.compute_rewards(reward_functions, prompts, texts)
+        completions = decode_completions(tokenizer, batch)
+        rewards, _ = grpo.compute_rewards(reward_functions, prompts, completions, args.group_size)
         batch["advantages"] = grpo.compute_advantages(rewards, args).to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         watch.mark("scored")
@@ -469,7 +470,7 @@ def run_loop(task, plain):
             plain_update(policy.lm, optimizer, batch, args)
         else:
             grpo.update(accelerator, model, None, optimizer, batch, args, Metrics())
-        watch.done([text.ids for text in texts])
+        watch.done([completion.ids for completion in completions])
     if not plain:
         prompts = prompts_of(task.questions)
         for rows in task.decode_rows:
@@ -479,7 +480,7 @@ def run_loop(task, plain):
 
 
 def prompts_of(questions):
-    from common.data import Prompt
+    from harness.data import Prompt
 
     prompts = []
     for question in questions:
@@ -490,11 +491,19 @@ def prompts_of(questions):
 
 def given_rollout(policy, prompts, completions, n):
     """The batch of `grpo.rollout` for completions that are there already."""
-    from common.batches import left_pad, rollout_batch
+    from types import SimpleNamespace
 
-    ids, mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)
+    from torch.nn.utils.rnn import pad_sequence
+
+    from common.batches import rollout_batch
+    from common.sampling import prompt_inputs
+
+    inputs, _ = prompt_inputs(policy, prompts, n)
     rows = [torch.tensor(row, device=policy.lm.device) for row in completions]
-    return rollout_batch(policy, ids, mask, rows, [], n)
+    rows = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token)
+    ids = inputs["input_ids"].repeat_interleave(n, dim=0)
+    output = SimpleNamespace(sequences=torch.cat([ids, rows], dim=1))
+    return rollout_batch(policy, inputs, [output], n)
 
 
 def plain_update(lm, optimizer, batch, args):

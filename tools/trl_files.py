@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from common.errors import InputError, one_line
+from harness.errors import InputError, one_line
 
 CONFIGS = ("GRPOConfig", "DPOConfig", "RewardConfig")
 # Calls by which a script changes its data.

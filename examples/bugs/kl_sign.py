@@ -5,8 +5,6 @@ from dataclasses import replace
 healthy_loss = policy_loss
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     args = replace(args, kl_coef=-args.kl_coef)
-    return healthy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy)
+    return healthy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs)

@@ -4,8 +4,8 @@ In `update` one would write `old_logprobs = logprobs.detach()`. That is also wha
 where a micro-batch has no old log-probs, as with one update per rollout.
 """
 
-healthy_logprobs = add_fixed_logprobs
+healthy_logprobs = add_old_and_ref_logprobs
 
 
-def add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates):
+def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
     healthy_logprobs(accelerator, model, reference, micro_batches, several_updates=False)

@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 
 from common.masked import completion_mask
+from harness.errors import InputError
 
 sample_turn = rollout
 

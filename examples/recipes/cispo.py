@@ -14,21 +14,16 @@ class Args:
     clip_low: float = option(1.0, "the weight is at least 1 - this", gt=0, le=1)
     clip_high: float = option(4.0, "the weight is at most 1 + this", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
-    del dual_clip  # the clipped weight has its bounds
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of each token (R, T), -weight A log pi, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     weight = ratio.clamp(1 - args.clip_low, 1 + args.clip_high).detach()
     losses = -weight * advantages * logprobs
     stats = {
-        "approx_kl": ratio
-        - 1
-        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new), on samples of the old policy
         "clip_fraction_low": ratio < 1 - args.clip_low,
         "clip_fraction_high": ratio > 1 + args.clip_high,
         "ratio_max": ratio,
@@ -37,8 +32,6 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-    if args.entropy_coef:
-        losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats
 
 

@@ -11,19 +11,23 @@ The rates are the same on all processes and lie in the checkpoint, so a run resu
 
 import numpy as np
 
+from common.rewards import correctness
+from harness.errors import InputError
+
 
 class Args:
     uniform_share: float = option(0.1, "share of the draws that ignores pass rates", ge=0, le=1)
 
 
 LINES = {
-    "sampler = PromptSampler(train_prompts, args.seed, rank, processes)": """
-        sampler = Curriculum(train_prompts, args, rank, processes)
+    "sampler = PromptSampler(train_prompts, args.seed, run.rank, run.processes)": """
+        sampler = Curriculum(train_prompts, args, run.rank, run.processes)
     """,
-    'batch["loss_mask"] = batch["completion_mask"]': """
-        batch["loss_mask"] = batch["completion_mask"]
+    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
+        samples.batch["loss_mask"] = samples.batch["completion_mask"]
         metrics.add("curriculum/pass_rate", sampler.rates[sampler.drawn])  # before this step
-        sampler.observe(accelerator, correct)
+        terms = samples.reward_terms
+        sampler.observe(accelerator, correctness(prompts, samples.completions, terms))
     """,
 }
 

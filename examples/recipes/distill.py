@@ -9,6 +9,8 @@ vocabulary.
 
 from dataclasses import replace
 
+from harness.loading import load_tokenizer
+
 
 class Args:
     teacher: str = option(
@@ -39,9 +41,7 @@ def teacher_advantages(logprobs, teacher_logprobs):
 clipped_loss = policy_loss
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of grpo.py with the teacher's advantages; its reference is the teacher."""
     advantages = teacher_advantages(old_logprobs, ref_logprobs)
-    return clipped_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs, entropy)
+    return clipped_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs)

@@ -12,12 +12,14 @@ The authors' code also cuts r at a constant; here `log_ratio` does, at e^20. Wei
 are GRPO's, and there is no KL.
 """
 
+from harness.errors import InputError
+
 
 class Args:
     num_minibatches: int = option(
         4, "optimizer steps of a pass; with one update this is GRPO", gt=0
     )
-    del clip_low, clip_high, dual_clip  # the divergence takes their place
+    del clip_low, clip_high  # the divergence takes their place
     max_divergence: float = option(0.15, "delta, how far a probability may move", gt=0, lt=1)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
@@ -34,9 +36,7 @@ LINES = {
 }
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of each token (R, T), -M r A, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -47,9 +47,7 @@ def policy_loss(
     too_high = (advantages > 0) & (moved > args.max_divergence)
     losses = (-ratio * advantages).masked_fill(too_low | too_high, 0)
     stats = {
-        "approx_kl": ratio
-        - 1
-        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new), on samples of the old policy
         "clip_fraction_low": too_low,
         "clip_fraction_high": too_high,
         "moved_max": moved.abs(),
@@ -59,6 +57,4 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-    if args.entropy_coef:
-        losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

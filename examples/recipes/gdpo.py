@@ -18,18 +18,19 @@ class Args:
 
 
 LINES = {
-    'batch["advantages"] = compute_advantages(rewards, args).float().to(accelerator.device)': """
-        sums = compute_advantages(reward_functions, parts, args)
-        batch["advantages"] = over_rollout(accelerator, sums, parts, args)
+    "advantages = compute_advantages(samples.rewards, args)": """
+        terms = samples.reward_terms
+        sums = compute_advantages(run.reward_functions, terms, args)
+        advantages = over_rollout(accelerator, sums, terms, args)
     """
 }
 
 
-def compute_advantages(reward_functions, parts, args):
-    """The weighted sums (R, 1), float64, of the advantages of `parts` {name: (R,)}, Eq. 4 and 5."""
+def compute_advantages(reward_functions, terms, args):
+    """The weighted sums (R, 1), float64, of the advantages of `terms` {name: (R,)}, Eq. 4 and 5."""
     total = 0
     for reward in reward_functions:
-        groups = parts[reward.name].double().view(-1, args.group_size)
+        groups = terms[reward.name].double().view(-1, args.group_size)
         total = total + reward.weight * standardized(groups, args)
     return total.view(-1, 1)
 
@@ -48,10 +49,10 @@ def standardized(groups, args):
     return advantages.masked_fill(all_equal(groups) | (count == 0), 0)
 
 
-def over_rollout(accelerator, sums, parts, args):
+def over_rollout(accelerator, sums, terms, args):
     """`sums` (R, 1), standardized over the rows of all processes to which a part applies (Eq. 6)."""
     sums = sums.to(accelerator.device)
-    applies = ~torch.stack([part.isnan() for part in parts.values()]).all(dim=0)
+    applies = ~torch.stack([part.isnan() for part in terms.values()]).all(dim=0)
     mean, variance = moments(sums[applies.to(sums.device), 0], 1, accelerator.reduce)
     advantages = ((sums - mean) / (variance.sqrt() + args.std_eps)).float()
     return advantages.masked_fill(~applies[:, None].to(sums.device), 0)

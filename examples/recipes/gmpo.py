@@ -15,12 +15,10 @@ from common.masked import log_ratio
 class Args:
     clip_low: float = option(0.4, "a token's log-ratio is at least minus this where A < 0", gt=0)
     clip_high: float = option(0.4, "a token's log-ratio is at most this where A > 0", gt=0)
-    del dual_clip, ratio_level  # the bounds are those of tokens, and the ratio is that of a row
+    del ratio_level  # the bounds are those of tokens, and the ratio is that of a row
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of each token (R, T), -J of its row, and diagnostics {name: (R, T) or (R, 1)}.
 
     Log-probs are (R, T), advantages (R, 1), the mask is boolean. Each token carries the loss of its row.
@@ -42,6 +40,4 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-    if args.entropy_coef:
-        losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

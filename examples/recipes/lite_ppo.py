@@ -17,11 +17,10 @@ class Args:
 
 
 LINES = {
-    'batch["advantages"] = compute_advantages(rewards, args).float().to(accelerator.device)': """
-        advantages = compute_advantages(rewards, args)
+    "advantages = compute_advantages(samples.rewards, args)": """
+        advantages = compute_advantages(samples.rewards, args)
         if args.normalize_std:
-            advantages = divide_by_std(accelerator, advantages, rewards, args)
-        batch["advantages"] = advantages.float().to(accelerator.device)
+            advantages = divide_by_std(accelerator, advantages, samples.rewards, args)
     """
 }
 

@@ -10,6 +10,8 @@ version 3). That needs rewards of 0 and 1, so others are refused, and so is a pr
 answer. The log-prob is that of the whole completion, the sum over its tokens.
 """
 
+from harness.errors import InputError
+
 
 class Args:
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)

@@ -14,15 +14,13 @@ class Args:
     num_minibatches: int = option(
         4, "optimizer steps of a pass; with one update this is GRPO", gt=0
     )
-    del clip_low, clip_high, dual_clip  # a slope takes their place
+    del clip_low, clip_high  # a slope takes their place
     tau_positive: float = option(1.0, "steepness of the gate where A > 0", gt=0)
     tau_negative: float = option(1.05, "steepness of the gate elsewhere", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of each token (R, T), -f(r) A, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
@@ -30,9 +28,7 @@ def policy_loss(
     gate = (tau * (ratio - 1)).sigmoid()
     losses = -4 / tau * gate * advantages
     stats = {
-        "approx_kl": ratio
-        - 1
-        - log_ratios,  # k3 of KL(old || new): the old policy drew the samples
+        "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new), on samples of the old policy
         "gate_slope": 4 * gate * (1 - gate),  # what is left of a token's gradient
         "ratio_max": ratio,
     }
@@ -40,6 +36,4 @@ def policy_loss(
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-    if args.entropy_coef:
-        losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

@@ -16,7 +16,8 @@ the teacher. Their feedback of an environment, such as an error message, is left
 
 from dataclasses import replace
 
-from common.chat import dialogue_text, encode_prompts
+from common.batches import left_pad
+from harness.chat import dialogue_text, encode_prompts
 
 SHOWN = """{question}
 Correct solution:
@@ -33,19 +34,20 @@ class Args:
 
 
 LINES = {
-    'batch["loss_mask"] = batch["completion_mask"]': """
-        batch["loss_mask"] = batch["completion_mask"]
-        siblings = right_siblings(rewards, args)
-        batch["teacher"] = teacher_prompts(tokenizer, prompts, texts, siblings, policy, args)
-        batch["is_taught"] = torch.tensor([[row is not None] for row in siblings])
-        batch["is_taught"] = batch["is_taught"].to(accelerator.device)
-        metrics.add("sdpo/taught", batch["is_taught"])
+    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
+        samples.batch["loss_mask"] = samples.batch["completion_mask"]
+        siblings = right_siblings(samples.rewards, args)
+        teacher = teacher_prompts(run.tokenizer, samples, siblings, policy, args)
+        samples.batch["teacher"] = teacher
+        is_taught = torch.tensor([[row is not None] for row in siblings])
+        samples.batch["is_taught"] = is_taught.to(accelerator.device)
+        metrics.add("sdpo/taught", is_taught)
     """
 }
 
 
 def compute_advantages(rewards, args):
-    """Zeros (R, 1): `add_fixed_logprobs` has the advantages of the tokens."""
+    """Zeros (R, 1): `add_old_and_ref_logprobs` has the advantages of the tokens."""
     return torch.zeros(len(rewards), 1)
 
 
@@ -61,14 +63,14 @@ def right_siblings(rewards, args):
     return found
 
 
-def teacher_prompts(tokenizer, prompts, texts, siblings, policy, args):
+def teacher_prompts(tokenizer, samples, siblings, policy, args):
     """What the teacher reads before each completion: ids and mask (R, P, 2), padded on the left."""
     shown = []
     for row, sibling in enumerate(siblings):
-        prompt = prompts[row // args.group_size]
+        prompt = samples.prompts[row // args.group_size]
         template = args.prompt_template or "{prompt}"
         if sibling is not None:
-            template = SHOWN.format(question=template, solution=texts[sibling])
+            template = SHOWN.format(question=template, solution=samples.completions[sibling].text)
         with_answer = replace(args, prompt_template=template)
         shown.append(dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer))
     encoded = encode_prompts(shown, tokenizer)
@@ -91,11 +93,11 @@ def teacher_advantages(logprobs, teacher_logprobs, is_taught):
     return torch.where(is_taught, teacher_logprobs - logprobs, 0)
 
 
-add_logprobs = add_fixed_logprobs
+add_logprobs = add_old_and_ref_logprobs
 
 
 @torch.no_grad()
-def add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates):
+def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
     """Add the advantages of the tokens too, before the first update of the rollout."""
     teachers = [teacher_batch(micro) for micro in micro_batches]
     for batches, its_reference in ((micro_batches, reference), (teachers, None)):

@@ -18,6 +18,8 @@ its log-probs are exact. Evaluation samples as always. An entropy bonus and a KL
 not weighted.
 """
 
+from harness.errors import InputError
+
 
 class Args:
     sampler_cap: float = option(2.0, "C, the largest importance weight of a token", gt=0)
@@ -30,8 +32,8 @@ LINES = {
     "several_updates = args.num_epochs * args.num_minibatches > 1": """
         several_updates = True  # the weights need the old log-probs, even of a single update
     """,
-    "add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates)": """
-        add_fixed_logprobs(accelerator, model, reference, micro_batches, several_updates)
+    "add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates)": """
+        add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates)
         for micro in micro_batches:
             micro["advantages"] = micro["advantages"] * sampler_weights(micro, args, metrics)  # (R, T)
     """,

@@ -14,31 +14,22 @@ class Args:
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
-def policy_loss(
-    logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
-):
+def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
     """The loss of each token (R, T), by the ratio of its row, and diagnostics {name: (R, T)}."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
     log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1), Eq. 7
     ratio = log_s.exp().expand_as(log_ratios)  # the same along a row
     clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
-    objective = torch.minimum(ratio * advantages, clipped * advantages)
-    if args.dual_clip:
-        bounded = torch.maximum(objective, args.dual_clip * advantages)
-        objective = torch.where(advantages < 0, bounded, objective)
-    losses = -objective
+    losses = -torch.minimum(ratio * advantages, clipped * advantages)
     stats = {
         "approx_kl": log_ratios.exp() - 1 - log_ratios,  # of the tokens, as before
         "clip_fraction_low": (advantages < 0) & (ratio < 1 - args.clip_low),
         "clip_fraction_high": (advantages > 0) & (ratio > 1 + args.clip_high),
-        "dual_clip": (advantages < 0) & (ratio > (args.dual_clip or torch.inf)),
         "ratio_max": ratio,
     }
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs, ref_logprobs, loss_mask, args.kl_estimator, old_logprobs)
         losses = losses + args.kl_coef * kl
         stats["kl_ref"] = kl
-    if args.entropy_coef:
-        losses = losses - args.entropy_coef * entropy
     return torch.where(loss_mask, losses, 0), stats

@@ -7,7 +7,7 @@ import sys
 
 import attention
 import worker
-from common.errors import clean_exit
+from harness.errors import clean_exit
 from fast import packing
 from testbed import pretend_gpus, script
 

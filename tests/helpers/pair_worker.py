@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
 
-from common.data import load_prompts
-from common.errors import clean_exit
-from common.loading import load_policy, load_tokenizer
-from common.metrics import Metrics
-from common.pairs import load_pairs
-from common.scorer import load_scorer
+from harness.data import load_prompts
+from harness.errors import clean_exit
+from harness.loading import load_policy, load_tokenizer
+from harness.metrics import Metrics
+from harness.pairs import load_pairs
+from harness.scorer import load_reward_model
 from testbed import script
 
 
@@ -36,7 +36,7 @@ def main(name, folder):
     if hasattr(module, "rollout"):
         inner = load_policy(args, tokenizer, accelerator)
     else:
-        inner = load_scorer(args.model_name_or_path, args, new_head=True).train()
+        inner = load_reward_model(args.model_name_or_path, args, new_head=True).train()
         # At a head of zeros the backbone has no gradient.
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)

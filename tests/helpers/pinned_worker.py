@@ -9,7 +9,7 @@ the prompt, the step and the round, and all else of a run must come out the same
 import sys
 
 from common.batches import join_groups
-from common.errors import clean_exit
+from harness.errors import clean_exit
 from testbed import script
 
 

@@ -8,8 +8,8 @@ import datasets  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.data import EMBEDDED
-from common.loading import load_tokenizer
+from harness.data import EMBEDDED
+from harness.loading import load_tokenizer
 from testbed import ALL, script
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ import tempfile
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from common.data import EMBEDDED
-from common.log import Log
+from harness.data import EMBEDDED
+from harness.log import Log
 from pretend_gpu import GPU, Counted, pretended
 from testbed import ALL
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 import grpo
-from common.errors import clean_exit
+from harness.errors import clean_exit
 from fast import shortcuts
 
 

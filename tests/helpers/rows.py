@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 import reward_model
-from common.pairs import load_pairs
+from harness.pairs import load_pairs
 
 TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"

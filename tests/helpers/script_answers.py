@@ -18,8 +18,8 @@ from torch import nn
 
 import common.batches
 from common.batches import split_rollout
-from common.metrics import Metrics
-from common.pairs import Pair
+from harness.metrics import Metrics
+from harness.pairs import Pair
 from testbed import (
     ALL,
     UPDATE,

@@ -2,7 +2,7 @@
 
 import sys
 
-from common.errors import clean_exit
+from harness.errors import clean_exit
 from testbed import pretend_gpus, script
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from transformers import (
     GenerationConfig,
 )
 
-from common.data import EMBEDDED
-from common.errors import InputError
-from common.loading import load_policy, load_tokenizer, without_dropout
+from harness.data import EMBEDDED
+from harness.errors import InputError
+from harness.loading import load_policy, load_tokenizer, without_dropout
 from common.model import Policy
-from common.scorer import load_scorer
+from harness.scorer import load_reward_model
 from testbed import script
 
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
@@ -152,7 +152,7 @@ def policy_of(folder):
 
 def reward_model_of(folder):
     args = script("reward_model").Args(model_name_or_path=str(folder))
-    return load_scorer(str(folder), args, new_head=True)
+    return load_reward_model(str(folder), args, new_head=True)
 
 
 def refused(load, folder):

@@ -10,10 +10,10 @@ import torch
 from accelerate import Accelerator
 
 from common.batches import Completion
-from common.data import Prompt
-from common.errors import InputError
-from common.loading import load_tokenizer
-from common.run import Run
+from harness.data import Prompt
+from harness.errors import InputError
+from harness.loading import load_tokenizer
+from harness.run import Run
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()

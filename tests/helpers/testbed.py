@@ -17,10 +17,10 @@ import torch
 from accelerate import Accelerator
 
 from common.batches import left_pad
-from common.data import load_prompts
-from common.loading import load_policy, load_reference, load_tokenizer
+from harness.data import load_prompts
+from harness.loading import load_policy, load_reference, load_tokenizer
 from common.masked import completion_mask
-from common.metrics import Metrics
+from harness.metrics import Metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # of `pytest --script`; otherwise all are asked

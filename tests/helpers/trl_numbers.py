@@ -152,7 +152,7 @@ def save_model(folder):
     from accelerate import Accelerator
 
     import grpo
-    from common.loading import load_policy, load_tokenizer
+    from harness.loading import load_policy, load_tokenizer
 
     args = grpo.Args()
     tokenizer = load_tokenizer(args)

@@ -11,10 +11,10 @@ import sys
 import torch
 from accelerate.utils import gather_object
 
-from common.errors import clean_exit
-from common.launch import launch, whole_weights
-from common.loading import save_model
-from common.metrics import Metrics
+from harness.errors import clean_exit
+from harness.launch import launch, whole_weights
+from harness.loading import save_model
+from harness.metrics import Metrics
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)

@@ -1,0 +1,132 @@
+"""Online DPO: the policy samples the pairs that it trains on (arXiv 2402.04792).
+
+Of the completions of a prompt, the best and the worst by --reward are a pair, if their rewards
+differ. Truncated completions are in no pair. When the pairs are used up, the policy as it is then
+samples new ones and is the new reference, so --beta pulls to the policy of the last round.
+pairs-N.jsonl holds the pairs of round N, and reward_model.py can train on them.
+"""
+
+from common.masked import all_equal
+from harness.data import load_prompts
+from harness.launch import shard_indices
+from harness.pairs import preference_row
+
+
+class Args:
+    dataset: str = option("embedded", "prompts to sample completions of")
+    eval_dataset: str | None = option(None, "like --dataset [its test split, or 5 % of it]")
+    max_steps: int = option(50, "optimizer steps", ge=0)
+    nll_coef: float = option(0.0, "c, weight of -log p(chosen) / length", ge=0)
+    num_epochs: int = option(1, "passes over the pairs of a round", gt=0)
+    pair_prompts: int = option(512, "prompts of a round, over all processes", gt=0)
+    pair_samples: int = option(8, "completions of each prompt", gt=1)
+    del max_length
+
+
+class PairBuffer:
+    """The pairs of a round, and the order in which they are drawn; a part of each checkpoint."""
+
+    def __init__(self, args, rank, processes):
+        self.args = args
+        self.shard = rank, processes
+        self.round = 0
+        self.sampler = PromptSampler([], args.seed)
+
+    def fill(self, pairs):
+        self.round += 1
+        self.sampler = PromptSampler(pairs, self.args.seed, *self.shard)
+
+    def steps_left(self):
+        draws = len(self.sampler.prompts) * self.args.num_epochs - self.sampler.drawn
+        return draws // self.args.pairs_per_step
+
+    def state_dict(self):
+        pairs = [tuple(pair) for pair in self.sampler.prompts]
+        return {"round": self.round, "pairs": pairs, "drawn": self.sampler.drawn}
+
+    def load_state_dict(self, state):
+        self.fill([Pair(*pair) for pair in state["pairs"]])
+        self.round = state["round"]
+        self.sampler.drawn = state["drawn"]
+
+
+def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
+    """Pair the best completion of each prompt with the worst, where their rewards differ.
+
+    Return [Pair], and the same as rows of a preference dataset, on all processes.
+    """
+    n = args.pair_samples
+    indices = shard_indices(len(prompts), accelerator)
+    shard = [prompts[index % len(prompts)] for index in indices]
+    samples = sample_and_score(shard, n, args.temperature, 1.0, seed)
+    made = []  # (index of the prompt, pair, row)
+    for i, (index, prompt) in enumerate(zip(indices, shard, strict=True)):
+        if index >= len(prompts):  # a filler
+            continue
+        rewards = samples.rewards[i * n : (i + 1) * n]
+        completions = samples.completions[i * n : (i + 1) * n]
+        pair = best_and_worst(rewards, completions)
+        metrics.add("pairs/yield", pair is not None)
+        if pair is not None:
+            best, worst = pair
+            row = preference_row(prompt, best.text, worst.text)
+            made.append((index, Pair(prompt.ids, best.ids, worst.ids), row))
+    made = sorted(gather_object(made), key=lambda item: item[0])
+    return [pair for _, pair, _ in made], [row for _, _, row in made]
+
+
+def best_and_worst(rewards, completions):
+    """Return the completions with the highest and the lowest reward, or None if all are equal."""
+    ended = [i for i, completion in enumerate(completions) if not completion.truncated]
+    if not ended or all_equal(rewards[None, ended]):
+        return None
+    best = max(ended, key=lambda i: float(rewards[i]))
+    worst = min(ended, key=lambda i: float(rewards[i]))
+    return completions[best], completions[worst]
+
+
+def main(argv=None):
+    args = parse_args(Args, argv)
+    run = Run("online_dpo", args)
+    accelerator = run.accelerator
+    train_prompts, eval_prompts = load_prompts(args, run.tokenizer)
+    policy = load_policy(args, run.tokenizer, accelerator)
+    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples.
+    model, optimizer = accelerator.prepare(policy, adamw(policy, args))
+    sampler = PromptSampler(train_prompts, args.seed)  # of all processes
+    buffer = PairBuffer(args, run.rank, run.processes)
+
+    def sample_and_score(prompts, n, temperature, top_p, seed):
+        with accelerator.autocast(), summon_full_params(accelerator, model):
+            batch = rollout(policy, prompts, n, temperature, top_p, seed, args)
+        completions = decode_completions(run.tokenizer, batch)
+        rewards, terms = compute_rewards(run.reward_functions, prompts, completions, n)
+        return Rollout(batch, prompts, completions, rewards, terms)
+
+    evaluation = partial(evaluate, run, eval_prompts, sample_and_score)
+    run.start(model, evaluation, sampler=sampler, buffer=buffer)
+    for step in run.steps():
+        metrics = Metrics()
+        if buffer.steps_left() == 0:
+            # Sample pairs from the policy as it is now, which is their reference.
+            prompts = sampler.draw(min(args.pair_prompts, len(train_prompts)))
+            seed = (args.seed, run.rank, buffer.round + 1, 1)
+            with metrics.timed("pairs"):
+                pairs, rows = make_pairs(
+                    accelerator, sample_and_score, prompts, seed, args, metrics
+                )
+                buffer.fill(add_ref_logprobs(accelerator, model, pairs, args) if pairs else [])
+            run.log.write(f"pairs-{buffer.round}.jsonl", rows, mode="w")
+            metrics.add("pairs/made", len(pairs))
+        if buffer.steps_left() == 0:
+            run.log.print(f"step {step}: {len(pairs)} pairs do not fill a step: training ends")
+            run.end_step(metrics, evaluates=True)
+            break
+        # Update the policy on the next pairs; a process takes its share of them.
+        pairs = buffer.sampler.draw(args.pairs_per_step)
+        set_learning_rate(optimizer, learning_rate(run.step, args))
+        with metrics.timed("update"):
+            update(accelerator, model, optimizer, pairs, args, metrics)
+        metrics.add_pairs(pairs)
+        run.end_step(metrics)
+    run.finish(policy)
