@@ -3,17 +3,17 @@
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from common.model import plain_states
+from common.model import token_states
 
 # The name of the cache in a forward: transformers 5.24 has renamed `past_key_values`.
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 
 
 def is_exact(lm, states):
-    """Whether a way to the states gives the log-probs of `plain_states`, and their gradient."""
+    """Whether a way to the states gives the log-probs of `token_states`, and their gradient."""
     batch = rows_of_two_prompts(lm)
-    plain = logprobs_and_gradient(lm, batch, plain_states)
-    other = logprobs_and_gradient(lm, with_other_prompts(batch), plain_states)
+    plain = logprobs_and_gradient(lm, batch, token_states)
+    other = logprobs_and_gradient(lm, with_other_prompts(batch), token_states)
     found = logprobs_and_gradient(lm, batch, states)
     return all(is_near(lm, *three) for three in zip(found, plain, other, strict=True))
 

@@ -1,6 +1,6 @@
 """The hidden states of a micro-batch in one pass without padding, each prompt once.
 
-On a GPU in bfloat16 this takes the place of `plain_states`, with the same result up to rounding.
+On a GPU in bfloat16 this takes the place of `token_states`, with the same result up to rounding.
 The tokens lie in one row (1, N): the distinct prompts, then the completions without their last
 token, which predicts nothing. A prompt attends to itself, a completion to its prompt and to itself:
 the keys of each of these sequences are gathered by an index, through which the gradient flows back,

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 import grpo
 from harness.errors import InputError
 from harness.loading import load_policy, load_reference, load_tokenizer
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from small_models import copy_of_embedded, policy_of
 
 peft = pytest.importorskip("peft")

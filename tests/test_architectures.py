@@ -5,7 +5,7 @@ import torch
 
 from common.batches import left_pad
 from common.masked import completion_mask
-from common.sampling import sampling_config, sampling_mode
+from common.sampling import sampling_config, seeded_sampling
 from small_models import ARCHITECTURES, EVERY, HYBRIDS, SCALED, backward, random_policy
 from testbed import largest_difference
 
@@ -72,12 +72,12 @@ def test_sampling_is_that_of_stock_generate_and_of_the_training_forward(name):
     inputs = dict(input_ids=ids, attention_mask=mask.long())
     greedy = sampling_config(policy, 0, 1.0, 16)
     stock = policy.lm.generate(**inputs, generation_config=greedy).sequences
-    found = policy.lm.generate(**inputs, generation_config=greedy, **policy.generate_options(1)).sequences
+    found = policy.lm.generate(**inputs, generation_config=greedy, **policy.generate_kwargs(1)).sequences
     assert torch.equal(found, stock)
     assert completion_mask(stock[:, 3:], policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
-    with sampling_mode(policy, 0, torch.device("cpu")):
+    with seeded_sampling(policy, 0, torch.device("cpu")):
         config = sampling_config(policy, policy.temperature, 1.0, 16)
-        output = policy.lm.generate(**inputs, generation_config=config, **policy.generate_options(2))
+        output = policy.lm.generate(**inputs, generation_config=config, **policy.generate_kwargs(2))
     completions = output.sequences[:, 3:]
     assert len(completions) == 24 and len({tuple(row) for row in completions.tolist()}) > 6
     if name in HYBRIDS:  # whose cache cannot lose rows: stock `generate` samples

@@ -9,7 +9,7 @@ from common.batches import given_batch
 from harness.data import EMBEDDED
 from harness.errors import InputError
 from common.rewards import load_rewards
-from harness.scorer import LearnedReward, add_pad_token
+from harness.reward_models import RewardModelReward, add_pad_token
 from rows import gemma_tokenizer, pairs_from
 from small_models import reward_model_of, save_reward_model, small_model
 from testbed import embedded
@@ -32,7 +32,7 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
         expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
         (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
         trained = float(reward_model_of(folder)(given_batch([pair.prompt], [pair.chosen], "cpu")))
-        loaded = LearnedReward(str(folder), grpo.Args())
+        loaded = RewardModelReward(str(folder), grpo.Args())
     (score,) = loaded(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert trained == pytest.approx(expected, abs=1e-6)
     assert score == pytest.approx(expected, abs=1e-6)
@@ -51,7 +51,7 @@ def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_pat
 def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
     tokenizer = gemma_tokenizer()
     tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
-    asked = LearnedReward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
+    asked = RewardModelReward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
     tools = [[{"type": "function", "function": {"name": "add"}}], None]
     with_tool, without = asked(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
     (plain,) = asked(prompts=["2+2?"], completions=["4"], truncated=[False])
@@ -60,7 +60,7 @@ def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
 
 def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
-    asked = LearnedReward(str(folder), grpo.Args())
+    asked = RewardModelReward(str(folder), grpo.Args())
     scores = asked(prompts=["1+2?"] * 2, completions=["3", "3"], truncated=[False, True])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -94,5 +94,5 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
         (tmp_path / "two", "score.weight"),
     ]:
         with pytest.raises(InputError, match=message) as error:
-            LearnedReward(str(path), grpo.Args())
+            RewardModelReward(str(path), grpo.Args())
         assert "\n" not in str(error.value)

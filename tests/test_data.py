@@ -66,7 +66,7 @@ FORMATS = {
     "preference": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", None),
     "sft": ({"messages": [*USER, say("2+2=4\n#### 4")]}, USER, "4"),
     "messages": ({"messages": USER, "answer": "4"}, USER, "4"),
-    "parts": ({"prompt": [{"role": "user", "content": [text_part("2+"), text_part("2?")]}], "answer": "4"}, USER, "4"),
+    "reward_terms": ({"prompt": [{"role": "user", "content": [text_part("2+"), text_part("2?")]}], "answer": "4"}, USER, "4"),
 }  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def test_a_prompt_that_ends_in_a_thought_is_known(end, thinks, tmp_path):
     tokenizer = make_tokenizer("{{ messages[0].content }}")
     tokenizer.add_tokens(["<think>", "</think>"])
     (prompt,) = load_rows(tmp_path, [{"prompt": f"a{end}"}], tokenizer)
-    assert prompt.thinks == thinks
+    assert prompt.starts_in_thought == thinks
 
 
 def test_a_template_that_refuses_an_answer_is_one_line():

@@ -12,7 +12,7 @@ import conftest
 import grpo
 from harness.launch import launch, uses_cpu
 from harness.metrics import peak_memory_gb
-from common.sampling import sampling_mode
+from common.sampling import seeded_sampling
 from devices import VARIABLES, asks_for_gpu
 
 # --- the suite ---
@@ -104,7 +104,7 @@ def test_a_stream_of_random_numbers_leaves_the_device_as_it_was(monkeypatch):
     states = {"xpu": "before"}
     monkeypatch.setattr(torch.xpu, "get_rng_state", lambda device: states[str(device)])
     monkeypatch.setattr(torch.xpu, "set_rng_state", lambda state, device: states.update({str(device): state}))
-    with sampling_mode(torch.nn.Linear(1, 1), 0, torch.device("xpu")):
+    with seeded_sampling(torch.nn.Linear(1, 1), 0, torch.device("xpu")):
         states["xpu"] = "drawn from"
     assert states == {"xpu": "before"}
 

@@ -48,6 +48,6 @@ def test_where_reward_0_is_a_rise_the_run_says_so_once_and_its_parts_add_up(tmp_
     printed = capsys.readouterr().out
     assert printed.count("are truncated and have reward 0 where they would have less") == 1
     for row in metric_rows(tmp_path / "run")[1:]:
-        parts = [row[f"reward_part/{name}"] for name in ("accuracy", "short", "truncated")]
+        parts = [row[f"reward_terms/{name}"] for name in ("accuracy", "short", "truncated")]
         assert parts[2] > 0 and sum(parts) == pytest.approx(row["reward/mean"])
         assert f"truncated {parts[2]:.3f})" in printed

@@ -144,7 +144,7 @@ def test_the_answer_of_a_pair_stands_where_the_template_puts_it(template, words,
     (pair,) = load_rows(tmp_path, [row], tokenizer, load_pairs, chat_template_kwargs=words)
     assert [tokens_of(tokenizer, ids) for ids in pair[:2]] == [prompt, completion]
     (alone,) = load_rows(tmp_path, [{"prompt": "1+1?"}], tokenizer, chat_template_kwargs=words)
-    assert alone.ids == pair.prompt and alone.thinks == prompt.endswith("<think>\n")
+    assert alone.ids == pair.prompt and alone.starts_in_thought == prompt.endswith("<think>\n")
 
 
 def test_a_prompt_with_a_date_is_the_same_in_a_pair(tmp_path):

@@ -12,7 +12,7 @@ import fast.decoding
 import grpo
 from common.batches import left_pad
 from harness.errors import InputError
-from common.sampling import sampling_config, sampling_mode
+from common.sampling import sampling_config, seeded_sampling
 from fast.decoding import race, sample, worth_dropping
 from small_models import IDS, random_policy
 from testbed import embedded, embedded_prompts
@@ -24,8 +24,8 @@ def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, prompts
     """Completions (R, T) by the loop of fast/, or by stock `generate`."""
     ids, mask = left_pad(prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]], 0, CPU)
     config = sampling_config(policy, temperature, top_p, length)
-    options = {"num_return_sequences": n} if stock else policy.generate_options(n)
-    with sampling_mode(policy, seed, CPU):
+    options = {"num_return_sequences": n} if stock else policy.generate_kwargs(n)
+    with seeded_sampling(policy, seed, CPU):
         output = policy.lm.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config, **options)
     return output.sequences[:, ids.shape[1] :]
 

@@ -91,8 +91,8 @@ def test_the_reward_with_gold_gets_the_gold_answer(tmp_path):
         patch.setattr(script("grpo"), "evaluate", lambda *arguments: {})
         script("grpo").main([*words, *SMALL, "--output_dir", str(tmp_path / "run")])
     rows = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert any(row["parts"]["near"] for row in rows)
-    assert all(row["parts"]["near"] == 1 for row in rows if row["parts"]["accuracy"])
+    assert any(row["reward_terms"]["near"] for row in rows)
+    assert all(row["reward_terms"]["near"] == 1 for row in rows if row["reward_terms"]["accuracy"])
 
 
 @pytest.mark.beside("fast")

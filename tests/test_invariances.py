@@ -18,7 +18,7 @@ import attention
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
 from harness.pairs import load_pairs, pair_batches
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from testbed import (
     PAIRS,
     SCRIPTS,

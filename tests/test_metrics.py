@@ -82,8 +82,8 @@ def test_the_samples_of_a_rollout_by_hand():
     metrics.add_samples(batch, correct, parts, 4)
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
         "reward/accuracy": 3 / 7,
-        "reward_part/a": 2.0,
-        "reward_part/b": 3.0,
+        "reward_terms/a": 2.0,
+        "reward_terms/b": 3.0,
         "reward/unscored": 1 / 8,  # to which no part applies
         "completion/length": 18 / 8,
         "completion/length_correct": 6 / 3,

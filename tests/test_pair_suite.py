@@ -14,7 +14,7 @@ from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
 from harness.pairs import Pair, load_pairs
 from harness.run import Run
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from processes import run_processes
 from testbed import (
     PAIRS,

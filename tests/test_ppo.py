@@ -278,7 +278,7 @@ def test_a_run_with_a_reward_model(tmp_path):
     first, row = metric_rows(tmp_path / "run")
     assert first.keys() >= {"eval/pass@1", "eval/reward"}  # gold answers still count for the evaluation
     assert row["value/mean"] != 0 and 0 <= row["reward/accuracy"] <= 1
-    assert row["reward/mean"] == row["reward_part/rm"] == pytest.approx(row["reward/shaped"])
+    assert row["reward/mean"] == row["reward_terms/rm"] == pytest.approx(row["reward/shaped"])
 
 
 def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_path):

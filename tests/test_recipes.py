@@ -311,10 +311,10 @@ def mean_normalized_advantages(module, inputs, options, dtype):
 
 
 def decoupled_advantages(module, inputs, options, dtype):
-    size = len(inputs["parts"][0][0])
+    size = len(inputs["reward_terms"][0][0])
     args = own_options(module, options, group_size=size)
     functions = [Reward(f"part {i}", weight, None) for i, weight in enumerate(options["weights"])]
-    parts = {f"part {i}": flat_rewards(groups, dtype) for i, groups in enumerate(inputs["parts"])}
+    parts = {f"part {i}": flat_rewards(groups, dtype) for i, groups in enumerate(inputs["reward_terms"])}
     sums = module.compute_advantages(functions, parts, args)
     (advantages,) = Processes(1).run(lambda accelerator: module.over_rollout(accelerator, sums, parts, args))
     return {"advantages": advantages.view(-1, size).tolist()}
@@ -495,7 +495,7 @@ def test_a_run_learns_to_call_more_often(modules, task, tmp_path):
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
     model = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1])]
     rows = train(modules["calculator"], tmp_path, *model, "--reward", reward, "--max_steps", "4", "--kl_coef", "0")
-    assert rows[-1]["reward_part/calls"] > 1.5 * rows[1]["reward_part/calls"]
+    assert rows[-1]["reward_terms/calls"] > 1.5 * rows[1]["reward_terms/calls"]
     assert max(row["rollout/logprob_gap"] for row in rows[1:]) < 1e-5
 
 

@@ -11,7 +11,7 @@ import reward_model
 from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.pairs import load_pairs, pair_batches, pair_length
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from testbed import ROOT, metric_rows
 
 

@@ -21,7 +21,7 @@ def chosen(*names, weights=None):
     return load_rewards(SimpleNamespace(reward=list(names), reward_weights=weights))
 
 
-def row(prompt="q", gold="3", thinks=False, **columns):
+def row(prompt="q", gold="3", starts_in_thought=False, **columns):
     return Prompt([1], prompt, gold, columns, thinks)
 
 
@@ -47,7 +47,7 @@ def user_file(tmp_path):
 
 
 def test_a_thought_that_the_prompt_opened_is_no_answer():
-    prompts = [row(thinks=True)] * 2
+    prompts = [row(starts_in_thought=True)] * 2
     texts = sampled(r"perhaps \boxed{3}, wait", r"hm</think> \boxed{3}")
     seen = []
     mine = Reward("mine", 1.0, lambda completions, **columns: seen.extend(completions) or [0.0, 0.0])

@@ -314,10 +314,10 @@ def test_each_step_has_a_line(last_step, total, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "metrics, said",
     [
-        ({"reward_part/right": 0.4, "overlong/penalty": 0.0}, ""),
-        ({"reward_part/right": 0.4, "overlong/penalty": -0.2}, " (penalty -0.200)"),
+        ({"reward_terms/right": 0.4, "overlong/penalty": 0.0}, ""),
+        ({"reward_terms/right": 0.4, "overlong/penalty": -0.2}, " (penalty -0.200)"),
         (
-            {"reward_part/right": 0.4, "reward_part/format": 1.0, "overlong/penalty": -0.2},
+            {"reward_terms/right": 0.4, "reward_terms/format": 1.0, "overlong/penalty": -0.2},
             " (right 0.400, format 1.000, penalty -0.200)",
         ),
     ],

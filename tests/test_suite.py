@@ -320,7 +320,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert any(cut) and not all(cut) and all(sample["tokens"] == 16 for sample in samples if sample["truncated"])
     for sample in samples:  # characters are tokens here, and the stop token counts
         assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
-        assert sample["reward"] == sample["parts"]["accuracy"]
+        assert sample["reward"] == sample["reward_terms"]["accuracy"]
     raw = samples[0]["completion"] + "<eos>" * (not cut[0])
     assert f"first prompt: {'1+' + samples[0]['prompt']!r}\nfirst completion: {raw!r}\n" in printed
 
@@ -420,7 +420,7 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     ]
     logged = {key for row in rows for key in row} - {"step"}
     logged = {key.replace("pass@4", "pass@k") for key in logged}
-    logged = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in logged}
+    logged = {"reward_terms/<name>" if key.startswith("reward_terms/") else key for key in logged}
     documented = named_metrics(section_of_metrics("Every script") + section_of_metrics(f"{name}.py"))
     if not hasattr(script(name).Args, "dual_clip"):
         documented.remove("policy/dual_clip")

@@ -101,7 +101,7 @@ def main(argv=None):
             batch = rollout(policy, prompts, n, temperature, top_p, seed, args)
         completions = decode_completions(run.tokenizer, batch)
         rewards, terms = compute_rewards(run.reward_functions, prompts, completions, n)
-        return Rollout(batch, prompts, completions, rewards, terms)
+        return Samples(batch, prompts, completions, rewards, terms)
 
     evaluation = partial(evaluate, run, eval_prompts, sample_and_score)
     run.start(model, evaluation, sampler=sampler, buffer=buffer)

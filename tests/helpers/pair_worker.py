@@ -15,7 +15,7 @@ from harness.errors import clean_exit
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
 from harness.pairs import load_pairs
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from testbed import script
 
 

@@ -20,7 +20,7 @@ from harness.data import EMBEDDED
 from harness.errors import InputError
 from harness.loading import load_policy, load_tokenizer, without_dropout
 from common.model import Policy
-from harness.scorer import load_reward_model
+from harness.reward_models import load_reward_model
 from testbed import script
 
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
