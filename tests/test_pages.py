@@ -1,0 +1,124 @@
+"""`pytest -m pages`: every command in a ```bash block of a page runs.
+
+A page's commands run in their order in one copy of the project, made small by options behind them. A command that
+needs a network, a GPU or another machine is listed in NOT_RUN with its reason; of a script's command the options are
+then still parsed. A renamed option, file or flag is red here.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [*ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/results/*.md"))
+PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
+SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
+NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
+    r"\bpip install|python3 -m venv|^uv ": "downloads packages",
+    r"^pytest": "the suite itself",
+    r"^ruff": "ruff is in no requirements file",
+    r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
+    r"Qwen/|Anthropic/|openai/|\b(MODEL|DATA|DIR|FILE|PAIRS|SFT\w*)\b| \.\.\.": "a model or data of one's own, or of the hub",
+    r"\btrl\.|smollm2|reasoning_gym|trackio|wandb|tensorboard": "an extra package",
+    r"tools/throughput\.py": "minutes, and TRL",
+    r"same_bits\.py COMMIT": "a commit of one's own",
+    r"^nohup": "goes on in the background",
+    r"--watch|side_by_side\.py \w+ \w+$|--play": "ends with Ctrl-C, or opens a browser",
+    r"\bmine\.py|my\.jsonl.*my_reward|\.\./mine": "a file of one's own, or a folder beside the project",
+    r"tools/plot\.py": "matplotlib",
+}
+EXIT_CODES = {  # of commands that show an error
+    "--learning_rate 1e30": (0, 1),
+    "--temperature 1e-40": (1, 2),
+}
+SMALL = "--max_steps 1 --eval_prompts 4"
+
+
+def commands(page):
+    """The commands of a page, without comments; a line that goes on is one command."""
+    found = []
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        text = re.sub(r" *\\\n\s*", " ", block)
+        lines = re.split(r"\n(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", text)  # not within quotes
+        for line in lines:
+            line = re.sub(r"(^| )#.*", "", line.strip())
+            if line:
+                found.append(line.strip())
+    return found
+
+
+def files(page):
+    """{name: text} of the ```python blocks whose first line is a comment with a file name."""
+    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def small(command):
+    """A command whose script takes a step; of `accelerate launch` the script alone."""
+    if re.search(rf"{SCRIPT}\b.*--help", command):
+        return command.replace("accelerate launch", "python")
+    if "recipes.py run" in command:
+        return f"{command} {SMALL}"
+    name = re.search(SCRIPT, command)
+    if not name or not takes_steps(name[1]):
+        return command
+    command = re.sub(r"accelerate launch (?:--\S+ (?!\w+\.py)\S+ )*", "python ", command)
+    return re.sub(r"( [|>&].*)?$", lambda rest: f" {SMALL}{rest[0]}", command, count=1)
+
+
+def takes_steps(name):
+    """Whether a script trains: the eight scripts, recipes and `recipes.py run`."""
+    folders = (ROOT, ROOT / "examples/recipes")
+    return any((folder / f"{name}.py").exists() for folder in folders) and name != "conftest"
+
+
+def parse(command):
+    """Parse the options of a script's command that is not run, as the script would."""
+    words = shlex.split(re.sub(r" [|>&].*| \.\.\.$", "", command))
+    place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    name = pathlib.Path(words[place]).stem if place is not None else ""
+    if not (ROOT / f"{name}.py").exists() or words[0] == "pytest" or name == "mine":
+        return
+    program = f"import sys, {name}; {name}.parse_args({name}.Args, sys.argv[1:])"
+    result = execute([sys.executable, "-c", program, *words[place + 1 :]], ROOT)
+    assert result.returncode == 0, f"{command}\n{result.stderr[-2000:]}"
+
+
+def execute(command, folder):
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "BROWSER": "true"}
+    environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{environment['PATH']}"
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.pages
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_runs(page, tmp_path):
+    folder = tmp_path / "project"
+    tracked = execute(["git", "ls-files"], ROOT).stdout.splitlines()
+    for name in tracked:
+        if not name.startswith("lab/results/") or "lab/" in page.read_text(encoding="utf-8"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for name, text in files(page).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for command in commands(page):
+        if any(re.search(pattern, command) for pattern in NOT_RUN):
+            parse(command)
+            continue
+        result = execute(["bash", "-c", small(command)], folder)
+        allowed = [code for words, codes in EXIT_CODES.items() if words in command for code in codes]
+        allowed = allowed or ((0, 1) if command.startswith("diff") else (0,))
+        shown = f"{small(command)}\n{result.stdout[-1000:]}\n{result.stderr[-2000:]}"
+        assert result.returncode in allowed, shown
+
+
+def test_each_reason_not_to_run_a_command_is_needed():
+    every = [command for page in PAGES for command in commands(page)]
+    assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, command) for command in every)] == []
