@@ -22,6 +22,7 @@ from harness.reward_models import load_reward_model
 from testbed import (
     PAIRS,
     SCRIPTS,
+    SHIPPED,
     GradientRecorder,
     embedded,
     fill,
@@ -33,7 +34,6 @@ from testbed import (
 )
 from threads import Processes
 
-CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo")  # a script of your own may clip otherwise
 MOVE = 0.2  # standard deviation of the factor on each weight, between the two updates
 COMPANY = "the loss of a {0} depends on which {1} share its micro-batch: a number is taken over one forward"
 PROCESS = "the loss of a {0} depends on which process has its {1}: a number is taken by each process alone"
@@ -152,7 +152,7 @@ def test_the_clip_acts_in_what_follows(name):
     steps, metrics = expected(name)
     shares = bounds(name)[2]
     acts = all(0.05 <= share <= 0.2 for share in shares)
-    if name not in CLIPPED and not acts:  # as of CISPO, whose clipped ratio is a weight
+    if name not in SHIPPED and not acts:  # as of CISPO, whose clipped ratio is a weight
         pytest.skip(f"no --clip_low and --clip_high stop 5 to 20 % of the tokens on each side, the best {shares}")
     assert acts, bounds(name)
     assert len(steps) == 2 and metrics["optim/grad_norm"] > 0
