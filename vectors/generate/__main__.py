@@ -1,10 +1,10 @@
-"""Writes cases/*.json.
+"""Write cases/*.json.
 
-    python -m generate        from the folder that holds this one
+    python -m generate        in the folder above this one
 
-Each expected number is computed here from a formula, by loops over lists in float64, with the
-standard library alone. Each gradient stands in closed form, and is checked against central
-differences before it is written.
+Every expected number comes from a formula, computed by loops over lists in float64 with nothing but
+the standard library. Gradients are in closed form, and are checked against central differences
+before they are written.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "cases"
 def main():
     FOLDER.mkdir(exist_ok=True)
     for subject in SUBJECTS:
-        text = text_of(document(subject)) + "\n"
+        text = text_of(document(subject))
         path = FOLDER / f"{subject.name}.json"
         path.write_text(text, encoding="utf-8", newline="\n")
         print(f"{path.name}: {len(subject.cases)} cases, {len(text)} bytes")
