@@ -25,6 +25,7 @@ from testbed import (
     SHIPPED,
     GradientRecorder,
     embedded,
+    embedded_pairs,
     fill,
     hand_made_batch,
     largest_difference,
@@ -245,8 +246,7 @@ def prepared_pairs_once(name):
     module = script(name)
     args = module.Args(pairs_per_step=20, max_grad_norm=0.0, micro_batch_size=64)
     tokenizer = load_tokenizer(args)
-    given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")
-    pairs = load_pairs(given, tokenizer)[0][:20]
+    pairs = load_pairs(embedded_pairs(module), tokenizer)[0][:20]
     if hasattr(args, "beta"):
         model, accelerator = load_policy(args, tokenizer, Accelerator(cpu=True)), Accelerator(cpu=True)
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)

@@ -107,6 +107,11 @@ def args_of(module, **options):
     return module.Args(**{option: value for option, value in options.items() if option in own})
 
 
+def embedded_pairs(module):
+    """Return the options of a script that train and evaluate on the embedded pairs."""
+    return args_of(module, dataset="embedded-pairs", eval_dataset="embedded-pairs")
+
+
 @functools.cache
 def loaded(name, options):
     args = args_of(script(name), **dict(options))
