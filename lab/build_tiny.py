@@ -1,33 +1,34 @@
-"""Builds the embedded default, a pocket edition of GSM8K: data, tokenizer and model in common/tiny.
+"""Build `embedded`, the default task: data, tokenizer and model in common/tiny, a pocket GSM8K.
 
     python lab/build_tiny.py [FOLDER]
 
-The problems are sums of four to six one-digit terms that never go below zero, such as `7+5-2+9?`.
-There are two ways to answer. In steps, as GSM8K's own solutions do it (`train.jsonl` and
-`test.jsonl` hold these, with its column names):
+The problems are sums of four to six one-digit terms that never drop below zero, such as `7+5-2+9?`.
+There are two ways to answer. One is in steps, like GSM8K's own solutions (train.jsonl and
+test.jsonl hold these, under GSM8K's column names):
 
     7+5=12
     12-2=10
     10+9=19
     #### 19
 
-or straight, with the last line alone. The model learns both by plain supervised training, and the
-straight way mostly. Two layers of width 64 can copy and add one pair of digits at a time, but not
-the whole sum in their heads. So the model prefers the way it is bad at; that is what reinforcement
-learning finds out and turns round.
+The other is straight, with the last line alone. Supervised training teaches the model both, mostly
+the straight one. With two layers of width 64 it can copy, and add one pair of digits at a time, but
+it cannot do a whole sum in its head. So it prefers the way that it is bad at, and reinforcement
+learning has to turn that around.
 
-Training draws fresh problems and never one of `test.jsonl`. The lists are finite and disjoint, so
-that a run meets its prompts again and is evaluated on sums that no training has shown.
+Supervised training draws fresh problems and never one of test.jsonl. The two lists are finite and
+disjoint: a run sees its prompts repeatedly, and is evaluated on sums that no training has shown.
 
-Takes about two minutes on one core. Again on the same machine it writes the same bytes; another
-kind of processor rounds otherwise, and gives other weights.
+This takes about two minutes on one core. The same machine writes the same bytes each time; another
+processor rounds differently and ends with other weights.
 
-Measured on `test.jsonl`, 32 samples a problem at temperature 1: a third of the answers in steps, 0.95
-of them right; two thirds straight, 0.07 of them right; pass@1 0.36, 17 tokens on average, 47 at most.
+Measured on test.jsonl with 32 samples per problem at temperature 1: a third of the answers are in
+steps (95 % of them right), two thirds straight (7 % right); pass@1 is 0.36; answers have 17 tokens
+on average and at most 47.
 
-`pairs/`, the default data of reward_model.py, holds preference pairs that dpo.py sampled from this
-model at commit 2c387f5: of 1,024 prompts of the training list, and of 128 of the test list with
-each of four seeds. With another model they are to be made again.
+pairs/, the default data of reward_model.py, holds preference pairs that dpo.py sampled from this
+model at commit 2c387f5: for 1,024 prompts of the training list, and for 128 of the test list with
+each of four seeds. Another model needs new pairs.
 """
 
 import json
@@ -50,15 +51,15 @@ STEPS = 1200
 ROWS = 64
 LEARNING_RATE = 3e-3
 WARM_UP = 50
-STEPS_ONLY = 0.8  # of the training shows answers in steps only, so that these are learnt well ...
-STRAIGHT = 0.68  # ... and in the rest this share of the answers is straight
+STEPS_ONLY = 0.8  # the first part of training shows only answers in steps, to teach them well
+STRAIGHT = 0.68  # share of straight answers in the rest
 
 
 # --- data ---
 
 
 def make_problem(rng, least=MIN_TERMS, most=MAX_TERMS):
-    """A question with a number of terms between `least` and `most`, and its solution in steps."""
+    """Return a question with `least` to `most` terms, and its solution in steps."""
     total = rng.randint(1, 9)
     question = str(total)
     steps = ""
@@ -73,7 +74,7 @@ def make_problem(rng, least=MIN_TERMS, most=MAX_TERMS):
 
 
 def make_lists(rng):
-    """Two lists of distinct problems: training and test."""
+    """Return two disjoint lists of problems: training and test."""
     problems = {}
     while len(problems) < TRAIN_PROBLEMS + TEST_PROBLEMS:
         question, answer = make_problem(rng)
@@ -91,7 +92,7 @@ def write_list(path, rows):
 
 
 def make_tokenizer():
-    """One token a character; what is not in the vocabulary becomes `<unk>`, so any text has tokens."""
+    """Return a tokenizer with one token per character; unknown characters become `<unk>`."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *"0123456789+-=?# \n"]
     ids = {token: number for number, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
@@ -108,8 +109,7 @@ def make_tokenizer():
 
 
 def make_model(tokenizer):
-    # Llama and not Qwen2: for a Qwen2 config AutoTokenizer builds a Qwen2 tokenizer whatever
-    # tokenizer.json says.
+    # Llama, since AutoTokenizer would ignore tokenizer.json for Qwen2 and build Qwen2's tokenizer.
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -129,7 +129,7 @@ def make_model(tokenizer):
 
 
 def make_batch(rng, tokenizer, straight, held_out):
-    """Token ids and labels of fresh problems, of which a share is answered straight."""
+    """Return token ids and labels of fresh problems; `straight` is the share of straight answers."""
     rows = []
     while len(rows) < ROWS:
         question, answer = make_problem(rng)
@@ -142,14 +142,14 @@ def make_batch(rng, tokenizer, straight, held_out):
 
 
 def encode(question, answer, tokenizer):
-    """Token ids and labels of a row: the loss counts the answer and its end, not the question."""
+    """Return token ids and labels of a row. Only the answer and its stop token have a loss."""
     prompt = tokenizer.encode(question)
     completion = [*tokenizer.encode(answer), tokenizer.eos_token_id]
     return prompt + completion, [-100] * len(prompt) + completion
 
 
 def pad(rows, tokenizer):
-    """Token ids and labels as tensors; padding is on the right, where no real token sees it."""
+    """Return token ids and labels as tensors, padded on the right, where no real token attends."""
     width = max(len(ids) for ids, _ in rows)
     pad_token = tokenizer.pad_token_id
     ids = torch.tensor([ids + [pad_token] * (width - len(ids)) for ids, _ in rows])
@@ -158,12 +158,12 @@ def pad(rows, tokenizer):
 
 
 def rate_factor(step):
-    """The learning rate goes up in WARM_UP steps, then down to zero in a straight line."""
+    """Return the factor of the learning rate: linear warm-up, then linear decay to zero."""
     return min((step + 1) / WARM_UP, (STEPS - step) / (STEPS - WARM_UP))
 
 
 def train(model, next_batch):
-    """Plain supervised training on the token ids and labels that `next_batch(step)` makes."""
+    """Train on the token ids and labels that `next_batch(step)` returns."""
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, (0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor)
     for step in range(STEPS):
@@ -181,7 +181,7 @@ def train(model, next_batch):
 def main(folder=FOLDER):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # with more, sums may be ordered otherwise from run to run
+    torch.set_num_threads(1)  # several threads may add up in another order each time
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
     train_rows, test_rows = make_lists(rng)

@@ -1,38 +1,36 @@
-"""Builds `embedded-hard`, the second embedded task, which takes its time: all in common/tiny_hard.
+"""Build `embedded-hard`, the second embedded task, in common/tiny_hard. It takes longer to learn.
 
     python lab/build_tiny_hard.py [FOLDER]
 
 The first task (build_tiny.py) is learnt within 25 steps, because its model already knows the good
-way to answer and only has to prefer it: whatever the algorithm, the curves look alike. This one is
-for comparisons. The sums are of the same kind, the tokenizer, the size of the model and its training
-are the same, and four things differ:
+way to answer and only has to prefer it. All algorithms have similar curves there. This task is for
+comparisons. Tokenizer, model size and training are the same, and the problems are sums again. Four
+things differ:
 
 - **Three classes of difficulty**, in the column `difficulty`: easy sums have 2 terms, medium ones 3
-  or 4, hard ones 6 to 8. Sums of 5 terms are left out, so that the classes do not touch. An eighth
-  of the problems is easy, three eighths are medium, half is hard, in both lists: the model solves
-  them with probabilities near 0.9, 0.5 and 0.1, and most of what there is to learn is hard.
-- **A careless teacher**: the model learns from answers in steps of which one in ten is off by 1 or
-  2, and the next step carries on from the wrong total. So right and wrong steps look alike, a
-  mistake cannot be seen in the form of an answer, and the model has learnt to make mistakes. What
-  reinforcement learning has to find is not one habit but care in each step of every sum, and that
-  takes hundreds of optimizer steps.
-- **Lines said twice**: one line in five stands there a second time, which helps nothing and harms
-  nothing. So the length of an answer is free to move, and what an algorithm does to it by its
-  averages can be seen.
-- **Straight answers** (the last line alone) in none of the easy sums, a fifth of the medium and
-  three tenths of the hard ones: a short way that is usually wrong, so that there is a choice of ways
-  too, but not a decisive one.
+  or 4, hard ones 6 to 8. No sum has 5, which keeps medium and hard apart. In both lists an eighth
+  of the problems is easy, three eighths are medium, and half are hard. The model solves them with
+  probabilities near 0.9, 0.5 and 0.1, so most of what can be learnt is hard.
+- **A careless teacher.** The model learns from answers in which one step in ten is off by 1 or 2,
+  and the next step continues from the wrong total. So a wrong step looks like a right one, and the
+  model has learnt to make mistakes. Reinforcement learning has to teach it care in each step of
+  every sum, and that takes hundreds of optimizer steps.
+- **Repeated lines.** One line in five appears twice, which neither helps nor hurts. So the length
+  of an answer is free to drift, which shows what the averages of an algorithm do to it.
+- **Straight answers** (the last line alone) for none of the easy sums, a fifth of the medium and
+  three tenths of the hard ones. They are short and usually wrong, so there is a second way here
+  too, but it decides less.
 
-The answers in the lists are right and have no line twice; only the training of the model shows
-careless ones. That draws fresh problems throughout and never one of `test.jsonl`. There are 126 sums
-of two terms in all: 80 of them are in the lists. The lists are disjoint, with 512 and 128 problems:
-a run of 80 steps of 32 prompts meets each problem five times, and its evaluation takes seconds.
+The answers in the lists are right and repeat no line; only supervised training shows careless ones.
+It draws fresh problems throughout, and never one of test.jsonl. Of the 126 possible sums of two
+terms 80 are in the lists. The lists are disjoint, with 512 and 128 problems: a run of 80 steps of 32
+prompts sees each problem five times, and its evaluation takes seconds.
 
-Takes about three minutes on one core. Again on the same machine it writes the same bytes; another
-kind of processor rounds otherwise, and gives other weights.
+This takes about three minutes on one core. The same machine writes the same bytes each time;
+another processor rounds differently and ends with other weights.
 
-Measured on `test.jsonl`, 32 samples a problem at temperature 1 (`straight`: the share of answers that
-are, and how many of those are right):
+Measured on test.jsonl with 32 samples per problem at temperature 1 (`straight`: the share of
+straight answers, and how many of them are right):
 
     class     pass@1   in steps   straight          tokens   longest
     easy      0.87     0.87       0.01, 0.00 right    15.4        31
@@ -40,9 +38,9 @@ are, and how many of those are right):
     hard      0.11     0.12       0.33, 0.09 right    40.4        95
     all       0.34     0.41       0.26, 0.13 right    30.3        95
 
-Each medium problem was solved by 7 to 24 of its 32 samples, each easy one by 24 or more, each hard
-one by at most 11, and an eighth of the hard ones by none or one. Some line is said twice in 0.15,
-0.34 and 0.49 of the answers in steps of the three classes. No answer is cut at 128 tokens.
+Each easy problem was solved by at least 24 of its 32 samples, each medium one by 7 to 24, each hard
+one by at most 11, and an eighth of the hard ones by none or one. A line is repeated in 0.15, 0.34
+and 0.49 of the answers in steps of the three classes. No answer is truncated at 128 tokens.
 """
 
 import collections
@@ -69,15 +67,15 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "common" / "tiny_hard"
 SEED = 0
 TRAIN_PROBLEMS = 512
 TEST_PROBLEMS = 128
-SLIP = 0.1  # of the teacher's steps are off by 1 or 2, and what follows carries on from there
-TWICE = 0.2  # of its lines are said twice
+SLIP = 0.1  # share of the teacher's steps that are off by 1 or 2
+TWICE = 0.2  # share of its lines that are repeated
 
 
 @dataclass
 class Difficulty:
-    terms: tuple  # the least and the most
+    terms: tuple  # fewest and most
     share: float  # of the problems
-    straight: float  # of the answers that the model learns from
+    straight: float  # share of straight answers that the model learns from
 
 
 CLASSES = {
@@ -88,7 +86,7 @@ CLASSES = {
 
 
 def make_lists(rng):
-    """Two lists of distinct problems, training and test, with the same shares of each class."""
+    """Return two disjoint lists, training and test, with the same share of each class."""
     seen = set()
     test = make_list(rng, TEST_PROBLEMS, seen)
     train = make_list(rng, TRAIN_PROBLEMS, seen)
@@ -96,7 +94,7 @@ def make_lists(rng):
 
 
 def make_list(rng, size, seen):
-    """So many problems, none of which is `seen`; they are added to it."""
+    """Return `size` problems that are not in `seen`, and add them to it."""
     rows = []
     for name, difficulty in CLASSES.items():
         wanted = len(rows) + round(difficulty.share * size)
@@ -110,7 +108,7 @@ def make_list(rng, size, seen):
 
 
 def careless_answer(rng, question):
-    """The answer in steps of a teacher who slips, and says some lines twice."""
+    """Return an answer in steps by a teacher who slips, and who repeats some lines."""
     first, *terms = re.findall(r"[+-]?\d", question)
     total = int(first)
     steps = ""
@@ -125,7 +123,7 @@ def careless_answer(rng, question):
 
 
 def make_batch(rng, tokenizer, held_out):
-    """Token ids and labels of fresh problems, answered by the careless teacher or straight."""
+    """Return token ids and labels of fresh problems, answered carelessly in steps or straight."""
     classes = list(CLASSES.values())
     shares = [difficulty.share for difficulty in classes]
     rows = []
@@ -145,7 +143,7 @@ def make_batch(rng, tokenizer, held_out):
 def main(folder=FOLDER):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # with more, sums may be ordered otherwise from run to run
+    torch.set_num_threads(1)  # several threads may add up in another order each time
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
     train_rows, test_rows = make_lists(rng)

@@ -1,21 +1,21 @@
-"""Prints every registered verdict with what it rests on, from the rows.
+"""Recompute every registered verdict from the rows of the runs, and print it.
 
     python lab/check.py        needs scipy
 
-The effect has its interval of 95 %, and p is after Holm's correction. Where the verdict is
-"equivalent", p is that of the tests of equivalence. Lines without a verdict were reported beside the
-others, and decide nothing.
+Each line has the effect with its 95 % interval, and p after Holm's correction. For the verdict
+"equivalent", p is that of the equivalence tests. Lines without a verdict were reported alongside
+and decide nothing.
 """
 
 import decide
 import lead
 import registry
 
-DIGITS = {"policy/entropy": 4, "completion/length_incorrect": 2}  # of effects in these metrics
+DIGITS = {"policy/entropy": 4, "completion/length_incorrect": 2}  # decimals of an effect, else 3
 
 
 def cells(name, decision, effect):
-    """[name, verdict, effect with its interval, p] of a decision."""
+    """Return [name, verdict, effect with its interval, p] of a decision."""
     if decision.measured is None:
         return [name, decision.verdict, "", ""]
     verdict = decision.verdict
@@ -34,7 +34,7 @@ def interval(measured, effect):
 
 
 def of_claims():
-    """A line for each claim of registered.json."""
+    """Return the cells of each claim of registered.json."""
     registration = registry.Registration(registry.CLAIMS)
     decided = decide.decisions(registration)
     lines = []
@@ -44,7 +44,7 @@ def of_claims():
 
 
 def of_lead():
-    """A line for each effect of registered_lead.json, and for each difference reported beside them."""
+    """Return the cells of each effect of registered_lead.json, and of each reported difference."""
     registration = registry.Registration(registry.LEAD)
     decided = lead.decisions(registration)
     lines = []

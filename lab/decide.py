@@ -1,7 +1,7 @@
-"""The statistics of the registered claims: Welch's t, two one-sided tests, Holm, sign flips, verdicts.
+"""Statistics of the registered claims: Welch's t, equivalence tests, Holm, sign flips, verdicts.
 
-An effect is the mean of one run over its seeds less that of another. `registered.json` says which
-effect, which margin and which level; docs/results.md says it in words.
+An effect is the difference between the means of two runs over their seeds. registered.json sets the
+effects, margins and level; docs/results.md explains them.
 """
 
 import itertools
@@ -15,19 +15,19 @@ from registry import FAILS, HOLDS, OPEN, SAME, UNSEEN, UNTESTED
 
 @dataclass
 class Measured:
-    """An effect as measured, before the correction for the other claims."""
+    """An effect and its p-values, before the correction for multiple claims."""
 
     effect: float
-    low: float  # the interval of 95 %, of this effect alone
+    low: float  # 95 % interval of this effect alone
     high: float
-    p: float  # that the effect is the margin: two-sided
-    p_same: float  # that the effect is, in size, the margin of equivalence or more
-    p_signs: float  # that the effect is the margin, by all flips of the differences' signs
+    p: float  # null hypothesis: the effect equals the margin (two-sided)
+    p_same: float  # null hypothesis: |effect| is at least the equivalence margin
+    p_signs: float  # as p, by an exact sign-flip test of the differences
 
 
 @dataclass
 class Decision:
-    """A verdict, and what it comes from; without a verdict there is nothing else either."""
+    """A verdict and its basis; an open one has neither a measured effect nor p-values."""
 
     verdict: str = OPEN
     measured: Measured | None = None
@@ -39,10 +39,10 @@ class Decision:
 
 
 def measure(mine, others, margin, same):
-    """Welch's t of two lists with a number for each seed, and two one-sided tests against `same`.
+    """Return Welch's t-test of two lists of one number per seed, and the equivalence tests.
 
-    `p_same` is the greater of the two. Without a deviation there is no test, nor with a run that
-    has no value (nan): all ps are 1.
+    Equivalence is two one-sided tests against `same`, of which `p_same` is the larger p. All
+    p-values are 1 if neither list varies, or if a run has no value (nan).
     """
     mine = np.asarray(mine, float)
     others = np.asarray(others, float)
@@ -68,7 +68,7 @@ def untestable(effect):
 
 
 def sign_flips(differences):
-    """The share of all 2^n choices of signs whose sum is, in size, at least that of the differences."""
+    """Return the share of all 2^n sign choices whose |sum| is at least that of the differences."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(differences))))
     sums = np.abs(signs @ differences)
     return float(np.mean(sums >= abs(differences.sum()) * (1 - 1e-12)))
@@ -78,7 +78,7 @@ def sign_flips(differences):
 
 
 def holm(ps):
-    """Holm's adjusted p-values {name: p} of {name: p}; what is not there or not tested has p = 1."""
+    """Return Holm's adjusted p-values {name: p}. A missing or untested effect enters with p = 1."""
     adjusted = {}
     worst = 0.0
     for i, name in enumerate(sorted(ps, key=ps.get)):
@@ -88,14 +88,14 @@ def holm(ps):
 
 
 def verdict(measured, margin, direction, p, p_same, level):
-    """The first of four words that applies; `p` and `p_same` are those of `measured` after Holm."""
+    """Return the first of four verdicts that applies; `p` and `p_same` are corrected by Holm."""
     if p < level:
         return HOLDS if direction * (measured.effect - margin) > 0 else FAILS
     return SAME if p_same < level else UNSEEN
 
 
 def corrected(found, rules, level):
-    """{name: Decision} by these rules, corrected for all of `found`; without a `Measured` it is open."""
+    """Return {name: Decision}, corrected for all of `found`; an effect that is None stays open."""
     ps = holm({name: it.p if it else 1.0 for name, it in found.items()})
     same = holm({name: it.p_same if it else 1.0 for name, it in found.items()})
     decided = {}
@@ -113,10 +113,10 @@ def corrected(found, rules, level):
 
 
 def measured(registration, claim):
-    """The primary effect of a claim as measured.
+    """Return the primary effect of a claim.
 
-    It is None where a run is missing or does not count, and where the runs were made by more than
-    one version of the code. Without a value of its check all ps are 1.
+    It is None if a run is missing or does not count, or if the runs come from several versions of
+    the code. All p-values are 1 if the claim's check has no value.
     """
     primary = claim["primary"]
     versions = set()
@@ -136,9 +136,9 @@ def measured(registration, claim):
 
 
 def checked(registration, claim):
-    """The mean over the seeds of a claim's check: whether what it is about took place.
+    """Return the mean over seeds of a claim's check, which asks whether the treatment took place.
 
-    It is nan if a failed run has none, and infinite for a claim without a check.
+    It is nan if a failed run has no value, and infinite for a claim without a check.
     """
     check = claim.get("check")
     if not check:
@@ -147,12 +147,12 @@ def checked(registration, claim):
 
 
 def is_tested(registration, claim):
-    """Whether the mean of a claim's check is not below the registered least."""
+    """Return whether a claim's check reaches its registered minimum."""
     return not claim.get("check") or not checked(registration, claim) < claim["check"]["least"]
 
 
 def decisions(registration):
-    """{name: Decision} of all registered claims. One that was not tested counts with p = 1."""
+    """Return {name: Decision} of all registered claims; an untested one enters Holm with p = 1."""
     claims = {claim["name"]: claim for claim in registration.content["claims"]}
     found = {name: measured(registration, claim) for name, claim in claims.items()}
     untested = []

@@ -1,8 +1,8 @@
 """What PPO's lead is made of: the rules that decide registered_lead.json.
 
-An effect is a paired difference: the mean of an arm's two runs on a base model less that of another
-arm's, for each of the base models. The test is a paired t over these. All 96 runs that decide are
-made, so the rules for missing ones have no code.
+For each base model, an effect compares the means of two arms, each over its two runs. The test is a
+paired t-test over the base models. All 96 deciding runs exist, so the registered rules for missing
+runs have no code.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from scipy import stats
 
 import decide
 
-# --- which runs there are ---
+# --- the runs ---
 
 
 def jobs_of(registration, base):
-    """[(run, seed)] that decide on one base model."""
+    """Return the [(run, seed)] that decide on one base model."""
     jobs = []
     for seed in registration.content["seeds"][base]:
         for arm in registration.content["arms"]:
@@ -23,8 +23,11 @@ def jobs_of(registration, base):
 
 
 def all_count(registration):
-    """Whether all deciding runs are there and count, and can be compared: those on a base model
-    began with the same weights, and all are of one version of the code and of the libraries."""
+    """Return whether all deciding runs exist, count and are comparable.
+
+    Runs on one base model must start from the same weights, and all runs must share one version of
+    the code and of the libraries.
+    """
     versions = set()
     for base in registration.content["seeds"]:
         starts = set()
@@ -43,7 +46,7 @@ def all_count(registration):
 
 
 def means(registration, arm):
-    """The mean of an arm's runs on each base model."""
+    """Return the mean of an arm's runs on each base model."""
     outcome = registration.content["outcome"]
     found = []
     for base, seeds in registration.content["seeds"].items():
@@ -53,14 +56,14 @@ def means(registration, arm):
 
 
 def difference(registration, effect):
-    """The difference between the two arms of an effect on each base model."""
+    """Return the difference between the two arms of an effect on each base model."""
     return means(registration, effect["arm"]) - means(registration, effect["against"])
 
 
 def paired(differences, margin, same):
-    """A paired t of differences, one for each base model, and two one-sided ones against `same`.
+    """Return the paired t-test of differences, one per base model, and the equivalence tests.
 
-    Without a deviation there is no test, nor with a run that has no value (nan): all ps are 1.
+    All p-values are 1 if the differences do not vary, or if a run has no value (nan).
     """
     differences = np.asarray(differences, float)
     effect = float(differences.mean())
@@ -80,7 +83,7 @@ def paired(differences, margin, same):
 
 
 def decisions(registration):
-    """{effect: Decision}; open where a run is missing or does not count."""
+    """Return {effect: Decision}; all are open if a run is missing or does not count."""
     effects = {effect["name"]: effect for effect in registration.content["effects"]}
     found = dict.fromkeys(effects)
     if all_count(registration):
@@ -91,7 +94,7 @@ def decisions(registration):
 
 
 def reported(registration):
-    """[(effect, Measured)] of the differences that are reported beside the effects."""
+    """Return [(effect, Measured)] of the differences that are only reported."""
     found = []
     for effect in registration.content["reported"]:
         found.append((effect, paired(difference(registration, effect), margin=0, same=np.inf)))

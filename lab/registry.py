@@ -1,8 +1,8 @@
-"""What was registered before the runs, and the rows that the runs left.
+"""What was registered before the runs, and the rows that they left.
 
-A registration was committed before the first of its runs, and is not edited afterwards. The rows of
-its runs are a pack in results/ (unpack.py). The first row of a run, its header, names the digest of
-the registration and the command. Rows that name others decide nothing.
+A registration was committed before its first run and is never edited. results/ has its runs, each
+with a header: the command, the code and the digest of the registration that it ran under. A run
+whose header says anything but what is registered decides nothing.
 """
 
 import hashlib
@@ -26,29 +26,22 @@ UNSEEN = "inconclusive"
 UNTESTED = "not tested"
 OPEN = "not decided"
 
-SHARES = {
-    "easy": 0.125,
-    "medium": 0.375,
-    "hard": 0.5,
-}  # of the classes in the lists of the hard task
-
 
 class Registration:
-    """A registration, `path`, and the rows of its runs."""
+    """The registration at `path`, and the rows of its runs."""
 
     def __init__(self, path, results=unpack.RESULTS):
         content = path.read_bytes()
         name = path.stem.removeprefix("registered_")
         self.path = path
-        self.digest = hashlib.sha256(content).hexdigest()  # the headers name it
+        self.digest = hashlib.sha256(content).hexdigest()
         self.content = json.loads(content)
         self.runs = unpack.runs(results / f"{name}.jsonl")
-        self.starts = unpack.rows_of(results / name / "starts.jsonl")
 
     # --- runs ---
 
     def jobs(self):
-        """[(run, seed)] of all registered runs, each once."""
+        """Return [(run, seed)] of all registered runs, each once."""
         jobs = {}
         for part in self.content["order"]:
             for seed in part["seeds"]:
@@ -60,22 +53,16 @@ class Registration:
         return run_name(run, seed) in self.runs
 
     def header(self, run, seed):
-        """What the first row of a run says of it."""
         return self.runs[run_name(run, seed)][0]
 
     def rows(self, run, seed):
-        """The rows of a run. Where one evaluates, `accuracy` is that of the classes by their shares."""
-        header, *rows = self.runs[run_name(run, seed)]
-        found = [with_sums(row) for row in rows]
-        if "cpu_seconds" in header:
-            found[-1]["cpu_seconds"] = header["cpu_seconds"]
-        return found
+        return self.runs[run_name(run, seed)][1:]
 
     def outcome(self, run, seed, effect):
-        """The number of a run that an effect compares, by its `metric` and `over`.
+        """Return the number of a run that an effect compares, given by its `metric` and `over`.
 
-        A run whose loss was not finite has 0 in the metrics that the registration says, and no
-        number (nan) in others: its rows end early.
+        A run that failed (a loss that was not finite) scores 0 in the metrics that the registration
+        lists, and nan in all others, since its rows end early.
         """
         if self.header(run, seed).get("failed"):
             is_zero = effect["metric"] in self.content["statistics"]["failed_is_0"]
@@ -85,8 +72,10 @@ class Registration:
     # --- commands ---
 
     def command(self, run):
-        """The registered command of a run, without its seed; None where a tuning is to choose it and
-        has not all its runs."""
+        """Return the registered command of a run, without its seed.
+
+        It is None if a tuning chooses the command, and some of that tuning's runs are missing.
+        """
         entry = self.content["runs"][run]
         if isinstance(entry, dict):
             chosen = self.best(entry["best_of"])
@@ -99,7 +88,7 @@ class Registration:
         return entry
 
     def best(self, runs):
-        """The run with the highest mean over the tuning seeds, the first of them at a tie."""
+        """Return the run with the highest mean over the tuning seeds, the first one at a tie."""
         tuning = self.content["tuning"]
         means = {}
         for run in runs:
@@ -109,24 +98,24 @@ class Registration:
         return max(means, key=means.get)
 
     def fault(self, run, seed):
-        """Why the rows of a run do not count, in words; empty if they do."""
+        """Return why a run does not count, in words, or "" if it does."""
         header = self.header(run, seed)
-        if header["registered"] != self.digest:
-            return "of other rules"
+        if not self.digest.startswith(header["registered"]):
+            return "run under other rules"
         if header["command"] != f"python {self.command(run)} --seed {seed}":
-            return "of another command"
+            return "run with another command"
         if not header["clean"]:
-            return "of code that is in no commit"
+            return "run with uncommitted code"
         if header["started"][:10] > self.content["closing"]:
-            return "begun after the closing date"
+            return "started after the closing date"
         return ""
 
     def counts(self, run, seed):
-        """Whether the rows of a run are there, and are what is registered."""
+        """Return whether a run was made as registered."""
         return self.made(run, seed) and not self.fault(run, seed)
 
     def was_before(self, commit):
-        """Whether git has the last change of the registration among the ancestors of a commit."""
+        """Return whether the last change of the registration is an ancestor of a commit."""
         git = ["git", "-C", str(self.path.parent)]
         log = [*git, "log", "-1", "--format=%H", "--", self.path.name]
         last = subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
@@ -138,25 +127,13 @@ def run_name(run, seed):
     return f"{run}-seed{seed}.jsonl"
 
 
-def with_sums(row):
-    """A copy of a row with the two numbers that are sums of others."""
-    row = dict(row)
-    if "policy/clip_fraction_low" in row:
-        # Of tokens. Those of gspo.py are of rows, and its runs logged the tokens beside them.
-        both = row["policy/clip_fraction_low"] + row["policy/clip_fraction_high"]
-        row.setdefault("policy/clipped_tokens", both)
-    if all(f"eval/logged/{name}" in row for name in SHARES):
-        row["accuracy"] = sum(share * row[f"eval/logged/{name}"] for name, share in SHARES.items())
-    return row
-
-
 def value(rows, metric, over):
-    """One number of a run; nan where the metric is not in its rows. `over` says which:
+    """Return one number of a run, or nan if no row has the metric. `over` is one of:
 
-    start, end    the first one, the last one
-    all, late     the mean over the steps, over their second half
-    a number      that at so many sampled completions, on straight lines between evaluations; the
-                  last one of a run with fewer
+    start, end    the first value, the last value
+    all, late     the mean over all steps, over their second half
+    a number      the value after that many sampled completions, interpolated linearly between
+                  evaluations; a shorter run gives its last value
     """
     rows_with_it = [row for row in rows if metric in row]
     if not rows_with_it:

@@ -1,57 +1,59 @@
-"""Gives the old files of lab/results back, byte for byte: python lab/unpack.py FOLDER
+"""Write the kept rows of each run to a file of its own, for tools/plot.py.
 
-Each run had a file of its own up to commit 44715d4. Now NAME.jsonl has the rows of the folder NAME,
-each with the name of its old file as `run`, and documents.jsonl has the text of what was no file of
-rows. `sha256sum --check manifest.txt` in FOLDER compares all of them with what they were. No row of
-a pack is changed or deleted.
+    python lab/unpack.py FOLDER [--over completions]
+
+A pack, results/PACK.jsonl, holds one run per line, and FOLDER/PACK/RUN gets one JSON object per row,
+like the metrics.jsonl of a run. tools/plot.py draws over `step`; with --over completions that field
+holds the number of completions sampled so far.
 """
 
+import argparse
 import functools
 import json
 import pathlib
-import sys
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
 
-def rows_of(path):
-    """The rows of a file; none where there is no such file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 @functools.cache
 def runs(pack):
-    """{name of an old file: its rows} of a pack."""
+    """Return {run: [header, *rows]} of a pack, or {} if there is no such file.
+
+    `columns` of a line has one list per metric, with null in rows that lack the metric.
+    """
+    if not pack.exists():
+        return {}
     found = {}
-    for row in rows_of(pack):
-        found.setdefault(row.pop("run"), []).append(row)
+    for line in pack.read_text(encoding="utf-8").splitlines():
+        header = json.loads(line)
+        columns = header.pop("columns")
+        rows = []
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            rows.append({name: x for name, x in row.items() if x is not None})
+        found[header.pop("run")] = [header, *rows]
     return found
 
 
-def files():
-    """{old path: text} of all old files."""
-    found = {}
-    for path in RESULTS.glob("*/starts.jsonl"):  # which stay files of their own
-        found[f"{path.parent.name}/{path.name}"] = path.read_text(encoding="utf-8")
+def unpack(folder, over):
+    """Write the rows that have `over`, a column, with its value as their `step`."""
     for pack in RESULTS.glob("*.jsonl"):
-        for name, rows in runs(pack).items():
-            if pack.stem == "documents":
-                found[name] = rows[0]["text"]
-            else:
-                found[f"{pack.stem}/{name}"] = "".join(json.dumps(row) + "\n" for row in rows)
-    return found
+        for name, (_, *rows) in runs(pack).items():
+            rows = [row | {"step": row[over]} for row in rows if over in row]
+            if rows:
+                path = folder / pack.stem / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = "".join(json.dumps(row) + "\n" for row in rows)
+                path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def main(folder):
-    texts = files()
-    texts["manifest.txt"] = (RESULTS / "manifest.txt").read_text(encoding="utf-8")
-    for name, text in texts.items():
-        path = pathlib.Path(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
+    parser.add_argument("--over", choices=["step", "completions"], default="step")
+    args = parser.parse_args()
+    unpack(args.folder, args.over)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

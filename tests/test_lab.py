@@ -1,4 +1,4 @@
-"""lab: what is registered stays, only rows of registered runs decide, and the page has what they say."""
+"""lab/: registrations are never edited, only registered runs decide, and docs/results.md has their verdicts."""
 
 import hashlib
 import json
@@ -31,29 +31,30 @@ def test_the_registration_is_not_edited(path):
 
 
 @both
-def test_every_registered_run_has_its_rows_its_start_and_no_fault(path):
+def test_every_registered_run_was_made_as_registered(path):
     registration = registry.Registration(path)
-    started = {(start["run"], start["seed"], start["started"]) for start in registration.starts}
-    for job in registration.jobs():
-        assert registration.counts(*job), job
-        assert (*job, registration.header(*job)["started"]) in started, job
+    assert [job for job in registration.jobs() if not registration.counts(*job)] == []
+    assert len(registration.jobs()) == len(registration.runs)
 
 
 @both
 @pytest.mark.skipif(not HAS_HISTORY, reason="needs git and the history")
-def test_runs_were_begun_by_commits_that_have_the_registration(path):
+def test_the_registration_came_before_the_commit_of_each_run(path):
     registration = registry.Registration(path)
-    commits = {start["commit"] for start in registration.starts}
+    commits = {registration.header(*job)["commit"] for job in registration.jobs()}
     assert all(map(registration.was_before, commits))
 
 
-def test_every_old_file_of_results_comes_back_byte_for_byte(tmp_path):
-    unpack.main(tmp_path)
-    manifest = (tmp_path / "manifest.txt").read_text(encoding="utf-8")
-    old = dict(line.split()[::-1] for line in manifest.splitlines())
-    assert len(old) == 1102
-    for name, digest in old.items():
-        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest, name
+def test_unpack_writes_the_rows_over_steps_or_over_completions(tmp_path):
+    unpack.unpack(tmp_path, "step")
+    for pack in unpack.RESULTS.glob("*.jsonl"):
+        assert {path.name for path in (tmp_path / pack.stem).iterdir()} == unpack.runs(pack).keys()
+    path = tmp_path / "registered" / "dapo-dynamic_sampling-seed40.jsonl"
+    first, second = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert json.loads(first) == {"step": 0, "completions": 0, "accuracy": 0.32892625}
+    assert json.loads(second)["step"] == 5 and "accuracy" not in json.loads(second)
+    unpack.unpack(tmp_path, "completions")
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[1])["step"] == 2560
 
 
 # --- the page ---
@@ -61,7 +62,7 @@ def test_every_old_file_of_results_comes_back_byte_for_byte(tmp_path):
 
 @statistics
 def test_the_page_of_the_claims_has_what_the_rows_say():
-    """Each line of check.py with its verdict, effect, interval and p is a row of a table there."""
+    """Each verdict of check.py, with its effect, interval and p, is a row of a table there."""
     import check
 
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("*", "")
@@ -74,7 +75,7 @@ def test_the_page_of_the_claims_has_what_the_rows_say():
         assert len(rows) == 1, (name, cells)
 
 
-# --- what decides: rules, on a laboratory of its own ---
+# --- the rules that decide, on made-up runs ---
 
 LOW = (0.0, 0.1, 0.0, 0.1, 0.05)
 HIGH = (1.0, 1.1, 1.0, 1.1, 1.05)
@@ -89,7 +90,7 @@ REGISTERED = {
 
 
 class Lab:
-    """Two claims on the runs a, b and c: the functions register, write rows, and decide."""
+    """Two claims about the runs a, b and c."""
 
     def __init__(self, folder):
         self.path = folder / "registered.json"
@@ -108,7 +109,7 @@ class Lab:
         self.path.write_text(json.dumps(content), encoding="utf-8")
 
     def write(self, name, ends, **other):
-        """The runs of a name with the seeds 10, 11, ..., with these values at their ends."""
+        """Write runs with seeds 10, 11, ... that end with these values."""
         digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
         for seed, end in enumerate(ends, 10):
             header = {"registered": digest, "clean": True, "code": "one version"}
@@ -301,14 +302,3 @@ def test_a_value_at_a_number_of_completions_is_between_two_evaluations():
     rows[2].pop("m")
     assert registry.value(rows, "m", "end") == registry.value(rows, "m", "late") == 9
     assert registry.value(rows, "m", 200) == 5 and registry.value(rows, "m", 1000) == 9
-
-
-def test_accuracy_weighs_the_classes_and_clipped_tokens_are_those_of_both_sides(lab):
-    row = {"step": 1, "completions": 0}
-    row |= {"eval/logged/easy": 1.0, "eval/logged/medium": 0.5, "eval/logged/hard": 0.25}
-    row |= {"policy/clip_fraction_low": 0.25, "policy/clip_fraction_high": 0.5}
-    lab.pack["a-seed10.jsonl"] = [{}, row]
-    (found,) = lab.registration().rows("a", 10)
-    assert found["accuracy"] == 0.4375
-    assert found["policy/clipped_tokens"] == 0.75
-    assert "accuracy" not in row
