@@ -1,11 +1,10 @@
-"""What the scripts compute for the cases of vectors/cases/, by their own functions.
+"""Answer the cases of vectors/cases/ by the functions of a script.
 
     PYTHONPATH=.:tests/helpers python tests/helpers/script_answers.py grpo > answers.json
     python vectors/check.py answers.json
 
-A step goes through the script's whole `update`: its cut into micro-batches, its denominators and its backward passes.
-In the place of the model stands a table of log-probs, whose gradient is the answer, and in the place of each process a
-thread.
+A step goes through the script's whole `update`: its micro-batches, denominators and backward passes. A table of
+log-probs replaces the model, and its gradient is the answer. A thread replaces each process.
 """
 
 import contextlib
@@ -26,7 +25,6 @@ from testbed import (
     advantages_of,
     args_of,
     can_be_called,
-    extra_of,
     knows_advantages,
     ragged,
     script,
@@ -48,7 +46,7 @@ def refuse_unless(condition, reason):
 
 
 def has(module, function, *names):
-    """Whether the script has this function with these arguments; it may have others that can be left out."""
+    """Return whether the script has this function with these arguments, and defaults for any others."""
     return hasattr(module, function) and can_be_called(getattr(module, function), *names)
 
 
@@ -57,14 +55,17 @@ def offers(module, *options):
 
 
 def takes_steps(module):
-    """Whether the script has a loss of tokens, and an `update` that can be called."""
+    """Return whether the script has a known loss of tokens, and an `update` that can be called."""
     names = ("logprobs", "old_logprobs", "advantages", "loss_mask", "args")
-    known = has(module, "policy_loss", *names) and has(module, "update", *UPDATE, *extra_of(module))
-    return known and is_clipped(module)
+    if not has(module, "policy_loss", *names) or not has(module, "update", *UPDATE):
+        return False
+    if hasattr(module, "AdaptiveKL"):  # the recipe's `update` reads a KL that these cases do not have
+        return False
+    return hasattr(module, "Penalty") or is_clipped(module)
 
 
 def is_clipped(module):
-    """Whether the script's loss is that of a clipped ratio, of a token or of a row; a fork's may be any other."""
+    """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
     plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=0.0, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
     log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True], [True, True, False]])
@@ -79,11 +80,11 @@ def is_clipped(module):
     return False
 
 
-# --- what stands in the place of models and processes ---
+# --- stand-ins for models and optimizers ---
 
 
 class Tables(nn.Module):
-    """A policy, and for ppo.py a critic: each number that a forward returns stands in a table."""
+    """A policy, and for ppo.py a critic, whose forward returns numbers of a table."""
 
     def __init__(self, batch, with_values):
         super().__init__()
@@ -96,7 +97,7 @@ class Tables(nn.Module):
         self.cuts = []  # the rows of each forward of an update
 
     def forward(self, micro, with_entropy=True, entropy_grad=False):
-        """Before the updates, when the entropy is not asked for, all numbers are those of the old policy."""
+        """Return the old policy's numbers before the updates, which do not ask for the entropy."""
         rows = micro["row_of_table"][:, 0]
         width = micro["completions"].shape[1]
         tables = self.fixed, None, self.fixed_values
@@ -118,12 +119,13 @@ class Reference(nn.Module):
 
 
 class Gradients:
-    """In the place of an optimizer: the gradients of the first step, {name: tensor}."""
+    """A stand-in for an optimizer that keeps the gradients of the first step, {name: tensor}."""
 
-    def __init__(self, model):
+    def __init__(self, model, has_critic=False):
         self.model, self.first = model, None
-        parameters = list(model.parameters())
-        self.param_groups = [{"params": parameters}, {"params": parameters[:0]}]
+        self.param_groups = [{"params": list(model.parameters()), "lr": 0.0}]
+        if has_critic:
+            self.param_groups.append({"params": [], "lr": 0.0})
 
     def step(self):
         if self.first is None:
@@ -134,7 +136,7 @@ class Gradients:
 
 
 def pieces_of(inputs, rows):
-    """How a step is cut. Where the case leaves that open, the rows of a prompt are adjacent, as in a rollout."""
+    """Return how a step is split. If the case leaves it open, a prompt's rows are adjacent, as in a rollout."""
     if "pieces" in inputs:
         return inputs["pieces"]
     order = list(range(rows))
@@ -147,7 +149,7 @@ def pieces_of(inputs, rows):
 
 
 def step_batch(inputs, table, dtype):
-    """The batch of a rollout with these tables; `table` gives its rows and their lengths."""
+    """Return the batch of a rollout whose rows have the lengths of those of `table`."""
     values, tokens = ragged(table, dtype)
     rows = len(table)
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
@@ -167,7 +169,7 @@ def step_batch(inputs, table, dtype):
 
 
 def add_tables(batch, inputs, dtype):
-    """The columns of numbers; what the case does not give is 0."""
+    """Add the columns of numbers, with zeros for what the case does not give."""
     zeros = torch.zeros(batch["completions"].shape, dtype=dtype)
     given = {
         "new_logprobs": "logprobs",
@@ -192,14 +194,15 @@ def add_tables(batch, inputs, dtype):
 
 
 def step_args(module, options, rows, groups):
-    """The options of the script for those of a case."""
+    """Return the script's options for those of a case."""
     group_size = rows // len(set(groups))
     args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
     args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
-    refuse_unless(options.get("objective", "clip") in ("clip", "penalty"), "neither the clip nor the penalty")
-    if options.get("objective") == "penalty":
-        refuse_unless(offers(module, "objective", "penalty_coef"), "no penalty in the place of the clip")
-        args |= {"objective": "penalty", "penalty_coef": options["penalty_coef"]}
+    objective = options.get("objective", "clip")
+    option = {"clip": "clip_low", "penalty": "penalty_coef"}.get(objective)
+    refuse_unless(option and offers(module, option), f"no objective {objective}")
+    if objective == "penalty":
+        args["penalty_coef"] = options["penalty_coef"]
     args |= mean_args(module, options)
     ratio = options.get("ratio", "token")
     refuse_unless(offers(module, "ratio_level") == (ratio != "token"), f"no ratio of the kind {ratio}")
@@ -218,14 +221,21 @@ def step_args(module, options, rows, groups):
     args["entropy_coef"] = options.get("entropy_coef", 0.0)
     for option in [option for option in args if not offers(module, option)]:
         refuse_unless(not args.pop(option), f"no option {option}")
-    return module.Args(**args)
+    return with_penalty(module, module.Args(**args))
 
 
-MEANS = [{}, {"token_mean": "step"}, {"token_mean": "group"}, {"only_token_mean": True}, {"only_token_mean": False}]
+def with_penalty(module, args):
+    """Return args with the controller that `main` of the recipe ppo_penalty puts there."""
+    if hasattr(module, "Penalty"):
+        args.penalty = module.Penalty(args)
+    return args
+
+
+MEANS = [{}, {"only_token_mean": True}, {"only_token_mean": False}]
 
 
 def mean_args(module, options):
-    """The options of the script for the case's mean over tokens, which its weights of a small table tell."""
+    """Return the script's options for the case's mean over tokens, found by its weights of a small table."""
     wanted = "constant" if options["mean"] == "sums" else options["mean"]
     found = [option for option in MEANS if offers(module, *option) and mean_of(module, option) == wanted]
     refuse_unless(found, f"no mean of the kind {options['mean']}")
@@ -235,7 +245,7 @@ def mean_args(module, options):
 
 
 def mean_of(module, options):
-    """Over what the script's `token_weights` takes the mean; None if it is another one."""
+    """Return what the script's `token_weights` average over, or None if it is unknown."""
     refuse_unless(has(module, "token_weights", "loss_mask", "totals", "args"), "no weights of tokens")
     args = module.Args(max_new_tokens=7, **options)
     mask = torch.arange(5) < torch.tensor([[1], [3], [5], [4]])
@@ -244,7 +254,6 @@ def mean_of(module, options):
         "rows": lengths * 4,
         "prompts": lengths * 2,
         "tokens": torch.tensor(13),
-        "groups": totals["group_tokens"] * 2,
         "constant": torch.tensor(7 * 4),
     }
     weights = module.token_weights(mask, totals, args).double()
@@ -253,7 +262,7 @@ def mean_of(module, options):
 
 
 def updated(module, inputs, table, args, dtype):
-    """The loss of a step by the script's `update`, and the gradients by its tables."""
+    """Return the loss of a step by the script's `update`, and the gradients by its tables."""
     batch = step_batch(inputs, table, dtype)
     add_tables(batch, inputs, dtype)
     pieces = pieces_of(inputs, len(table))
@@ -264,17 +273,16 @@ def updated(module, inputs, table, args, dtype):
         rows = [row for piece in pieces[accelerator.process_index] for row in piece]
         own = {name: column[rows] for name, column in batch.items()}
         model, metrics = Tables(batch, has_critic), Metrics()
-        optimizer = Gradients(model)
+        optimizer = Gradients(model, has_critic)
         reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
-        extra = [module.Coefficients(args)] if has_critic else []
-        module.update(accelerator, model, reference, optimizer, own, args, metrics, *extra)
+        module.update(accelerator, model, reference, optimizer, own, args, metrics)
         cuts = pieces[accelerator.process_index]
-        assert model.cuts[: len(cuts)] == cuts, "the script cuts the rollout otherwise"
+        assert model.cuts[: len(cuts)] == cuts, "the script splits the rollout differently"
         return metrics.reduce(accelerator)["optim/loss"], optimizer.first
 
     with contextlib.ExitStack() as stack:
         if has_critic:
-            stack.enter_context(mock.patch.object(module, "assign_advantages", lambda *_: None))
+            stack.enter_context(mock.patch.object(module, "add_advantages", lambda *_: None))
         if has(module, "whiten", "accelerator", "batch", "args"):  # the case gives the advantages
             stack.enter_context(mock.patch.object(module, "whiten", lambda _, batch, args: batch["advantages"]))
         results = Processes(len(pieces), TIMEOUT).run(one_process)
@@ -285,7 +293,7 @@ def updated(module, inputs, table, args, dtype):
 
 
 def sum_of(gradients, like):
-    """Their sum; a table that had no part in a loss has none."""
+    """Return the sum of gradients; one is None if its table had no part in the loss."""
     total = torch.zeros(like.shape, dtype=torch.float64)
     for gradient in gradients:
         if gradient is not None:
@@ -294,7 +302,7 @@ def sum_of(gradients, like):
 
 
 def cut(table, like):
-    """The rows of a tensor, each as long as that of a table."""
+    """Return the rows of a tensor as lists, without padding, as long as those of `like`."""
     return [row[: len(other)] for row, other in zip(table.tolist(), like, strict=True)]
 
 
@@ -311,7 +319,7 @@ def policy_step(module, inputs, options, dtype):
 
 def value_loss(module, inputs, options, dtype):
     refuse_unless(takes_steps(module) and offers(module, "value_clip"), "no critic")
-    args = module.Args(value_clip=options["value_clip"], num_minibatches=1, max_grad_norm=0.0)
+    args = with_penalty(module, module.Args(value_clip=options["value_clip"], num_minibatches=1, max_grad_norm=0.0))
     loss, gradients = updated(module, inputs, inputs["values"], args, dtype)
     return {"loss": loss, "gradient": cut(gradients["values"], inputs["values"])}
 
@@ -334,11 +342,7 @@ def step_totals(module, inputs, options, dtype):
     for step in range(len(steps)):
         for name, numbers in answer.items():
             numbers.append([[micro["totals"][name] for micro in split[step]] for split in processes])
-    group_tokens = {}
-    for micro in [micro for split in processes for step in split for micro in step]:
-        rows_of_table = micro["row_of_table"][:, 0].tolist()
-        group_tokens |= zip(rows_of_table, micro["totals"]["group_tokens"][:, 0].tolist(), strict=True)
-    return answer | {"group_tokens": [group_tokens[row] for row in range(rows)]}
+    return answer
 
 
 # --- advantages, masks, bounds, penalties ---
@@ -359,7 +363,7 @@ def group_advantages(module, inputs, options, dtype):
 
 
 def advantage_args(module, options):
-    """The options of the script for the case's advantages, which those of one group tell."""
+    """Return the script's options for the case's advantages, found by those of one group."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5], dtype=torch.float64)
     mean = rewards.mean()
     if options["baseline"] == "leave_one_out":
@@ -378,7 +382,7 @@ def advantage_args(module, options):
 
 
 def whitened_advantages(module, groups, options, dtype):
-    """Of a script that whitens them over the batch. It counts tokens, and here each row has one."""
+    """Answer for a script that whitens over the tokens of the batch; here each row has one."""
     refuse_unless(has(module, "whiten", "accelerator", "batch", "args"), "no deviation of the batch")
     refuse_unless(options["std_ddof"] == 1, f"no ddof {options['std_ddof']}")
     args = module.Args(group_size=len(groups[0]), std_eps=options["std_eps"])
@@ -427,8 +431,9 @@ def soft_overlong(module, inputs, options, dtype):
 
 
 def kl_losses(module, new, old, ref, options):
-    """The KL of each token as the script's loss has it: with advantage 0 nothing else is there."""
+    """Return the KL of each token: the script's loss with an advantage of 0."""
     refuse_unless(takes_steps(module) and offers(module, "kl_estimator"), "no KL in a policy loss")
+    refuse_unless(not hasattr(module, "Penalty"), "the loss has another penalty beside the KL")
     place = {"kl_in": "loss"} if offers(module, "kl_in") else {}
     args = module.Args(kl_coef=1.0, kl_estimator=options["estimator"], **place)
     mask = torch.ones_like(new).bool()
@@ -446,7 +451,7 @@ def kl_tokens(module, inputs, options, dtype):
 
 
 def kl_expected_gradient(module, inputs, options, dtype):
-    """Each token of the vocabulary is a row of one token, with the chance that the sampler gives it."""
+    """Make each token of the vocabulary a row, weighted by its probability under the sampler."""
     logits, old, ref = (torch.tensor(inputs[name], dtype=dtype) for name in ("logits", "old_logits", "ref_logits"))
     new = logits.requires_grad_().log_softmax(0)[:, None]
     old, ref = old.log_softmax(0)[:, None], ref.log_softmax(0)[:, None]
@@ -454,17 +459,17 @@ def kl_expected_gradient(module, inputs, options, dtype):
     return {"gradient": logits.grad.tolist()}
 
 
-# --- ppo.py ---
+# --- ppo.py and its recipes ---
 
 
 def shaped_rewards(module, inputs, options, dtype):
-    names = ("rewards", "kl", "completion_mask", "args", "kl_coef")
-    refuse_unless(has(module, "shape_rewards", *names), "no KL in the reward")
+    names = ("rewards", "kl", "completion_mask", "args")
+    refuse_unless(has(module, "shape_rewards", *names) and offers(module, "kl_in"), "no KL in the reward")
     old, mask = ragged(inputs["old_logprobs"], dtype)
     ref, _ = ragged(inputs["ref_logprobs"], dtype)
     kl = module.kl_estimate(old, ref, mask, "k1")
     scores = torch.tensor(inputs["scores"], dtype=dtype)
-    shaped = module.shape_rewards(scores, kl, mask, module.Args(kl_in="reward"), options["kl_coef"])
+    shaped = module.shape_rewards(scores, kl, mask, module.Args(kl_in="reward", kl_coef=options["kl_coef"]))
     return {"rewards": cut(shaped, inputs["old_logprobs"])}
 
 
@@ -478,7 +483,7 @@ def gae(module, inputs, options, dtype):
 
 
 def whiten(module, inputs, options, dtype):
-    """In two micro-batches of one row each; the script's result is in float32."""
+    """Whiten over two micro-batches of one row each; the script's result is float32."""
     refuse_unless(has(module, "whiten", "accelerator", "micro_batches"), "no whitening")
     offered = {"std_ddof": 1, "eps_of_variance": 1e-8}
     refuse_unless({name: options[name] for name in offered} == offered, "another deviation, or another eps")
@@ -491,24 +496,24 @@ def whiten(module, inputs, options, dtype):
 
 
 def adaptive_kl(module, inputs, options, dtype):
-    refuse_unless(hasattr(module, "Coefficients"), "no controller")
+    refuse_unless(hasattr(module, "AdaptiveKL"), "no adaptive KL coefficient")
     args = module.Args(kl_coef=inputs["kl_coef"], kl_target=options["target"], kl_horizon=options["horizon"])
     found = []
     for measured in inputs["kl"]:
-        coefficients = module.Coefficients(args)
-        coefficients.steer_kl(measured, options["samples"], args)
-        found.append(coefficients.kl)
+        controller = module.AdaptiveKL(args)
+        controller.move(measured, options["samples"])
+        found.append(controller.coef)
     return {"kl_coef": found}
 
 
 def adaptive_penalty(module, inputs, options, dtype):
-    refuse_unless(hasattr(module, "Coefficients"), "no controller")
+    refuse_unless(hasattr(module, "Penalty"), "no adaptive penalty")
     args = module.Args(penalty_coef=inputs["penalty_coef"], penalty_target=options["target"])
     found = []
     for measured in inputs["kl"]:
-        coefficients = module.Coefficients(args)
-        coefficients.steer_penalty(measured, args)
-        found.append(coefficients.penalty)
+        controller = module.Penalty(args)
+        controller.move(measured)
+        found.append(controller.coef)
     return {"penalty_coef": found}
 
 
@@ -516,7 +521,7 @@ def adaptive_penalty(module, inputs, options, dtype):
 
 
 class PairTables(nn.Module):
-    """A model of pairs. The first token id of a completion says which one it is."""
+    """A stand-in for a model of pairs. The first token id of a completion is its row of the table."""
 
     def __init__(self, table):
         super().__init__()
@@ -533,7 +538,7 @@ class PairTables(nn.Module):
 
 @contextlib.contextmanager
 def default_dtype(dtype):
-    """The dtype of new tensors: pair_batch makes the reference's log-probs of Python's numbers."""
+    """Set the dtype of new tensors, as pair_batch makes the reference log-probs from Python floats."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -543,7 +548,7 @@ def default_dtype(dtype):
 
 
 def updated_pairs(module, inputs, pairs, table, args):
-    """The loss of a step of pairs by the script's `update`, and the gradient by the table."""
+    """Return the loss of a step of pairs by the script's `update`, and the gradient by the table."""
     model, metrics = PairTables(table), Metrics()
     optimizer = Gradients(model)
 
@@ -553,12 +558,12 @@ def updated_pairs(module, inputs, pairs, table, args):
 
     (loss,) = Processes(1).run(one_process)
     if "pieces" in inputs:
-        assert model.cuts == inputs["pieces"][0], "the script cuts the step otherwise"
+        assert model.cuts == inputs["pieces"][0], "the script splits the step differently"
     return loss, optimizer.first["table"]
 
 
 def pair_sizes(inputs, pairs):
-    """As many pairs in a micro-batch as the first piece has."""
+    """Return options for micro-batches with as many pairs as the first piece."""
     pieces = pieces_of(inputs, pairs)
     return {"pairs_per_step": pairs, "micro_batch_size": 2 * len(pieces[0][0]), "max_grad_norm": 0.0}
 
@@ -625,7 +630,7 @@ OPERATIONS = {
 
 
 def answer(module, case, dtype=torch.float64):
-    """The answer of a script to a case, or {"not_offered": why}."""
+    """Return a script's answer to a case, or {"not_offered": why}."""
     operation = OPERATIONS.get(case["operation"])
     if operation is None:
         return {"not_offered": "no such function"}
