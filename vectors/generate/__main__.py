@@ -20,7 +20,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "cases"
 def main():
     FOLDER.mkdir(exist_ok=True)
     for subject in SUBJECTS:
-        text = text_of(document(subject)) + "\n"
+        text = text_of(document(subject))
         path = FOLDER / f"{subject.name}.json"
         path.write_text(text, encoding="utf-8", newline="\n")
         print(f"{path.name}: {len(subject.cases)} cases, {len(text)} bytes")

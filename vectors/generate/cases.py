@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 FORMAT = 1
 VERSION = "1.2.0"
-WIDTH = 100  # of a line of a file
 SMALLEST = 1e-15  # Below is what is left of a 0 after rounding.
 DIGITS = 15  # The last digits of a float64 may differ between machines.
 TOLERANCE = {
@@ -136,19 +135,14 @@ def rounded(value):
     return value
 
 
-def text_of(value, indent=0):
-    """JSON text: what fits stands on one line, the rest has a line for each of its parts."""
-    line = json.dumps(value, allow_nan=False)
-    if indent + len(line) <= WIDTH or not isinstance(value, dict | list) or not value:
-        return line
-    inner = indent + 1
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {text_of(part, inner)}" for name, part in value.items()]
-        opening = "{"
-        closing = "}"
-    else:
-        parts = [text_of(part, inner) for part in value]
-        opening = "["
-        closing = "]"
-    separator = ",\n" + " " * inner
-    return f"{opening}\n{' ' * inner}{separator.join(parts)}\n{' ' * indent}{closing}"
+def text_of(document):
+    """Return the JSON text of a file, with one case per line."""
+    *head, last = document
+    assert last == "cases", last
+    parts = [f"{json.dumps(name)}:{compact(document[name])}" for name in head]
+    cases = ",\n".join(compact(case) for case in document["cases"])
+    return "{" + ",\n".join(parts) + f',\n"cases":[\n{cases}\n]}}\n'
+
+
+def compact(value):
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
