@@ -129,7 +129,7 @@ def make_model(tokenizer):
 
 
 def make_batch(rng, tokenizer, straight, held_out):
-    """Return token ids and labels of fresh problems; `straight` is the share of straight answers."""
+    """Return token ids and labels of fresh problems, with a share `straight` of such answers."""
     rows = []
     while len(rows) < ROWS:
         question, answer = make_problem(rng)

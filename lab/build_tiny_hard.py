@@ -23,8 +23,8 @@ things differ:
 
 The answers in the lists are right and repeat no line; only supervised training shows careless ones.
 It draws fresh problems throughout, and never one of test.jsonl. Of the 126 possible sums of two
-terms 80 are in the lists. The lists are disjoint, with 512 and 128 problems: a run of 80 steps of 32
-prompts sees each problem five times, and its evaluation takes seconds.
+terms 80 are in the lists. The lists are disjoint, with 512 and 128 problems: a run of 80 steps with
+32 prompts sees each problem five times, and its evaluation takes seconds.
 
 This takes about three minutes on one core. The same machine writes the same bytes each time;
 another processor rounds differently and ends with other weights.

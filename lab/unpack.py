@@ -2,7 +2,7 @@
 
     python lab/unpack.py FOLDER [--over completions]
 
-A pack, results/PACK.jsonl, holds one run per line, and FOLDER/PACK/RUN gets one JSON object per row,
+A pack, results/PACK.jsonl, holds one run per line. FOLDER/PACK/RUN gets one JSON object per row,
 like the metrics.jsonl of a run. tools/plot.py draws over `step`; with --over completions that field
 holds the number of completions sampled so far.
 """
