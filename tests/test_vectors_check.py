@@ -1,4 +1,4 @@
-"""vectors/check.py and what lies beside it: what it says of answers, what it reads, and the adapter to copy."""
+"""vectors/check.py: its verdicts, the files it reads, the demo, and the adapter to copy."""
 
 import copy
 import json
@@ -39,19 +39,19 @@ def test_it_names_the_convention_that_an_answer_follows(precision):
 
 def test_it_knows_the_common_mistakes_of_gspo_and_of_the_clip():
     of_gspo = [
-        "the log-ratios are added up, and not divided by the length",
+        "the log-ratios are summed, not divided by the length",
         "the log-ratios are divided by the padded width",
-        "the gradient is divided once more by the length",
+        "the gradient is divided by the length twice",
     ]
     for case in ("policy/gspo", "policy/gspo-masked"):
         assert set(of_gspo) <= others_of(case).keys()
-    maximum = "the maximum for the minimum of the two terms"
+    maximum = "the maximum of the two terms instead of the minimum"
     for case in ("policy/ppo", "policy/grpo", "policy/dr-grpo", "policy/dapo", "policy/gspo"):
         assert maximum in others_of(case)
 
 
 def gspo(inputs, ratio_divisor, gradient_divisor):
-    """Loss and gradient of GSPO, with divisors as functions of a row's length."""
+    """Return loss and gradient of GSPO; the divisors are functions of a row's length."""
     rows = len(inputs["logprobs"])
     loss = 0.0
     gradient = []
@@ -73,9 +73,9 @@ def gspo(inputs, ratio_divisor, gradient_divisor):
     "says, ratio_divisor, gradient_divisor",
     [
         (None, lambda length: length, lambda length: length),
-        ("the log-ratios are added up, and not divided by the length", lambda length: 1, lambda length: 1),
+        ("the log-ratios are summed, not divided by the length", lambda length: 1, lambda length: 1),
         ("the log-ratios are divided by the padded width", lambda length: 6, lambda length: 6),
-        ("the gradient is divided once more by the length", lambda length: length, lambda length: length**2),
+        ("the gradient is divided by the length twice", lambda length: length, lambda length: length**2),
     ],
 )
 def test_the_mistakes_of_gspo_are_what_a_plain_program_gets(says, ratio_divisor, gradient_divisor):
@@ -90,7 +90,7 @@ def test_it_sees_what_is_missing_and_where_a_number_is_off():
     assert check.compare(case, None) == (check.MISSING, "")
     assert check.compare(case, {}) == (check.MISSING, "without loss, gradient")
     misspelt = {"loss": GRPO["loss"], "grad": GRPO["gradient"]}
-    assert check.compare(case, misspelt) == (check.OTHER, "no name grad: the names are loss, gradient")
+    assert check.compare(case, misspelt) == (check.OTHER, "unknown grad: the names are loss, gradient")
     assert check.compare(case, [0.1])[0] == check.OTHER
     assert check.compare(case, {"not_offered": "no"}) == (check.NOT_OFFERED, "no")
     assert check.compare(case, {"loss": GRPO["loss"]}) == (check.PART, "without gradient")
@@ -99,7 +99,7 @@ def test_it_sees_what_is_missing_and_where_a_number_is_off():
     short = {"loss": GRPO["loss"] + 1, "gradient": GRPO["gradient"][:-1]}
     _, text = check.compare(case, short)
     assert text.startswith("loss differs by 1: ")  # one wrong shape hides no other name
-    assert text.endswith("gradient is a list of 7 for one of 8")
+    assert text.endswith("gradient is a list of 7 instead of 8")
     moved = copy.deepcopy(GRPO)
     moved["gradient"][6][3] += 0.01
     moved["gradient"][0][0] += 0.001
@@ -125,7 +125,7 @@ def test_it_names_a_common_factor_and_a_mistake_in_one_name():
 
 
 def run(path, *options, folder=VECTORS):
-    """The exit code and the lines of the program, which needs nothing but the standard library."""
+    """Return exit code and lines of the program, which needs nothing but the standard library."""
     command = [sys.executable, "-S", "-I", str(folder / "check.py"), str(path), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
     return result.returncode, (result.stdout + result.stderr).splitlines()
@@ -133,7 +133,7 @@ def run(path, *options, folder=VECTORS):
 
 @pytest.fixture
 def ask(tmp_path):
-    """A function that writes answers, and runs the program on them."""
+    """Return a function that writes answers and runs the program on them."""
 
     def ask(answers, *options):
         path = tmp_path / "answers.json"
@@ -158,18 +158,18 @@ def test_wrong_answers(ask):
     wrong = {"splits/dapo-4": case["others"][0]["expected"], "policy/grpo": {"loss": 7.0}}
     code, lines = ask(RIGHT | wrong)
     assert code == 1 and lines[-2] == f"{len(CASES) - 2} same, 2 OTHER"
-    follows = "it follows: this is the mean over the micro-batch, averaged"
-    assert lines[-1] == f"Cases that differ: 2. Begin with splits/dapo-4: {follows}"
+    follows = "it follows: the mean over each micro-batch, then averaged"
+    assert lines[-1] == f"Cases that differ: 2. Start with splits/dapo-4: {follows}"
     code, lines = ask(RIGHT | {"policy/gpro": {}})
     assert code == 1 and lines[0].split(maxsplit=1) == ["policy/gpro", "no case has this id"]
     rounded = RIGHT | {"splits/dapo-4": {"loss": case["expected"]["loss"] + 1e-7}}
     code, lines = ask(rounded)
-    assert code == 1 and lines[-1].endswith("right in the tolerance of --float32 alone")
+    assert code == 1 and lines[-1].endswith("right only in the tolerance of --float32")
     assert ask(rounded, "--float32")[0] == 0
 
 
 def test_numbers_that_are_none(ask):
-    """Each differs in a line of its own: infinity, NaN, and an integer beyond every float."""
+    """Each gets a line of its own: infinity, NaN, an integer beyond every float."""
     for number in (float("inf"), float("nan"), 10**400, None, "0.1", True):
         code, lines = ask(RIGHT | {"policy/grpo": GRPO | {"loss": number}}, "--differing")
         assert code == 1 and lines[0].startswith("policy/grpo ")
@@ -177,7 +177,7 @@ def test_numbers_that_are_none(ask):
 
 
 def test_it_begins_with_what_most_cases_follow(ask):
-    """Not with the first case that differs, and not with the first that follows something."""
+    """It skips the first case that differs, and the first that follows something."""
     says = "one mean over all tokens"
     wrong = {"advantages/grpo": {"advantages": [[7.0]]}}
     first = CASES["policy/ppo"]["others"][0]
@@ -185,10 +185,10 @@ def test_it_begins_with_what_most_cases_follow(ask):
     for name in ("policy/grpo-kl", "policy/gspo", "splits/grpo-4"):
         wrong[name] = others_of(name)[says]
     _, lines = ask(RIGHT | wrong)
-    assert lines[-1] == f"Cases that differ: 5. 3 of them follow: {says}. Begin with policy/grpo-kl"
+    assert lines[-1] == f"Cases that differ: 5. 3 of them follow: {says}. Start with policy/grpo-kl"
 
 
-def test_what_a_case_was_made_for_is_said_where_it_was_not_excluded(ask):
+def test_a_case_says_what_it_catches_where_that_was_not_excluded(ask):
     nothing = [[float("nan")] * len(row) for row in GRPO["gradient"]]
     wrong = {
         "policy/grpo": {"loss": 7.0},  # compared with all known mistakes, and none of them
@@ -197,7 +197,7 @@ def test_what_a_case_was_made_for_is_said_where_it_was_not_excluded(ask):
         "ppo/gae-lambda-1": {"advantages": [[7.0]]},  # a case that knows no mistake
     }
     _, lines = ask(RIGHT | wrong, "--differing")
-    said = [line.partition("this case was made for: ")[2] for line in lines if "was made for" in line]
+    said = [line.partition("this case catches: ")[2] for line in lines if "this case catches" in line]
     assert said == [CASES[name]["catches"] for name in ("policy/grpo-empty-rows", "ppo/gae-lambda-1")]
 
 
@@ -214,18 +214,22 @@ def test_differing_leaves_out_what_is_the_same_or_not_offered(ask):
     assert f"{len(CASES) - 4} same" in lines[-2] and "1 not offered" in lines[-2]
 
 
-def test_the_example_of_the_readme(ask):
-    """One mistake, in every case that it changes."""
-    says = "one mean over all tokens"
-    wrong = {}
-    for name, case in CASES.items():
-        if case["options"].get("mean") == "rows" and says in others_of(name):
-            wrong[name] = others_of(name)[says]
-    code, lines = ask(RIGHT | wrong)
+def test_the_demo_is_that_of_the_readme():
+    """Its answers differ in no case but those that can tell, and all of these follow one mistake."""
+    code, lines = run("--demo")
     page = (VECTORS / "README.md").read_text(encoding="utf-8")
-    example = page.partition("gets this:\n\n```\n")[2].partition("\n```")[0].splitlines()
-    assert code == 1 and len(example) == 6
+    example = page.partition("\n\n```\n")[2].partition("\n```")[0].splitlines()
+    assert code == 0 and len(example) == 8
     assert set(example) - {"..."} <= set(lines)
+    assert len(lines) < 15
+    wrong = [name for name, answer in check.demo_answers(CASES).items() if answer != RIGHT[name]]
+    assert len(wrong) == 8 and all(check.MISTAKE in others_of(name) for name in wrong)
+
+
+def test_without_a_file_it_says_how_to_make_one():
+    command = [sys.executable, "-S", "-I", str(VECTORS / "check.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert str(VECTORS / "adapter.py") in result.stdout and "--demo" in result.stdout
 
 
 # --- what it reads ---
@@ -235,11 +239,11 @@ def test_the_example_of_the_readme(ask):
     "content, word",
     [
         (None, "No such file"),
-        (b"", "no whole JSON"),
-        (b'{"policy/grpo": {"loss": 0.1', "no whole JSON"),
-        (b"[1]", "no object"),
-        (b"\xff\x00\xfe", "no whole JSON"),
-        (b"[" * 100_000, "no whole JSON"),
+        (b"", "not a complete JSON"),
+        (b'{"policy/grpo": {"loss": 0.1', "not a complete JSON"),
+        (b"[1]", "not an object"),
+        (b"\xff\x00\xfe", "not a complete JSON"),
+        (b"[" * 100_000, "not a complete JSON"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, content, word):
@@ -288,7 +292,7 @@ def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path):
 
 
 def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
-    """The checker, the generator, which writes the same files, and the adapter."""
+    """The checker works there, and the generator writes the same cases."""
     copied = tmp_path / "reference_numbers"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "__pycache__"))
     shutil.rmtree(copied / "cases")
@@ -305,7 +309,7 @@ def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
 
 
 def test_the_adapter_answers_and_refuses(tmp_path):
-    """It is right where it answers, and a change in its loss is found."""
+    """It is right where it answers, and a wrong loss is noticed."""
     pytest.importorskip("torch")
     copied = tmp_path / "vectors"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "generate", "__pycache__"))
@@ -321,7 +325,7 @@ def test_the_adapter_answers_and_refuses(tmp_path):
     wrong = program.replace("torch.minimum", "torch.maximum")
     (copied / "adapter.py").write_text(wrong, encoding="utf-8")
     code, lines = answered()
-    assert code == 1 and "it follows: the maximum for the minimum" in lines[0]
+    assert code == 1 and "it follows: the maximum of the two terms" in lines[0]
 
 
 def test_the_version_is_one():

@@ -1,11 +1,11 @@
-"""Answers the cases by an implementation of yours: copy this file, and call your functions in it.
+"""Answer the cases with an implementation of your own: replace the functions of this file.
 
     python adapter.py > answers.json
     python check.py answers.json --differing
 
-A function takes the inputs and options of a case, and returns what stands under `expected`
-(FORMULAS.md says what they mean). What you do not offer is refused with a reason. As it stands, the
-file asks a GRPO of a few lines of torch.
+A function takes the inputs and options of a case, and returns the names under `expected`.
+FORMULAS.md defines them all. Refuse what you do not offer, with a reason. The functions here are a
+GRPO in a few lines of torch.
 """
 
 import json
@@ -17,7 +17,7 @@ import check
 
 
 class NotOfferedError(Exception):
-    """Its message is the answer to the case."""
+    """The implementation cannot compute a case. The message says why."""
 
 
 def refuse_unless(condition, reason):
@@ -27,12 +27,12 @@ def refuse_unless(condition, reason):
 
 def policy_step(inputs, options):
     known = {"objective", "ratio", "mean", "clip_low", "clip_high"}
-    refuse_unless(options.keys() == known, "no option but the clip")
+    refuse_unless(options.keys() == known, "no options beyond the clip")
     refuse_unless(
-        options["objective"] == "clip" and options["ratio"] == "token", "no ratio but the token's"
+        options["objective"] == "clip" and options["ratio"] == "token", "only the token's ratio"
     )
     refuse_unless(options["mean"] == "rows", f"no mean over {options['mean']}")
-    refuse_unless("pieces" not in inputs, "one micro-batch alone")
+    refuse_unless("pieces" not in inputs, "only one micro-batch")
     rows = inputs["logprobs"]
     logprobs = padded(rows).requires_grad_()
     ratio = (logprobs - padded(inputs["old_logprobs"])).exp()
@@ -49,13 +49,13 @@ OPERATIONS = {"policy_step": policy_step}
 
 
 def padded(rows):
-    """Rows of unequal lengths as a tensor (R, T)."""
+    """Return rows of different lengths as a tensor (R, T)."""
     width = max(map(len, rows))
     return torch.tensor([row + [0.0] * (width - len(row)) for row in rows], dtype=torch.float64)
 
 
 def cut(table, rows):
-    """The rows of a tensor (R, T) as lists, without the padding."""
+    """Return the rows of a tensor (R, T) as lists, without padding."""
     return [numbers[: len(row)] for numbers, row in zip(table.tolist(), rows, strict=True)]
 
 

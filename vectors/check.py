@@ -1,12 +1,13 @@
-"""Compares answers with the test vectors of cases/.
+"""Compare an implementation's answers with the test vectors of cases/.
 
+    python check.py --demo                                             needs no file
     python check.py answers.json [--float32] [--only policy/] [--differing]
     python check.py --show policy/grpo
 
-answers.json: {case id: {name: numbers}}, or {case id: {"not_offered": "why"}}. NaN may be null.
-It prints a line for each case. Where an answer differs, the line names the convention or mistake
-that it follows, or else what differs. The exit code is 1 if a case differs or has no answer, or if
-there is no such case or name, and 2 if the answers cannot be read.
+answers.json holds {case id: {name: numbers}}, or {case id: {"not_offered": "why"}}; NaN may be
+null. Each case gets a line. If an answer differs, the line names the convention or mistake that it
+follows, or else what differs. The exit code is 1 if an answer differs or is missing, or if there is
+no such case or name, and 2 if the answers cannot be read.
 """
 
 import argparse
@@ -25,26 +26,31 @@ OTHER = "OTHER"
 MISSING = "MISSING"
 NOT_OFFERED = "not offered"
 FOLLOWS = "it follows: "
+MISTAKE = "the mean over each micro-batch, then averaged"  # of --demo
+WITHOUT_FILE = """\
+To check an implementation, make a file with its answers to the {count} cases:
+  in Python, call your functions in {adapter}, and run: python {adapter} > answers.json
+  in another language, read {folder}/*.json, and write {{"case id": {{"name": numbers}}}}
+Then run: python {program} answers.json
+An example that needs no file: python {program} --demo"""
 
 
 # --- files ---
 
 
 def load_files(folder=FOLDER):
-    """The files of cases, as they are."""
+    """Return the content of each file of cases."""
     files = []
     for path in sorted(pathlib.Path(folder).glob("*.json")):
         file = json.loads(path.read_text(encoding="utf-8"))
         if file["format"] != FORMAT:
-            raise SystemExit(
-                f"{path.name} has format {file['format']}, and this program reads {FORMAT}"
-            )
+            fail(f"{path.name} has format {file['format']}, but this program reads format {FORMAT}")
         files.append(file)
     return files
 
 
 def load_cases(folder=FOLDER):
-    """All cases, {id: case}, each with its whole `inputs` and its `tolerance`."""
+    """Return {id: case}, each case with all its `inputs` and its `tolerance`."""
     cases = {}
     for file in load_files(folder):
         for case in file["cases"]:
@@ -55,7 +61,7 @@ def load_cases(folder=FOLDER):
 
 
 def whole_inputs(case, file):
-    """The inputs of a case, with the shared ones that it starts from."""
+    """Return the inputs of a case, merged with the shared ones that it starts from."""
     inputs = case.get("inputs", {})
     if "inputs_from" in case:
         return file["shared_inputs"][case["inputs_from"]] | inputs
@@ -63,15 +69,15 @@ def whole_inputs(case, file):
 
 
 def load_answers(path):
-    """The answers of a file in UTF-8 or UTF-16, with a byte order mark or without."""
+    """Return the answers of a JSON file in UTF-8 or UTF-16, with or without a byte order mark."""
     try:
         answers = json.loads(pathlib.Path(path).read_bytes(), parse_int=float)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
     except (ValueError, RecursionError) as error:
-        fail(f"{path} is no whole JSON file: {error}")
+        fail(f"{path} is not a complete JSON file: {error}")
     if not isinstance(answers, dict):
-        fail(f"{path} is no object {{case id: {{name: numbers}}}}")
+        fail(f"{path} is not an object {{case id: {{name: numbers}}}}")
     return answers
 
 
@@ -84,29 +90,29 @@ def fail(problem):
 
 
 def differences(answer, expected, tolerance, place):
-    """(size, place, text) of each number of `answer` that is not the expected one.
+    """Return [(size, place, text)] of the numbers of `answer` that differ.
 
-    What is no number, or has another shape, differs by an infinite size.
+    The size is infinite where the shape differs or there is no number.
     """
     if isinstance(expected, list):
         if not isinstance(answer, list):
             return [(math.inf, place, f"not a list of {len(expected)}")]
         if len(answer) != len(expected):
-            return [(math.inf, place, f"a list of {len(answer)} for one of {len(expected)}")]
+            return [(math.inf, place, f"a list of {len(answer)} instead of {len(expected)}")]
         result = []
         for i in range(len(expected)):
             result += differences(answer[i], expected[i], tolerance, f"{place}[{i}]")
         return result
     if not isinstance(answer, int | float) or math.isnan(answer):
-        return [(math.inf, place, f"{answer} for {expected:.9g}")]
+        return [(math.inf, place, f"{answer} instead of {expected:.9g}")]
     size = abs(answer - expected)
     if size <= tolerance["atol"] + tolerance["rtol"] * abs(expected):
         return []
-    return [(size, place, f"{answer:.9g} for {expected:.9g}")]
+    return [(size, place, f"{answer:.9g} instead of {expected:.9g}")]
 
 
 def differences_by_name(answer, expected, tolerance):
-    """{name: its differences}, of the names that both have."""
+    """Return {name: its differences} for the names that both have."""
     result = {}
     for name in expected:
         if name in answer:
@@ -115,7 +121,7 @@ def differences_by_name(answer, expected, tolerance):
 
 
 def flat(numbers):
-    """The numbers of a list of lists in one list."""
+    """Return the numbers of nested lists as one list."""
     if not isinstance(numbers, list):
         return [numbers]
     result = []
@@ -131,7 +137,7 @@ def scaled(numbers, factor):
 
 
 def common_factor(answer, expected, tolerance):
-    """The factor that all numbers are off by, or None; two lists of one shape."""
+    """Return the factor between two lists of one shape, or None if there is no single one."""
     given = flat(answer)
     wanted = flat(expected)
     square = sum(number * number for number in wanted)
@@ -149,16 +155,16 @@ def common_factor(answer, expected, tolerance):
 
 @dataclass
 class Verdict:
-    """What is said of an answer. `follows` has what each of the `others` says that explains it."""
+    """The verdict on an answer. `follows` names the `others` that explain it."""
 
     kind: str
     text: str = ""
     follows: list = field(default_factory=list)
-    excludes: bool = False  # whether the answer was compared with others, and follows none
+    excludes: bool = False  # the answer was compared with others, and follows none of them
 
 
 def judge(case, answer, precision="float64"):
-    """The verdict on the answer to a case, which may be None."""
+    """Return the verdict on the answer to a case; a missing answer is None."""
     if answer is None:
         return Verdict(MISSING)
     expected = case["expected"]
@@ -168,7 +174,7 @@ def judge(case, answer, precision="float64"):
         return Verdict(NOT_OFFERED, str(answer["not_offered"]))
     unknown = [name for name in answer if name not in expected]
     if unknown:
-        return Verdict(OTHER, f"no name {', '.join(unknown)}: the names are {', '.join(expected)}")
+        return Verdict(OTHER, f"unknown {', '.join(unknown)}: the names are {', '.join(expected)}")
     left_out = [name for name in expected if name not in answer]
     if not answer:
         return Verdict(MISSING, f"without {', '.join(left_out)}")
@@ -177,7 +183,7 @@ def judge(case, answer, precision="float64"):
     if any(found.values()):
         rounded = differences_by_name(answer, expected, case["tolerance"]["float32"])
         if not any(rounded.values()):
-            return Verdict(OTHER, "right in the tolerance of --float32 alone")
+            return Verdict(OTHER, "right only in the tolerance of --float32")
         return explained(case, answer, found, tolerance)
     if left_out:
         return Verdict(PART, f"without {', '.join(left_out)}")
@@ -185,13 +191,13 @@ def judge(case, answer, precision="float64"):
 
 
 def compare(case, answer, precision="float64"):
-    """(kind, text) of the verdict on the answer to a case."""
+    """Return (kind, text) of the verdict on the answer to a case."""
     verdict = judge(case, answer, precision)
     return verdict.kind, verdict.text
 
 
 def explained(case, answer, found, tolerance):
-    """What an answer follows, or else what is right and what differs. `found` is by name."""
+    """Return the verdict on an answer with the differences `found`, {name: differences}."""
     whole = followed(case, answer, tolerance)
     if whole:
         return Verdict(OTHER, FOLLOWS + "; or ".join(whole), whole)
@@ -208,7 +214,7 @@ def explained(case, answer, found, tolerance):
 
 
 def followed(case, answer, tolerance):
-    """What each of the `others` says that fits all the names of an answer."""
+    """Return what the `others` say that fit all names of an answer."""
     result = []
     for other in case.get("others", []):
         found = differences_by_name(answer, other["expected"], tolerance)
@@ -218,7 +224,7 @@ def followed(case, answer, tolerance):
 
 
 def followed_by_name(case, answer, names, tolerance):
-    """{name: what each of the `others` says that fits this name alone}."""
+    """Return {name: what the `others` say that fit this name alone}."""
     result = {}
     for other in case.get("others", []):
         expected = other["expected"]
@@ -230,7 +236,7 @@ def followed_by_name(case, answer, names, tolerance):
 
 
 def explained_by_size(expected, answer, found, tolerance):
-    """The factor that all the names of `found` are off by, or else a text for each name."""
+    """Return one text with the factor that all names are off by, or else a text per name."""
     if len(found) > 1 and all_have_sizes(found):
         numbers = [answer[name] for name in found]
         wanted = [expected[name] for name in found]
@@ -244,7 +250,7 @@ def explained_by_size(expected, answer, found, tolerance):
 
 
 def all_have_sizes(found):
-    """Whether every difference has a size: an answer of another shape, or no number, has none."""
+    """Return whether every difference has a size, which takes numbers of the right shape."""
     for differing in found.values():
         if any(math.isinf(size) for size, _, _ in differing):
             return False
@@ -252,7 +258,7 @@ def all_have_sizes(found):
 
 
 def described(name, answer, expected, found, tolerance):
-    """What differs under one name."""
+    """Describe what differs under one name."""
     size, place, text = max(found, key=lambda difference: difference[0])
     if math.isinf(size):
         return f"{place} is {text}"
@@ -269,7 +275,7 @@ def described(name, answer, expected, found, tolerance):
 
 
 def report(cases, answers, precision, only_differing=False):
-    """A line for each case, and lines that gather them. Returns the exit code."""
+    """Print a line per case and a summary; return the exit code."""
     counts = {}
     differing = {}
     for name, case in cases.items():
@@ -281,7 +287,7 @@ def report(cases, answers, precision, only_differing=False):
         if verdict.kind == OTHER:
             differing[name] = verdict
             if not verdict.follows and not verdict.excludes:
-                print(f"{'':36} {'':12} this case was made for: {case['catches']}")
+                print(f"{'':36} {'':12} this case catches: {case['catches']}")
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if differing:
         print(f"Cases that differ: {len(differing)}. {beginning(differing)}")
@@ -289,31 +295,60 @@ def report(cases, answers, precision, only_differing=False):
 
 
 def beginning(differing):
-    """Which case of {id: verdict} to begin with: the first that follows what most cases follow."""
+    """Say which case of {id: verdict} to look at first: one that follows what most cases follow."""
     counts = {}
     for verdict in differing.values():
         for says in dict.fromkeys(verdict.follows):
             counts[says] = counts.get(says, 0) + 1
     if not counts:
         name, verdict = next(iter(differing.items()))
-        return f"Begin with {name}: {verdict.text}"
+        return f"Start with {name}: {verdict.text}"
     most = max(counts, key=counts.get)
     name = next(name for name, verdict in differing.items() if most in verdict.follows)
     if counts[most] == 1:
-        return f"Begin with {name}: {differing[name].text}"
-    return f"{counts[most]} of them follow: {most}. Begin with {name}"
+        return f"Start with {name}: {differing[name].text}"
+    return f"{counts[most]} of them follow: {most}. Start with {name}"
+
+
+def demo_answers(cases):
+    """Return right answers, but with a mistake in the cases of DAPO's loss that can tell."""
+    answers = {}
+    for name, case in cases.items():
+        answers[name] = case["expected"]
+        if name.startswith("splits/dapo-"):
+            for other in case["others"]:
+                if other["says"] == MISTAKE:
+                    answers[name] = other["expected"]
+    return answers
+
+
+def demo(cases):
+    print("DAPO's loss is one mean over all tokens of an optimizer step. These answers contain a")
+    print(
+        "common mistake: a mean over each micro-batch, so that the gradient depends on the split.\n"
+    )
+    report(cases, demo_answers(cases), "float64", only_differing=True)
+    return 0
+
+
+def how_to_start(cases):
+    program = pathlib.Path(sys.argv[0])
+    adapter = program.with_name("adapter.py")
+    folder = program.with_name("cases")
+    print(WITHOUT_FILE.format(count=len(cases), adapter=adapter, folder=folder, program=program))
+    return 0
 
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("answers", nargs="?", help="a JSON file: {case id: {name: numbers}}")
-    parser.add_argument("--float32", action="store_true", help="compare in float32's tolerance")
-    parser.add_argument("--only", default="", metavar="BEGINNING", help="cases such as policy/")
-    parser.add_argument(
-        "--differing", action="store_true", help="leave out what is the same or not offered"
-    )
-    parser.add_argument("--show", metavar="ID", help="print a case with its whole inputs")
-    parser.add_argument("--version", action="store_true", help="print the version of the cases")
+    add = parser.add_argument
+    add("answers", nargs="?", help="a JSON file: {case id: {name: numbers}}")
+    add("--demo", action="store_true", help="check answers with a common mistake, without a file")
+    add("--float32", action="store_true", help="use the tolerance of float32")
+    add("--only", default="", metavar="PREFIX", help="check cases such as policy/")
+    add("--differing", action="store_true", help="hide cases that are the same or not offered")
+    add("--show", metavar="ID", help="print a case with all its inputs")
+    add("--version", action="store_true", help="print the version of the cases")
     return parser.parse_args()
 
 
@@ -323,17 +358,19 @@ def main():
         print(load_files()[0]["version"])
         return 0
     cases = load_cases()
+    if options.demo:
+        return demo(cases)
     if options.show:
         if options.show not in cases:
             fail(f"no case {options.show}")
         print(json.dumps(cases[options.show], indent=1))
         return 0
     if options.answers is None:
-        fail("no file of answers: python check.py answers.json")
+        return how_to_start(cases)
     answers = load_answers(options.answers)
     chosen = {name: case for name, case in cases.items() if name.startswith(options.only)}
     if not chosen:
-        fail(f"no case begins with {options.only}")
+        fail(f"no case starts with {options.only}")
     unknown = [name for name in answers if name not in cases]
     for name in unknown:
         print(f"{name:36} no case has this id")
@@ -343,14 +380,14 @@ def main():
 
 
 def run():
-    """The exit code of the program; 1 where its reader has gone, as `head` does."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # an id may have half a character
+    """Return the exit code of the program, 1 if the reader of its output is gone (`| head`)."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # an id may contain a lone surrogate
     try:
         code = main()
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes once more at its end, into nothing.
+        # Python flushes stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

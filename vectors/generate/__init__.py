@@ -1,1 +1,1 @@
-"""Derives the test vectors: `python -m generate` from the folder that holds this one."""
+"""Derive the test vectors. Run `python -m generate` in the folder above this one."""

@@ -1,10 +1,10 @@
-"""Writes cases/*.json.
+"""Write cases/*.json.
 
-    python -m generate        from the folder that holds this one
+    python -m generate        in the folder above this one
 
-Each expected number is computed here from a formula, by loops over lists in float64, with the
-standard library alone. Each gradient stands in closed form, and is checked against central
-differences before it is written.
+Every expected number comes from a formula, computed by loops over lists in float64 with nothing but
+the standard library. Gradients are in closed form, and are checked against central differences
+before they are written.
 """
 
 import pathlib

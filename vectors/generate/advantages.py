@@ -7,12 +7,17 @@ from .cases import CONVENTION, Case, Other, Subject
 
 
 def nearly_equal(rewards, ties="both"):
-    """Whether rewards differ by no more than the rounding of their sums, such as 0.1 + 0.2.
+    """Return whether rewards differ by rounding alone, as 0.1 + 0.2 and 0.3 do.
 
-    The rounding goes with their size, and a sum near 0, as 0.1 + 0.2 - 0.3, has that of its parts.
+    Rounding grows with the size of a reward. A sum near 0, such as 0.1 + 0.2 - 0.3, has the
+    rounding of its parts.
     """
     size = max(abs(reward) for reward in rewards)
-    allowed = {"both": max(1.0, size), "relative": size, "absolute": 1.0}  # one alone is a mistake
+    allowed = {
+        "both": max(1.0, size),
+        "relative": size,
+        "absolute": 1.0,
+    }  # either one alone is a mistake
     return max(rewards) - min(rewards) <= 1e-9 * allowed[ties]
 
 
@@ -21,7 +26,7 @@ def given(rewards):
 
 
 def group_advantages(inputs, options):
-    """A row's reward less its baseline, over a deviation. A row without a reward counts nowhere."""
+    """Return (reward - baseline) / std of each row. A row without a reward is in no statistic."""
     groups = inputs["rewards"]
     centred = [centre(rewards, options) for rewards in groups]
     advantages = []
@@ -35,7 +40,7 @@ def group_advantages(inputs, options):
 
 
 def centre(rewards, options):
-    """Each reward less its baseline: 0 in a group of equal rewards, None without a reward."""
+    """Return each reward minus its baseline: 0 if all are equal, None for a missing reward."""
     scored = given(rewards)
     if not scored or nearly_equal(scored, options.get("ties", "both")):
         return [None if reward is None else 0.0 for reward in rewards]
@@ -52,7 +57,7 @@ def centre(rewards, options):
 
 
 def deviation(rewards, groups, centred, options):
-    """What an advantage is divided by."""
+    """Return the divisor of the advantages."""
     if options["deviation"] == "none":
         return 1.0
     if options["deviation"] == "group":
@@ -70,7 +75,7 @@ def deviation(rewards, groups, centred, options):
 
 
 def smoothed_advantages(inputs, options):
-    """DCPO's advantages of one prompt at each of its visits, and the moments over all visits."""
+    """Return DCPO's advantages at each visit of a prompt, and the moments over all visits."""
     ddof = options["std_ddof"]
     result = {"advantages": [], "means": [], "variances": []}
     total_mean = 0.0
@@ -98,7 +103,7 @@ def smoothed_advantages(inputs, options):
 
 
 def smaller_mixture(by_new, by_total, earlier):
-    """Of an advantage by the new visit and one by all visits: the mixture that is nearer to 0."""
+    """Mix the advantages by the new visit and by all visits; return the mixture closer to 0."""
     near_new = (earlier * by_new + by_total) / (earlier + 1)
     near_total = (by_new + earlier * by_total) / (earlier + 1)
     return near_new if abs(near_new) < abs(near_total) else near_total
@@ -111,7 +116,7 @@ def standardized(reward, center, spread):
 TWO_GROUPS = [[1.0, 0.0, 0.0, 1.0], [0.2, 0.9, 0.4, 0.1]]
 GRPO = {"baseline": "group_mean", "deviation": "group", "std_ddof": 1, "std_eps": 1e-6}
 GRPO_PAPER = "DeepSeekMath 2402.03300, section 4.1.2"
-ANY_EPSILON = {  # The advantages of common rewards, whichever epsilon up to 1e-4 is in use.
+ANY_EPSILON = {  # accepts any epsilon up to 1e-4
     "float64": {"rtol": 5e-4, "atol": 1e-9},
     "float32": {"rtol": 5e-4, "atol": 1e-6},
 }
@@ -119,18 +124,20 @@ ZERO = {
     "float64": {"rtol": 0.0, "atol": 1e-9},
     "float32": {"rtol": 0.0, "atol": 1e-9},
 }
-NEARLY_ZERO = {  # An epsilon of 1e-9 also leaves nothing of residues of 1e-17.
+NEARLY_ZERO = {  # residues of 1e-17 over an epsilon of 1e-9 are accepted
     "float64": {"rtol": 0.0, "atol": 1e-6},
     "float32": {"rtol": 0.0, "atol": 1e-6},
 }
 DCPO_VISITS = [[1.0, 0.0, 0.0, -1.0], [1.0] * 4, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
-DDOF_0 = Other("the deviation has ddof 0", options={"std_ddof": 0})
-BY_GROUP = Other("the deviation is that of the group", options={"deviation": "group"})
-BASELINE_IS_MEAN = Other("the baseline is the group's mean", options={"baseline": "group_mean"})
+DDOF_0 = Other("the std has ddof 0", options={"std_ddof": 0})
+BY_GROUP = Other("the std is that of the group", options={"deviation": "group"})
+BASELINE_IS_MEAN = Other(
+    "the baseline is the mean of the whole group", options={"baseline": "group_mean"}
+)
 
 
 def group_case(name, rewards, **fields):
-    """The advantages of the rows of groups with these rewards; None is no reward."""
+    """Return a case of the advantages of groups with these rewards; None is a missing reward."""
     return Case(id=name, operation=group_advantages, inputs={"rewards": rewards}, **fields)
 
 
@@ -141,12 +148,12 @@ CASES = [
         options=GRPO,
         source=f"{GRPO_PAPER}; it gives no ddof and no epsilon, here 1 and 1e-6",
         threads=["XU-YIJIE/grpo-flat/issues/2", "thinking-machines-lab/tinker-cookbook/issues/579"],
-        catches="Statistics over the batch, or an advantage that is not divided.",
+        catches="Statistics over the batch, or a missing division by the std.",
         tolerance=ANY_EPSILON,
         others=[
             DDOF_0,
-            Other("the advantage is not divided", options={"deviation": "none"}),
-            Other("the deviation is that of the batch", options={"deviation": "batch_of_rewards"}),
+            Other("the advantage is not divided by a std", options={"deviation": "none"}),
+            Other("the std is that of the batch", options={"deviation": "batch_of_rewards"}),
         ],
     ),
     group_case(
@@ -154,20 +161,20 @@ CASES = [
         TWO_GROUPS,
         options=GRPO | {"std_ddof": 0},
         rests_on=CONVENTION,
-        source="DCPO 2509.02333 Eq. 30 has ddof 0; TRL and verl have 1; GRPO's paper is silent",
-        catches="A ddof that cannot be chosen: with 4 rewards it changes each advantage by 15 %.",
+        source="DCPO 2509.02333 Eq. 30 has ddof 0, TRL and verl have 1; GRPO's paper does not say",
+        catches="A hard-coded ddof: with 4 rewards it changes each advantage by 15 %.",
         tolerance=ANY_EPSILON,
-        others=[Other("the deviation has ddof 1", options={"std_ddof": 1})],
+        others=[Other("the std has ddof 1", options={"std_ddof": 1})],
     ),
     group_case(
         "advantages/epsilon",
         [[0.6, 0.6002, 0.6, 0.6]],
         options=GRPO,
         rests_on=CONVENTION,
-        source="verl's epsilon 1e-6; TRL has 1e-4, OpenRLHF 1e-9; no paper gives one",
+        source="verl's epsilon, 1e-6; TRL has 1e-4, OpenRLHF 1e-9; no paper gives one",
         threads=["verl-project/verl/pull/6348"],
-        catches="An epsilon of another size, which halves these advantages and hardly changes "
-        "those of rewards 0 and 1.",
+        catches="Another epsilon: it halves these advantages, and hardly changes those of rewards "
+        "of 0 and 1.",
         tolerance={
             "float64": {"rtol": 1e-9, "atol": 1e-12},
             "float32": {"rtol": 2e-3, "atol": 1e-6},
@@ -184,15 +191,15 @@ CASES = [
         TWO_GROUPS,
         options=GRPO | {"deviation": "none"},
         source="Dr. GRPO 2503.20783, section 3.2",
-        catches="A division by the deviation, which this method leaves out.",
-        others=[Other("the advantage is divided", options={"deviation": "group"})],
+        catches="A division by the std, which this method leaves out.",
+        others=[Other("the advantage is divided by the std", options={"deviation": "group"})],
     ),
     group_case(
         "advantages/rloo",
         TWO_GROUPS,
         options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
         source="RLOO 2402.14740, section 3.2: the mean of the others",
-        catches="A baseline that counts the row's own reward.",
+        catches="A baseline that includes the row's own reward.",
         others=[BASELINE_IS_MEAN],
     ),
     group_case(
@@ -200,16 +207,16 @@ CASES = [
         [[1.0, None, 0.2, 0.0], [None, None, 0.7, None]],
         options=GRPO | {"baseline": "leave_one_out", "deviation": "none"},
         rests_on=CONVENTION,
-        source="a row without a reward (null) is none of the others; one reward that is left has "
-        "no others, and advantage 0",
-        catches="A row without a reward among those that the mean of the others is divided by.",
+        source="a row without a reward (null) is not one of the others; a single remaining reward "
+        "has no others, and advantage 0",
+        catches="A mean of the others whose divisor counts rows without a reward.",
         others=[
             Other(
                 "a row without a reward counts as a row",
                 options={"rows_without_reward": "counted"},
             ),
             Other(
-                "a row without a reward has reward 0",
+                "a missing reward counts as 0",
                 inputs={"rewards": [[1.0, 0.0, 0.2, 0.0], [0.0, 0.0, 0.7, 0.0]]},
             ),
             BASELINE_IS_MEAN,
@@ -220,14 +227,14 @@ CASES = [
         [*TWO_GROUPS, [1.0] * 4],
         options=GRPO | {"deviation": "batch_of_rewards"},
         rests_on=CONVENTION,
-        source="Lite PPO 2508.08221: the mean of the group, the deviation of the batch's rewards",
+        source="Lite PPO 2508.08221: the mean of the group, the std of the batch's rewards",
         threads=["huggingface/trl/issues/3991"],
-        catches="The deviation of the centred rewards for that of the rewards.",
+        catches="The std of the centred rewards instead of the raw ones.",
         tolerance=ANY_EPSILON,
         others=[
             DDOF_0,
             Other(
-                "the deviation is that of the centred rewards",
+                "the std is that of the centred rewards",
                 options={"deviation": "batch_of_centred"},
             ),
             BY_GROUP,
@@ -238,14 +245,14 @@ CASES = [
         [*TWO_GROUPS, [1.0] * 4],
         options=GRPO | {"deviation": "batch_of_centred"},
         rests_on=CONVENTION,
-        source="REINFORCE++-baseline 2501.03262: the batch's deviation of the centred rewards, "
-        "here over rows; with rows of unequal lengths some code counts tokens",
-        catches="The deviation of the rewards before the group's mean was subtracted.",
+        source="REINFORCE++-baseline 2501.03262: the std of the batch's centred rewards, here over "
+        "rows; some implementations weight rows by their tokens",
+        catches="The std of the raw rewards instead of the centred ones.",
         tolerance=ANY_EPSILON,
         others=[
             DDOF_0,
             Other(
-                "the deviation is that of the raw rewards",
+                "the std is that of the raw rewards",
                 options={"deviation": "batch_of_rewards"},
             ),
             BY_GROUP,
@@ -255,8 +262,8 @@ CASES = [
         "advantages/all-equal",
         [[1.0] * 4, [0.0] * 4],
         options=GRPO | {"std_eps": 0.0},
-        source=f"{GRPO_PAPER}: no reward differs from the mean, so an advantage is 0",
-        catches="0 / 0 where epsilon is 0.",
+        source=f"{GRPO_PAPER}: no reward differs from the mean, so all advantages are 0",
+        catches="0 / 0 with an epsilon of 0.",
         tolerance=ZERO,
     ),
     group_case(
@@ -264,14 +271,14 @@ CASES = [
         [[0.3] * 6, [0.1 + 0.2] + [0.3] * 5],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
-        source="rewards that are equal up to 1e-9 of their size are equal",
+        source="rewards within a relative 1e-9 are equal",
         threads=[
             "NVIDIA-NeMo/RL/pull/4161",
             "NousResearch/atropos/pull/465",
             "NousResearch/atropos/pull/481",
         ],
-        catches="A rounding error over the deviation of rounding errors: advantages of 0.03 to 30 "
-        "for rewards that are equal.",
+        catches="A rounding error over the std of rounding errors: advantages of 0.03 to 30 for "
+        "equal rewards.",
         tolerance=ZERO,
     ),
     group_case(
@@ -279,39 +286,39 @@ CASES = [
         [[3e8 + 0.125, 3e8, 3e8, 3e8], [-3e8, -3e8 - 0.125, -3e8, -3e8]],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
-        source="rewards that are equal up to 1e-9 of the largest size among them are equal",
-        catches="Equality up to 1e-9 whatever the size: the rounding of large rewards is larger.",
+        source="rewards within 1e-9 of the largest of them are equal",
+        catches="An absolute tolerance of 1e-9: large rewards have larger rounding errors.",
         tolerance=ZERO,
-        others=[Other("rewards are equal up to an absolute 1e-9", options={"ties": "absolute"})],
+        others=[Other("rewards within an absolute 1e-9 are equal", options={"ties": "absolute"})],
     ),
     group_case(
         "advantages/float-residue-near-zero",
         [[0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], [0.0, 0.0, -(2.0**-54), 0.0]],
         options=GRPO | {"std_eps": 0.0},
         rests_on=CONVENTION,
-        source="rewards that differ by no more than 1e-9 are equal, also where their parts cancel",
-        catches="Equality up to a share of the size alone: a sum that cancels, as 0.1 + 0.2 - 0.3, "
-        "is smaller than the rounding of its parts.",
+        source="rewards within 1e-9 are equal, even if their terms cancel",
+        catches="A relative tolerance alone: a sum that cancels, such as 0.1 + 0.2 - 0.3, is "
+        "smaller than the rounding error of its terms.",
         tolerance=NEARLY_ZERO,
-        others=[Other("rewards are equal up to 1e-9 of their size", options={"ties": "relative"})],
+        others=[Other("rewards within a relative 1e-9 are equal", options={"ties": "relative"})],
     ),
     group_case(
         "advantages/missing-reward",
         [[1.0, None, 0.0, 0.0], [None, None, 1.0, None]],
         options=GRPO,
         rests_on=CONVENTION,
-        source="a row without a reward (null) counts in no statistic and has advantage 0",
+        source="a row without a reward (null) is in no statistic and has advantage 0",
         threads=[
             "huggingface/trl/pull/5773",
             "huggingface/trl/pull/5902",
             "modelscope/ms-swift/issues/8123",
         ],
-        catches="A row without a reward that makes its group NaN, or that counts as 0.",
+        catches="A missing reward that turns its group into NaN, or that counts as 0.",
         tolerance=ANY_EPSILON,
         others=[
             DDOF_0,
             Other(
-                "a row without a reward has reward 0",
+                "a missing reward counts as 0",
                 inputs={"rewards": [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]},
             ),
         ],
@@ -322,7 +329,7 @@ CASES = [
         options=GRPO | {"deviation": "none"},
         source=GRPO_PAPER,
         threads=["radixark/miles/pull/1325", "allenai/open-instruct/pull/1794"],
-        catches="Groups that are cut by position, with statistics over adjacent rows.",
+        catches="Groups formed by position, with statistics over adjacent rows.",
     ),
     group_case(
         "advantages/group-of-one",
@@ -330,7 +337,7 @@ CASES = [
         options=GRPO | {"deviation": "none"},
         rests_on=CONVENTION,
         source="one reward is its own mean, so its advantage is 0",
-        catches="A reward that is not centred where a group has one row left.",
+        catches="A reward that is not centred in a group of one.",
     ),
     Case(
         id="advantages/dcpo-visits",
@@ -338,10 +345,10 @@ CASES = [
         inputs={"visits": DCPO_VISITS},
         options={"std_ddof": 0, "smooth": True},
         source="DCPO 2509.02333v2, appendix A.7, Eq. 29-30",
-        catches="A history that starts anew, or pooled moments without the part between visits.",
+        catches="A history that restarts, or a pooled variance without the part between visits.",
         others=[
-            Other("the deviations have ddof 1", options={"std_ddof": 1}),
-            Other("each visit stands alone", options={"smooth": False}),
+            Other("the stds have ddof 1", options={"std_ddof": 1}),
+            Other("each visit is normalized on its own", options={"smooth": False}),
         ],
     ),
     Case(
@@ -350,14 +357,14 @@ CASES = [
         inputs={"visits": DCPO_VISITS},
         options={"std_ddof": 1, "smooth": True},
         rests_on=CONVENTION,
-        source="the released code of DCPO, which has ddof 1 where the paper has 0",
-        catches="A ddof that cannot be chosen.",
-        others=[Other("the deviations have ddof 0", options={"std_ddof": 0})],
+        source="DCPO's released code has ddof 1, the paper 0",
+        catches="A hard-coded ddof.",
+        others=[Other("the stds have ddof 0", options={"std_ddof": 0})],
     ),
 ]
 
 SUBJECT = Subject(
     name="advantages",
-    about="Advantages of completions from the rewards of their groups. null: no reward.",
+    about="Advantages of completions from the rewards of their groups; null is a missing reward.",
     cases=CASES,
 )

@@ -1,4 +1,4 @@
-"""Arithmetic on numbers and on tables. A table is a list of rows of unequal lengths."""
+"""Arithmetic on numbers and on tables. A table is a list of rows of different lengths."""
 
 import math
 
@@ -33,7 +33,7 @@ def softmax(logits):
 
 
 def each(function, *tables):
-    """The table of `function` of the cells of tables of one shape."""
+    """Apply `function` to the cells of tables of one shape."""
     result = []
     for rows in zip(*tables, strict=True):
         result.append([function(*cells) for cells in zip(*rows, strict=True)])
@@ -41,12 +41,12 @@ def each(function, *tables):
 
 
 def filled(table, number):
-    """A table of the shape of `table` that has `number` everywhere."""
+    """Return a table shaped like `table`, with `number` in each cell."""
     return each(lambda _: number, table)
 
 
 def flat(table):
-    """The cells of a table in one list."""
+    """Return the cells of a table as one list."""
     cells = []
     for row in table:
         cells += row
@@ -62,7 +62,7 @@ def add(left, right):
 
 
 def moved_by(table, change, scale=1.0):
-    """A table of inputs plus a change, rounded so that it is short to read."""
+    """Return a table plus a scaled change, rounded to be readable."""
     return each(lambda x, y: round(x + scale * y, 12), table, change)
 
 
@@ -71,7 +71,7 @@ def central_difference(function, place, step=1e-6):
 
 
 def check_gradient(function, table, gradient):
-    """Whether `gradient` is that of `function` (table -> number), by central differences."""
+    """Check `gradient` of `function` (table -> number) against central differences."""
     for i, row in enumerate(table):
         for t, cell in enumerate(row):
 

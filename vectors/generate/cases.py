@@ -1,13 +1,13 @@
-"""What a case is, and how its expected numbers and its others come from its operation."""
+"""The cases: how an operation gives a case its expected numbers and those of its `others`."""
 
 import json
 import math
 from dataclasses import dataclass, field
 
 FORMAT = 1
-VERSION = "1.2.0"
-SMALLEST = 1e-15  # Below is what is left of a 0 after rounding.
-DIGITS = 15  # The last digits of a float64 may differ between machines.
+VERSION = "1.2.1"
+SMALLEST = 1e-15  # smaller numbers are zeros with a rounding error
+DIGITS = 15  # the last digits of a float64 may differ between machines
 TOLERANCE = {
     "float64": {"rtol": 1e-9, "atol": 1e-12},
     "float32": {"rtol": 2e-5, "atol": 2e-6},
@@ -18,10 +18,10 @@ CONVENTION = "convention"
 
 @dataclass
 class Other:
-    """An answer that people also give: the operation with other inputs or options.
+    """Another convention or a common mistake: the operation with other inputs or options.
 
-    The options here may be some that no case has, such as {"totals": "micro_batch"}: they build a
-    mistake in, and are not written to the file.
+    Some options, such as {"totals": "micro_batch"}, exist only to build in a mistake. They are
+    never written to a file.
     """
 
     says: str
@@ -31,7 +31,7 @@ class Other:
 
 @dataclass(kw_only=True)
 class Case:
-    """One case. `operation` is a function (inputs, options) -> (expected, worked)."""
+    """A case. `operation` is a function (inputs, options) -> (expected, worked)."""
 
     id: str
     operation: object
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(kw_only=True)
 class Subject:
-    """A file of cases. `shared_inputs` are batches that several of its cases start from."""
+    """A file of cases. Several of its cases start from one of its `shared_inputs`."""
 
     name: str
     about: str
@@ -57,7 +57,7 @@ class Subject:
 
 
 def document(subject):
-    """A subject as the dictionary that its file holds."""
+    """Return the content of a subject's file."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -70,7 +70,7 @@ def document(subject):
 
 
 def entry(subject, case):
-    """A case as it stands in its file, with its expected numbers."""
+    """Return a case as its file has it, with the expected numbers."""
     inputs = dict(case.inputs)
     if case.inputs_from:
         inputs = subject.shared_inputs[case.inputs_from] | inputs
@@ -98,7 +98,7 @@ def entry(subject, case):
 
 
 def answers_of_others(case, inputs, expected):
-    """[{"says", "expected"}]; each must differ from the expected numbers and from one another."""
+    """Return [{"says", "expected"}], after checking that all differ, also from what is expected."""
     tolerance = (case.tolerance or TOLERANCE)["float32"]
     result = []
     known = [expected]
@@ -112,7 +112,7 @@ def answers_of_others(case, inputs, expected):
 
 
 def differs(expected, answer, tolerance):
-    """Whether the numbers of two answers of one shape differ by more than twice the tolerance."""
+    """Return whether two answers of one shape differ by more than twice the tolerance."""
     if isinstance(expected, dict):
         return any(differs(expected[name], answer[name], tolerance) for name in expected)
     if isinstance(expected, list):

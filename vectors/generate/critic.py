@@ -1,4 +1,4 @@
-"""The parts of PPO beside the policy's loss: rewards, advantages, values, and controllers."""
+"""PPO without its policy loss: rewards, advantages, values and controllers."""
 
 import math
 
@@ -8,7 +8,7 @@ from .cases import CONVENTION, Case, Other, Subject
 
 
 def shaped_rewards(inputs, options):
-    """The KL of the old policy to the reference at each token, and the score on the last one."""
+    """Return token rewards: a KL penalty to the reference, and the score on the last token."""
     coefficient = options["kl_coef"]
     old_logprobs = inputs["old_logprobs"]
     ref_logprobs = inputs["ref_logprobs"]
@@ -22,7 +22,7 @@ def shaped_rewards(inputs, options):
 
 
 def gae(inputs, options):
-    """Advantages by the sum of the definition, and returns; tokens outside the mask are skipped."""
+    """Return advantages by the sum that defines them, and returns; masked tokens are skipped."""
     advantages = []
     returns = []
     rows = zip(inputs["rewards"], inputs["values"], inputs["mask"], strict=True)
@@ -39,7 +39,7 @@ def gae(inputs, options):
 
 
 def advantages_of_row(rewards, values, mask, options):
-    """sum_k (gamma lambda)^k delta_{t+k}, over the tokens that count."""
+    """Return sum_k (gamma lambda)^k delta_{t+k} over the unmasked tokens."""
     places = [t for t, counts in enumerate(mask) if counts]
     decay = options["gamma"] * options["lambda"]
     result = [0.0] * len(values)
@@ -53,7 +53,7 @@ def advantages_of_row(rewards, values, mask, options):
 
 
 def recursive_advantages(rewards, values, mask, options):
-    """The same by the recursion that programs use."""
+    """Return the same by the usual recursion."""
     decay = options["gamma"] * options["lambda"]
     result = [0.0] * len(values)
     advantage = 0.0
@@ -76,7 +76,7 @@ def advantages_of_masked_steps(rewards, values, mask, options):
 
 
 def whiten(inputs, options):
-    """Advantages less their mean, over the root of their variance plus epsilon."""
+    """Return (advantage - mean) / sqrt(variance + epsilon)."""
     numbers = []
     for row, mask in zip(inputs["advantages"], inputs["mask"], strict=True):
         numbers += [x for x, counts in zip(row, mask, strict=True) if counts]
@@ -92,7 +92,7 @@ def whiten(inputs, options):
 
 
 def squared_errors(value, old, target, options):
-    """Of the value, and of the value held near the old one."""
+    """Return the squared errors of the value and of the clipped value."""
     reach = options["value_clip"]
     held = clip(value, old - reach, old + reach) if reach else value
     return (value - target) ** 2, (held - target) ** 2
@@ -113,7 +113,7 @@ def value_token_slope(value, old, target, options):
 
 
 def value_loss(inputs, options):
-    """The critic's loss of one optimizer step, and its gradient by the values."""
+    """Return the critic's loss of one optimizer step, and its gradient by the values."""
     values = inputs["values"]
     old = inputs["old_values"]
     returns = inputs["returns"]
@@ -133,7 +133,7 @@ def value_loss(inputs, options):
 
 
 def adaptive_kl(inputs, options):
-    """The KL's coefficient after a rollout; each measured KL starts from the same coefficient."""
+    """Return the KL coefficient after a rollout, for each measured KL from the same start."""
     result = []
     for measured in inputs["kl"]:
         error = measured / options["target"] - 1
@@ -145,7 +145,7 @@ def adaptive_kl(inputs, options):
 
 
 def adaptive_penalty(inputs, options):
-    """The coefficient of PPO's penalty after a rollout: halved, doubled, or as it was."""
+    """Return the coefficient of PPO's penalty after a rollout: halved, doubled or unchanged."""
     result = []
     for measured in inputs["kl"]:
         factor = 1.0
@@ -168,9 +168,9 @@ ROLLOUT = {
     "rewards": [[0.02, -0.01, 0.05, -0.03, 1.0], [0.1, 0.7, -0.6, 0.0, -0.5]],
     "values": [[0.3, 0.1, 0.4, 0.6, 0.2], [0.2, 0.9, 0.8, 0.1, 0.5]],
 }
-GAE_PAPER = "GAE 1506.02438 Eq. 16; nothing follows the last token"
+GAE_PAPER = "GAE 1506.02438 Eq. 16; after the last token the value is 0"
 DISCOUNTS = {"gamma": 0.99, "lambda": 0.95}
-ROUNDED = {  # A trainer may keep its advantages in float32.
+ROUNDED = {  # a trainer may keep its advantages in float32
     "float64": {"rtol": 1e-6, "atol": 1e-7},
     "float32": {"rtol": 2e-5, "atol": 2e-6},
 }
@@ -181,20 +181,20 @@ RAW = {
 
 
 def value_case(name, inputs=None, options=None, **fields):
-    """A step of the critic. `options` and `inputs` are those that differ."""
+    """Return a case of a critic's step; `options` and `inputs` override the defaults."""
     return Case(
         id=name,
         operation=value_loss,
         inputs=VALUES | (inputs or {}),
         options={"value_clip": 0.2, "mean": "tokens"} | (options or {}),
         rests_on=CONVENTION,
-        source="OpenAI's baselines, ppo2: half the larger of two squared errors, mean over tokens",
+        source="OpenAI baselines, ppo2: half of the larger squared error, mean over tokens",
         **fields,
     )
 
 
 def gae_case(name, mask, options=DISCOUNTS, **fields):
-    """Advantages of the two rows of `ROLLOUT` under a mask."""
+    """Return a case of the advantages of `ROLLOUT` under a mask."""
     inputs = ROLLOUT | {"mask": mask}
     return Case(id=name, operation=gae, inputs=inputs, options=options, source=GAE_PAPER, **fields)
 
@@ -206,13 +206,13 @@ def whiten_case(ddof, source):
         inputs=RAW,
         options={"std_ddof": ddof, "eps_of_variance": 1e-8},
         rests_on=CONVENTION,
-        source=f"{source}; over the tokens that count",
-        catches="Padding in the mean and the deviation, or another ddof.",
+        source=f"{source}; over unmasked tokens",
+        catches="Padding in mean and std, or another ddof.",
         threads=["NovaSky-AI/SkyRL/issues/1305", "ray-project/ray/pull/63900"],
         tolerance=ROUNDED,
         others=[
             Other("padding counts", options={"padding_counts": True}),
-            Other(f"the deviation has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
+            Other(f"the std has ddof {1 - ddof}", options={"std_ddof": 1 - ddof}),
         ],
     )
 
@@ -228,10 +228,10 @@ CASES = [
         },
         options={"kl_coef": 0.1},
         source="InstructGPT 2203.02155; DeepSeekMath 2402.03300 Eq. 2",
-        catches="A score that is not on the last token, or a KL of the wrong sign.",
+        catches="A score that is not on the last token, or a KL with the wrong sign.",
         threads=["huggingface/trl/issues/3750", "huggingface/trl/pull/5338"],
         others=[
-            Other("the KL has the other sign", options={"kl_coef": -0.1}),
+            Other("the KL has the wrong sign", options={"kl_coef": -0.1}),
             Other("the score is on every token", options={"score_on_every_token": True}),
             Other("the KL is left out", options={"kl_coef": 0.0}),
         ],
@@ -239,7 +239,7 @@ CASES = [
     gae_case(
         "ppo/gae",
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-        catches="A value after the end, or of the padding.",
+        catches="A value after the end, or that of a padding token.",
         others=[
             Other("lambda is 1", options={"lambda": 1.0}),
             Other("gamma is 1", options={"gamma": 1.0}),
@@ -255,11 +255,11 @@ CASES = [
     gae_case(
         "ppo/gae-observation-tokens",
         [[1, 1, 0, 0, 1], [1, 0, 1, 1, 1]],
-        catches="Tokens of a tool, which the policy did not write, as steps of the episode.",
+        catches="Tokens of a tool, which the policy did not write, taken as steps of the episode.",
         threads=["verl-project/verl/pull/2337", "radixark/miles/pull/1827"],
         others=[
             Other(
-                "a masked token is a step with reward and value 0",
+                "a masked token is a step with reward 0 and value 0",
                 options={"masked_tokens_are_steps": True},
             ),
             Other("masked tokens count", inputs={"mask": [[1] * 5, [1] * 5]}),
@@ -269,20 +269,20 @@ CASES = [
     whiten_case(0, "OpenAI's lm-human-preferences has ddof 0"),
     value_case(
         "ppo/value-clip",
-        catches="The smaller of the two errors, or a half that is missing.",
+        catches="The smaller of the two errors, or a missing factor 1/2.",
         threads=["ray-project/ray/issues/2233", "implementation-matters/code-for-paper/issues/1"],
         others=[
             Other("the smaller of the two errors", options={"smaller_error": True}),
-            Other("without the half", options={"without_half": True}),
-            Other("without the clip", options={"value_clip": 0.0}),
+            Other("the factor 1/2 is missing", options={"without_half": True}),
+            Other("there is no clip", options={"value_clip": 0.0}),
         ],
     ),
     value_case(
         "ppo/value-plain",
         options={"value_clip": 0.0},
-        catches="A clip that is still there with value_clip 0, or a half that is missing.",
+        catches="A clip despite value_clip 0, or a missing factor 1/2.",
         threads=["ikostrikov/pytorch-a2c-ppo-acktr-gail/issues/135"],
-        others=[Other("without the half", options={"without_half": True})],
+        others=[Other("the factor 1/2 is missing", options={"without_half": True})],
     ),
     Case(
         id="ppo/adaptive-kl",
@@ -290,7 +290,7 @@ CASES = [
         inputs={"kl_coef": 0.2, "kl": [9.0, 5.4, 1.0]},
         options={"target": 6.0, "horizon": 10000, "samples": 256},
         source="Fine-Tuning Language Models from Human Preferences 1909.08593, section 2.2",
-        catches="An error that is not clipped at 0.2, or steps that count where samples do.",
+        catches="An error that is not clipped at 0.2, or a count of steps instead of samples.",
         threads=["verl-project/verl/issues/1984"],
         others=[
             Other("the error is not clipped", options={"without_clip": True}),
@@ -303,13 +303,13 @@ CASES = [
         inputs={"penalty_coef": 1.0, "kl": [0.02, 0.011, 0.001]},
         options={"target": 0.01},
         source="PPO 1707.06347, section 4",
-        catches="A coefficient that falls where the KL is too large.",
+        catches="A coefficient that shrinks when the KL is too large.",
         others=[Other("the rule is inverted", options={"inverted": True})],
     ),
 ]
 
 SUBJECT = Subject(
     name="ppo",
-    about="PPO beside the policy's loss: rewards of tokens, advantages, values, controllers.",
+    about="PPO without its policy loss: token rewards, advantages, values and controllers.",
     cases=CASES,
 )

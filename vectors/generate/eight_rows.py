@@ -1,4 +1,4 @@
-"""Eight rows of two prompts, which most cases start from, and other inputs of their shape."""
+"""Eight rows of two prompts, which most cases start from, and other inputs of the same shape."""
 
 from .arithmetic import mean, moved_by
 
@@ -69,7 +69,7 @@ BATCH = {
     "advantages": [0.9, -1.1, -0.7, 0.9, -0.4, 1.3, -0.8, 0.6],
     "groups": GROUPS,
 }
-PARTLY = [  # a mask with holes, as of a tool's tokens, and with cuts
+PARTLY = [  # a mask with holes (tokens of a tool) and shortened rows
     [1, 1, 0],
     [1, 0, 1, 1, 1],
     [1, 1],
@@ -82,7 +82,7 @@ PARTLY = [  # a mask with holes, as of a tool's tokens, and with cuts
 
 
 def mask_without(*rows):
-    """A mask of 0 in these rows, and of 1 in the others."""
+    """Return a mask that is 0 in these rows and 1 in all others."""
     return [[int(row not in rows)] * len(cells) for row, cells in enumerate(OLD)]
 
 
@@ -93,18 +93,18 @@ GROUPS_OF_TWO = [0, 0, 1, 1, 2, 2, 3, 3]  # four prompts of two rows
 WITHOUT_REWARD = [1, 0, 1, 1, 0, 1, 1, 1]  # `scored`
 ZERO_WITHOUT_REWARD = [0.9, 0.0, -0.7, 0.9, 0.0, 1.3, -0.8, 0.6]  # advantages of rows
 ROW_ADVANTAGES = [mean(row) for row in OF_TOKENS]
-GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its band is a thousandth of the others'
+GSPO_LOGPROBS = moved_by(OLD, CHANGE, 0.01)  # its clip range is a thousandth of the others'
 
 
 def with_two_cells(table, number):
-    """The table with `number` at a token of a row with A > 0, and at one of a row with A < 0."""
+    """Return the table with `number` at two tokens, one with A > 0 and one with A < 0."""
     result = [list(row) for row in table]
     result[0][1] = number
     result[6][0] = number
     return result
 
 
-RARE = {  # Two tokens are 13 times as likely as before.
+RARE = {  # two tokens have become 13 times as likely
     "logprobs": with_two_cells(BATCH["logprobs"], -4.4),
     "old_logprobs": with_two_cells(OLD, -7.0),
 }

@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || pi_ref) from a sampled token, and their expected gradients."""
+"""Estimates of KL(pi || pi_ref) from sampled tokens, and their expected gradients."""
 
 import math
 
@@ -38,7 +38,7 @@ SLOPES = {  # by the log-prob, which moves both d and log_ratio
     "k1_clamped": lambda d, log_ratio: float(abs(d) < 10.0),
     "k3_clamped": lambda d, log_ratio: 0.0 if k3(d) > 10.0 else 1 - math.exp(-d),
 }
-FROZEN = {"k3_frozen_weight"}  # Their slope is not that of their value.
+FROZEN = {"k3_frozen_weight"}  # its slope is not that of its value
 
 
 def kl_value(new, old, ref, estimator):
@@ -53,11 +53,11 @@ def kl_slope(new, old, ref, estimator):
 
 
 def kl_tokens(inputs, options):
-    """The estimate at each token, and its derivative by the log-prob of the token."""
+    """Return the estimate at each token, and its derivative by the token's log-prob."""
     estimator = options["estimator"]
     new = inputs["logprobs"]
     ref = inputs["ref_logprobs"]
-    old = inputs.get("old_logprobs", new)  # only a weighted estimate reads it
+    old = inputs.get("old_logprobs", new)  # only the weighted estimator reads it
 
     def values(table):
         return each(lambda x, y, z: kl_value(x, y, z, estimator), table, old, ref)
@@ -69,7 +69,7 @@ def kl_tokens(inputs, options):
 
 
 def kl_expected_gradient(inputs, options):
-    """The gradient by the logits, in expectation over tokens that the old policy samples."""
+    """Return the expected gradient by the logits, over tokens sampled from the old policy."""
     new = softmax(inputs["logits"])
     ref = softmax(inputs["ref_logits"])
     old = softmax(inputs["old_logits"])
@@ -89,7 +89,7 @@ def divergence(p, q):
 
 
 def check_expected_gradients():
-    """What the cases say of the gradients: whose gradient it is that an estimator has."""
+    """Check what the cases claim: which KL's gradient an estimator has in expectation."""
     ref = softmax(LOGITS["ref_logits"])
 
     def reverse(logits):
@@ -125,11 +125,11 @@ LOGITS = {"logits": [0.4, -0.3, 0.2], "ref_logits": [-0.1, 0.5, -0.6]}
 ON_POLICY = LOGITS | {"old_logits": LOGITS["logits"]}
 OFF_POLICY = LOGITS | {"old_logits": [-0.2, 0.1, 0.7]}
 SOURCE = "Schulman, Approximating KL Divergence (2020); k3 is DeepSeekMath 2402.03300 Eq. 4"
-WEIGHTED = "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, whose gradient counts"
+WEIGHTED = "DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, gradient included"
 
 
 def others_by(wrong):
-    """The others that are an estimator in the place of the right one, from [(says, estimator)]."""
+    """Return the others that use a wrong estimator, from [(says, estimator)]."""
     return [Other(says, options={"estimator": estimator}) for says, estimator in wrong]
 
 
@@ -157,31 +157,31 @@ def expectation_case(name, estimator, inputs, means, others, **fields):
     )
 
 
-REVERSED = "log(pi_ref / pi) for log(pi / pi_ref)"
+REVERSED = "log(pi_ref / pi) instead of log(pi / pi_ref)"
 CASES = [
     token_case(
         "kl/k1",
         "k1",
-        catches=f"A sign: {REVERSED}.",
+        catches=f"A wrong sign: {REVERSED}.",
         others=[(REVERSED, "k1_of_ref")],
     ),
     token_case(
         "kl/k2",
         "k2",
-        catches="A half that is missing.",
-        others=[("without the half", "k2_without_half")],
+        catches="A missing factor 1/2.",
+        others=[("the factor 1/2 is missing", "k2_without_half")],
     ),
     token_case(
         "kl/k3",
         "k3",
-        catches=f"A sign: {REVERSED}.",
+        catches=f"A wrong sign: {REVERSED}.",
         others=[(REVERSED, "k3_of_ref")],
     ),
     token_case(
         "kl/k3-weighted",
         "k3_weighted",
         source=WEIGHTED,
-        catches="A weight that is left out, or that has no gradient.",
+        catches="A missing weight, or one without a gradient.",
         threads=["huggingface/trl/pull/4638", "huggingface/trl/pull/6503"],
         others=[
             ("k3 without the weight", "k3"),
@@ -192,7 +192,7 @@ CASES = [
         "kl/k1-far",
         "k1",
         inputs=FAR,
-        catches="A KL that is clamped at 10 far from the reference.",
+        catches="A KL clamped at 10 far from the reference.",
         threads=["verl-project/verl/issues/2928"],
         others=[("clamped to [-10, 10]", "k1_clamped")],
     ),
@@ -200,16 +200,16 @@ CASES = [
         "kl/k3-far",
         "k3",
         inputs=FAR,
-        catches="A KL that is clamped at 10: it has no gradient just where the policy has run away.",
+        catches="A KL clamped at 10, without a gradient just where the policy has run away.",
         threads=["verl-project/verl/issues/2928"],
-        others=[("clamped to [-10, 10], without gradient beyond", "k3_clamped")],
+        others=[("clamped to [-10, 10], with no gradient beyond", "k3_clamped")],
     ),
     expectation_case(
         "kl/expected-k1",
         "k1",
         ON_POLICY,
-        means="over tokens of the policy the gradient of k1 is 0, only noise",
-        catches="k1 in a loss that is taken for a penalty.",
+        means="on policy, the expected gradient of k1 is 0: pure noise",
+        catches="k1 in a loss, mistaken for a penalty.",
         threads=["allenai/open-instruct/pull/535"],
         others=[("the gradient of KL(pi || ref), as of k2", "k2")],
     ),
@@ -217,16 +217,16 @@ CASES = [
         "kl/expected-k2",
         "k2",
         ON_POLICY,
-        means="over tokens of the policy the gradient of k2 is that of KL(pi || ref)",
-        catches="An estimator whose gradient is not that of what it estimates.",
+        means="on policy, the expected gradient of k2 is that of KL(pi || ref)",
+        catches="An estimator whose gradient is not that of the KL it estimates.",
         others=[("the gradient of KL(ref || pi), as of k3", "k3")],
     ),
     expectation_case(
         "kl/expected-k3",
         "k3",
         ON_POLICY,
-        means="over tokens of the policy the gradient of k3 is that of KL(ref || pi)",
-        catches="k3 in a loss that is taken for a penalty on KL(pi || ref).",
+        means="on policy, the expected gradient of k3 is that of KL(ref || pi)",
+        catches="k3 in a loss, mistaken for a penalty on KL(pi || ref).",
         threads=["verl-project/verl/pull/2953"],
         others=[("the gradient of KL(pi || ref), as of k2", "k2")],
     ),
@@ -234,8 +234,8 @@ CASES = [
         "kl/expected-k3-weighted",
         "k3_weighted",
         ON_POLICY,
-        means="the gradient of the weighted k3 is that of KL(pi || ref)",
-        catches="A weight without gradient: at ratio 1 it would change nothing.",
+        means="the expected gradient of the weighted k3 is that of KL(pi || ref)",
+        catches="A weight without a gradient, which would change nothing at ratio 1.",
         threads=["huggingface/trl/pull/6503"],
         others=[("the weight has no gradient: that of KL(ref || pi)", "k3_frozen_weight")],
     ),
@@ -243,11 +243,11 @@ CASES = [
         "kl/expected-k3-weighted-off-policy",
         "k3_weighted",
         OFF_POLICY,
-        means="the gradient of the weighted k3 is that of KL(pi || ref), also for tokens of pi_old",
-        catches="A weight that is left out where the tokens are those of an older policy.",
+        means="off policy too, the expected gradient of the weighted k3 is that of KL(pi || ref)",
+        catches="A missing weight where an older policy sampled the tokens.",
         others=[
             ("k3 without the weight", "k3"),
-            ("k2 without a weight", "k2"),
+            ("k2 without the weight", "k2"),
             ("the weight has no gradient", "k3_frozen_weight"),
         ],
     ),

@@ -1,10 +1,10 @@
-"""Masks of completions from their token ids."""
+"""Completion masks from token ids."""
 
 from .cases import CONVENTION, Case, Other, Subject
 
 
 def completion_mask(inputs, options):
-    """All tokens up to the first stop token, which counts; a row without one is truncated."""
+    """Return masks of 1 through the first stop token; a row without one is truncated."""
     masks = []
     truncated = []
     for tokens in inputs["tokens"]:
@@ -34,11 +34,11 @@ BY_LAST = Other(
     options={"truncated_by_last": True},
 )
 BY_PAD = Other("the mask is token != pad_token", options={"by_pad": True})
-SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, and the stop is sampled"
+SOURCE = "|o_i| of DeepSeekMath 2402.03300 Eq. 3 counts the sampled tokens, stop token included"
 
 
 def mask_case(name, tokens, **fields):
-    """The mask of the completions with these token ids."""
+    """Return a case of the masks of completions with these token ids."""
     return Case(id=name, operation=completion_mask, inputs={"tokens": tokens}, **fields)
 
 
@@ -53,7 +53,7 @@ CASES = [
             "huggingface/trl/pull/4970",
             "mll-lab-nu/RAGEN/issues/59",
         ],
-        catches="A mask by `token != pad`, which drops the stop token: nothing learns to stop.",
+        catches="A mask of `token != pad` without the stop token: the model never learns to stop.",
         others=[
             Other(
                 "the stop token is masked, as by token != pad_token",
@@ -67,7 +67,7 @@ CASES = [
         options={"stop_tokens": [2, 3], "pad_token": 0},
         source=SOURCE,
         threads=["huggingface/trl/pull/7039"],
-        catches="One stop token where the model has two: rows that ended count as truncated.",
+        catches="One stop token where the model has two, so that finished rows count as truncated.",
         others=[
             Other("only the first stop token ends a row", options={"stop_tokens": [2]}),
             Other("only the second stop token ends a row", options={"stop_tokens": [3]}),
@@ -81,7 +81,7 @@ CASES = [
         [[7, 5, 7, 5], [7, 5, 7, 2], [7, 5, 2, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
         source=SOURCE,
-        catches="A row that ends with its stop token at the limit, and passes for truncated.",
+        catches="A row that stops exactly at the limit, taken for truncated.",
         others=[WITHOUT_STOP, BY_LAST],
     ),
     mask_case(
@@ -89,9 +89,9 @@ CASES = [
         [[7, 0, 5, 2], [0, 0, 7, 5], [7, 5, 7, 0]],
         options={"stop_tokens": [2], "pad_token": 0},
         rests_on=CONVENTION,
-        source="a pad id that was sampled is a token like any other",
+        source="a sampled pad id is a token like any other",
         threads=["huggingface/trl/pull/4970"],
-        catches="A sampled pad id that ends a completion, or that leaves a hole in it.",
+        catches="A sampled pad id that ends the completion or leaves a hole in its mask.",
         others=[
             BY_PAD,
             Other("the pad id ends a row", options={"stop_tokens": [2, 0]}),

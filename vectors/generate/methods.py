@@ -1,4 +1,4 @@
-"""The options and the sources of the methods, and the mistakes that several cases name."""
+"""The options and sources of the methods, and the mistakes that several cases share."""
 
 from . import eight_rows
 from .cases import Other
@@ -23,44 +23,48 @@ def with_kl(estimator, coef=0.04):
 
 K3 = with_kl("k3")
 
-ROW_MEANS = Other("the mean over rows of the mean over tokens", options={"mean": "rows"})
+ROW_MEANS = Other("the mean over rows of each row's token mean", options={"mean": "rows"})
 TOKEN_MEAN = Other("one mean over all tokens", options={"mean": "tokens"})
 NO_MINIMUM = Other(
-    "the clipped ratio without the minimum",
+    "the clipped ratio is used without the minimum",
     options={"objective": "clip_without_minimum"},
 )
 MAXIMUM = Other(
-    "the maximum for the minimum of the two terms",
+    "the maximum of the two terms instead of the minimum",
     options={"objective": "maximum"},
 )
-TURNED = Other("the loss has the other sign", options={"objective": "turned"})
+TURNED = Other("the loss has the wrong sign", options={"objective": "turned"})
 CLIP_KEEPS_SLOPE = Other(
-    "the gradient goes through a ratio that was clipped",
+    "the gradient flows through a clipped ratio",
     options={"objective": "clip_keeps_slope"},
 )
 CAP_KEEPS_SLOPE = Other(
-    "the gradient goes through a ratio beyond the cap",
+    "the gradient flows through a ratio beyond the cap",
     options={"objective": "cap_keeps_slope"},
 )
 NO_CAP = Other("there is no cap", options={"dual_clip": 1e9})
-GROUPS_ADDED = Other("the prompts' means are added up", options={"mean": "groups_added"})
-ADJACENT_GROUPS = Other("groups are four adjacent rows", inputs={"groups": eight_rows.GROUPS})
+GROUPS_ADDED = Other(
+    "the means of the prompts are summed, not averaged", options={"mean": "groups_added"}
+)
+ADJACENT_GROUPS = Other(
+    "every four adjacent rows are a group", inputs={"groups": eight_rows.GROUPS}
+)
 KL_OF_TOKENS = Other("the KL is one mean over all tokens", options={"kl_mean": "tokens"})
-KL_TURNED = Other("log(pi / pi_ref) for log(pi_ref / pi)", options=with_kl("k3_of_ref"))
+KL_TURNED = Other("log(pi / pi_ref) instead of log(pi_ref / pi)", options=with_kl("k3_of_ref"))
 KL_UNWEIGHTED = Other("k3 without the weight", options=K3)
 ENTROPY_OF_TOKENS = Other(
-    "the bonus is one mean over all tokens",
+    "the entropy bonus is one mean over all tokens",
     options={"entropy_mean": "tokens"},
 )
 KL_UNMASKED = Other("the KL is not masked", options={"kl_mask": "none"})
 MASKED_COUNT = Other("masked tokens are in the denominator", options={"masked_tokens_count": True})
-NOTHING_MASKED = Other("masked tokens are tokens like the others", inputs={"mask": eight_rows.ALL})
+NOTHING_MASKED = Other("masked tokens count like all others", inputs={"mask": eight_rows.ALL})
 LOSS_UNMASKED = Other(
-    "loss and KL are not masked, and the denominator is right",
+    "loss and KL are not masked, but the denominator is",
     options={"loss_mask": "none", "kl_mask": "none"},
 )
 RATIO_OF_SUM = Other(
-    "the log-ratios are added up, and not divided by the length",
+    "the log-ratios are summed, not divided by the length",
     options={"ratio_divisor": "one"},
 )
 RATIO_BY_WIDTH = Other(
@@ -68,17 +72,17 @@ RATIO_BY_WIDTH = Other(
     options={"ratio_divisor": "width"},
 )
 DIVIDED_TWICE = Other(
-    "the gradient is divided once more by the length",
+    "the gradient is divided by the length twice",
     options={"ratio_gradient": "divided_twice"},
 )
 OF_UNSCORED_ROWS = [
     Other(
-        "rows without a reward are in the loss, and not in the count",
+        "rows without a reward are in the loss, but not counted",
         options={"loss_unscored": "weighed", "kl_unscored": "weighed"},
     ),
     Other(
-        "rows without a reward are in the count, and not in the loss",
+        "rows without a reward are counted, but not in the loss",
         options={"loss_unscored": "counted", "kl_unscored": "counted"},
     ),
-    Other("rows without a reward are rows like the others", inputs={"scored": [1] * 8}),
+    Other("rows without a reward count like all others", inputs={"scored": [1] * 8}),
 ]

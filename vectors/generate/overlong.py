@@ -1,11 +1,11 @@
-"""DAPO's soft punishment of long completions."""
+"""DAPO's soft penalty on long completions."""
 
 from .arithmetic import clip
 from .cases import Case, Other, Subject
 
 
 def soft_overlong(inputs, options):
-    """0 up to max_tokens - cache tokens, then linearly to -1 at max_tokens, and -1 beyond."""
+    """Return 0 up to max_tokens - cache tokens, then a ramp to -1 at max_tokens, and -1 beyond."""
     free = options["max_tokens"] - options["cache"]
     penalties = []
     for length in inputs["lengths"]:
@@ -24,14 +24,14 @@ CASES = [
         catches="A ramp on the wrong side of max_tokens, or a penalty below -1.",
         threads=["modelscope/ms-swift/pull/5557"],
         others=[
-            Other("without a floor at -1", options={"without_floor": True}),
-            Other("the ramp begins at max_tokens", options={"max_tokens": 14}),
+            Other("there is no floor at -1", options={"without_floor": True}),
+            Other("the ramp starts at max_tokens", options={"max_tokens": 14}),
         ],
     ),
 ]
 
 SUBJECT = Subject(
     name="overlong",
-    about="The penalty on a completion's length, which is added to its reward.",
+    about="The penalty on the length of a completion, which is added to its reward.",
     cases=CASES,
 )

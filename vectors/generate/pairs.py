@@ -1,4 +1,4 @@
-"""Losses of preference pairs: DPO and its relatives, and the reward model."""
+"""Losses of preference pairs: DPO and its variants, and the reward model."""
 
 from . import steps
 from .arithmetic import central_difference, log_sigmoid, sigmoid
@@ -6,7 +6,7 @@ from .cases import CONVENTION, Case, Other, Subject
 
 
 def pair_weights(inputs, pairs, options):
-    """The weight of each pair in the loss of the step: the mean over its pairs."""
+    """Return the weight of each pair: the loss is the mean over the pairs of the step."""
     one_each = [[1.0]] * pairs
     table = steps.step_weights(inputs, one_each, options | {"mean": "rows"})
     return [row[0] for row in table]
@@ -46,7 +46,7 @@ def robust_slope_unscaled(h, beta, smoothing):
     return robust_slope(h, beta, smoothing) * (1 - 2 * smoothing)
 
 
-LOSSES = {  # of h, the difference of the log-ratios; and the derivative by h
+LOSSES = {  # as functions of h, the difference of the log-ratios, with the derivative by h
     "sigmoid": (sigmoid_loss, sigmoid_slope),
     "robust": (robust_loss, robust_slope),
     "ipo": (ipo_loss, ipo_slope),
@@ -55,7 +55,7 @@ LOSSES = {  # of h, the difference of the log-ratios; and the derivative by h
 
 
 def preference_loss(inputs, options):
-    """The loss of a step of pairs, and its gradients by the log-probs of each token."""
+    """Return the loss of a step of pairs, and its gradients by the token log-probs."""
     loss, slope = LOSSES[options["loss"]]
     beta = options["beta"]
     smoothing = options["label_smoothing"]
@@ -83,18 +83,18 @@ def preference_loss(inputs, options):
 
 
 def log_ratio(logprobs, ref_logprobs, options):
-    """The log of pi / pi_ref of a completion, of its log-probs by token."""
+    """Return log(pi / pi_ref) of a completion from its token log-probs."""
     reference = 0.0 if options["reference_free"] else sum(ref_logprobs)
     return (sum(logprobs) - reference) / divisor(logprobs, options)
 
 
 def divisor(logprobs, options):
-    """What divides the log-ratio of a completion."""
+    """Return the divisor of a completion's log-ratio."""
     return len(logprobs) if options["per_token"] else 1
 
 
 def reward_model_loss(inputs, options):
-    """The Bradley-Terry loss of a step of pairs of scores, and its gradients by the scores."""
+    """Return the Bradley-Terry loss of a step of score pairs, and its gradients by the scores."""
     chosen = inputs["chosen"]
     rejected = inputs["rejected"]
     center = options["center_coef"]
@@ -135,11 +135,13 @@ DPO = {
     "nll_coef": 0.0,
 }
 DPO_PAPER = "DPO 2305.18290 Eq. 7, mean over pairs"
-PER_TOKEN = Other("each log-ratio is divided by its length", options={"per_token": True})
+PER_TOKEN = Other(
+    "each log-ratio is divided by the completion's length", options={"per_token": True}
+)
 
 
 def pair_case(name, options=None, inputs=None, source=DPO_PAPER, **fields):
-    """A step of the three pairs. `options` and `inputs` are those that differ from DPO's."""
+    """Return a case of a step of three pairs; `options` and `inputs` override DPO's."""
     return Case(
         id=name,
         operation=preference_loss,
@@ -151,7 +153,7 @@ def pair_case(name, options=None, inputs=None, source=DPO_PAPER, **fields):
 
 
 def reward_case(name, center=0.0, inputs=None, **fields):
-    """A step of the four pairs of scores."""
+    """Return a case of a step of four pairs of scores."""
     source = "InstructGPT 2203.02155 Eq. 1, mean over pairs"
     if center:
         source += "; centring: 2312.09244 Eq. 2"
@@ -168,7 +170,7 @@ def reward_case(name, center=0.0, inputs=None, **fields):
 CASES = [
     pair_case(
         "preference/dpo",
-        catches="Means of log-probs for their sums, or no reference.",
+        catches="Means of log-probs instead of sums, or a missing reference.",
         others=[
             PER_TOKEN,
             Other("there is no reference", options={"reference_free": True}),
@@ -177,17 +179,17 @@ CASES = [
     pair_case(
         "preference/dpo-beta",
         options={"beta": 0.5},
-        catches="A beta that does not act, or that stands outside of the sigmoid.",
+        catches="A beta that is ignored, or that is outside the sigmoid.",
         others=[Other("beta is 0.1", options={"beta": 0.1})],
     ),
     pair_case(
         "preference/cdpo",
         options={"label_smoothing": 0.1},
         source="cDPO (Mitchell 2023) Eq. 3",
-        catches="A smoothing that is ignored, or that stands on the wrong side.",
+        catches="Label smoothing that is ignored, or on the wrong side.",
         others=[
-            Other("the smoothing is ignored", options={"label_smoothing": 0.0}),
-            Other("the smoothing is on the wrong side", options={"label_smoothing": 0.9}),
+            Other("label smoothing is ignored", options={"label_smoothing": 0.0}),
+            Other("label smoothing is on the wrong side", options={"label_smoothing": 0.9}),
             Other("this is robust DPO", options={"loss": "robust"}),
         ],
     ),
@@ -195,58 +197,60 @@ CASES = [
         "preference/robust",
         options={"loss": "robust", "label_smoothing": 0.1},
         source="robust DPO 2403.00409",
-        catches="A plus for the minus, or no division by 1 - 2 smoothing.",
+        catches="A plus instead of the minus, or no division by 1 - 2 smoothing.",
         others=[
-            Other("without 1 / (1 - 2 smoothing)", options={"loss": "robust_unscaled"}),
+            Other(
+                "the factor 1 / (1 - 2 smoothing) is missing", options={"loss": "robust_unscaled"}
+            ),
             Other("this is cDPO", options={"loss": "sigmoid"}),
         ],
     ),
     pair_case(
         "preference/ipo",
         options={"loss": "ipo"},
-        source="IPO 2310.12036 Eq. 17: of sums",
-        catches="Log-ratios that are divided by their lengths.",
+        source="IPO 2310.12036 Eq. 17, with sums over tokens",
+        catches="Log-ratios divided by the completion's length.",
         threads=["huggingface/trl/pull/1265", "huggingface/trl/issues/1677"],
         others=[PER_TOKEN],
     ),
     pair_case(
         "preference/ipo-per-token",
         options={"loss": "ipo", "per_token": True},
-        source="TRL's form of IPO 2310.12036 Eq. 17: of means over tokens",
+        source="TRL's form of IPO 2310.12036 Eq. 17, with means over tokens",
         rests_on=CONVENTION,
-        catches="Tokens of the prompt or padding in the length.",
+        catches="A length that counts prompt tokens or padding.",
         threads=["huggingface/trl/issues/6879", "modelscope/ms-swift/pull/9925"],
-        others=[Other("sums, as in the paper", options={"per_token": False})],
+        others=[Other("sums over tokens, as in the paper", options={"per_token": False})],
     ),
     pair_case(
         "preference/reference-free",
         options={"reference_free": True},
         source="DPO 2305.18290 Eq. 7 with a uniform reference",
         rests_on=CONVENTION,
-        catches="A reference that still acts.",
-        others=[Other("the reference acts", options={"reference_free": False})],
+        catches="A reference that is still used.",
+        others=[Other("the reference is used", options={"reference_free": False})],
     ),
     pair_case(
         "preference/nll",
         options={"nll_coef": 0.3},
         source="Iterative RPO 2404.19733 Eq. 1-2: the mean over the chosen completion's tokens",
-        catches="A sum over tokens, or both completions, in the term that keeps the chosen one likely.",
-        others=[Other("the term is left out", options={"nll_coef": 0.0})],
+        catches="An NLL term that sums over tokens, or that includes the rejected completion.",
+        others=[Other("the NLL term is left out", options={"nll_coef": 0.0})],
     ),
     reward_case(
         "preference/reward-model",
-        catches="A sum for the mean over pairs, or a sign.",
+        catches="A sum instead of the mean over pairs, or a wrong sign.",
     ),
     reward_case(
         "preference/reward-model-centred",
         center=0.01,
-        catches="A centring that is left out.",
+        catches="Missing centring.",
         others=[Other("the centring is left out", options={"center_coef": 0.0})],
     ),
 ]
 
 SUBJECT = Subject(
     name="preference",
-    about="Losses of preference pairs, and of pairs of scores.",
+    about="Losses of preference pairs and of pairs of scores.",
     cases=CASES,
 )

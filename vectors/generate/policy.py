@@ -1,4 +1,4 @@
-"""The loss of the policy: one optimizer step, from log-probs to the gradient by them."""
+"""The policy loss of one optimizer step, and its gradient by the log-probs."""
 
 import math
 from functools import partial
@@ -49,7 +49,7 @@ from .surrogates import SURROGATES, clip_bounds_of
 
 
 def policy_step(inputs, options):
-    """The loss of one optimizer step, and its gradient by the log-probs (and by the entropies)."""
+    """Return the loss of one optimizer step, and its gradients by log-probs and entropies."""
     logprobs = inputs["logprobs"]
     weights = {}
     for term in ("loss", "kl", "entropy"):
@@ -81,7 +81,7 @@ def policy_step(inputs, options):
 
 
 def has_wrong_gradient(options):
-    """Whether these are the options of a mistake whose gradient is not that of its loss."""
+    """Return whether the options build in a mistake whose gradient is not that of its loss."""
     return (
         options["objective"] in ("clip_keeps_slope", "cap_keeps_slope")
         or options.get("ratio_gradient") == "divided_twice"
@@ -91,10 +91,10 @@ def has_wrong_gradient(options):
 
 
 def term_weights(term, inputs, options):
-    """The weights of the "loss", the "kl" or the "entropy": the same, unless by mistake.
+    """Return the weights of a term: "loss", "kl" or "entropy". They differ by mistake alone.
 
-    The mistakes: {term}_mean and {term}_totals are its own, {term}_mask may be "none", and
-    {term}_unscored says where rows without a reward are: "weighed", or "counted" alone.
+    To build in a mistake, {term}_mean and {term}_totals override the options, {term}_mask may be
+    "none", and {term}_unscored makes rows without a reward "weighed" or just "counted".
     """
     table = inputs["logprobs"]
     changed = dict(options)
@@ -111,7 +111,7 @@ def term_weights(term, inputs, options):
 
 
 def log_ratios(table, inputs, options):
-    """The log of each token's ratio: its own, or the mean over its row (GSPO)."""
+    """Return the log of each token's ratio: its own, or the mean over its row (GSPO)."""
     old = inputs["old_logprobs"]
     differences = each(lambda new, before: new - before, table, old)
     if options["ratio"] == "token":
@@ -125,14 +125,14 @@ def log_ratios(table, inputs, options):
         result.append([row_sum(row, cells) / divisor] * len(row))
     if options["ratio"] == "sequence":
         return result
-    # "sequence_token": the row's ratio as a constant, times pi over pi as a constant.
+    # "sequence_token": the row's ratio as a constant, times pi / pi with a constant denominator.
     constant = log_ratios(inputs["logprobs"], inputs, options | {"ratio": "sequence"})
     moved = each(lambda new, now: new - now, table, inputs["logprobs"])
     return add(constant, moved)
 
 
 def ratio_mask(table, inputs, options):
-    """The tokens that a row's ratio is made of: those of the mask, unless by mistake."""
+    """Return the mask of the tokens in a row's ratio: the batch's, unless by mistake."""
     if options.get("ratio_of_masked_tokens"):
         return filled(table, 1)
     return steps.mask_of(inputs, table)
@@ -147,7 +147,7 @@ def row_mean(numbers, mask):
 
 
 def ratio_divisors(mask, options):
-    """What divides the sum of each row's log-ratios: its number of tokens, unless by mistake."""
+    """Return the divisor of each row's summed log-ratios: its tokens, unless by mistake."""
     divisor = options.get("ratio_divisor")
     if divisor == "one":
         return [1] * len(mask)
@@ -157,7 +157,7 @@ def ratio_divisors(mask, options):
 
 
 def advantages_of(inputs):
-    """The advantages as a table: a row's is that of each of its tokens."""
+    """Return the advantages as a table; a row's number is repeated for each token."""
     result = []
     for advantage, row in zip(inputs["advantages"], inputs["logprobs"], strict=True):
         result.append(advantage if isinstance(advantage, list) else [advantage] * len(row))
@@ -165,9 +165,9 @@ def advantages_of(inputs):
 
 
 def sampler_weights(inputs, options):
-    """Importance sampling: pi_old / pi_sampler, a constant. A larger one than the cap is the cap.
+    """Return constant importance weights pi_old / pi_sampler, truncated at the cap.
 
-    Masked, it is 0 beyond the cap, and below the floor.
+    With `beyond_cap` "mask" they are 0 beyond the cap and below the floor.
     """
     if "sampler_cap" not in options:
         return filled(inputs["logprobs"], 1.0)
@@ -185,7 +185,7 @@ def sampler_weights(inputs, options):
 
 
 def policy_terms(table, inputs, options):
-    """The policy's loss of each token where its log-probs are `table`."""
+    """Return the policy's loss of each token at the log-probs `table`."""
     loss, _ = SURROGATES[options["objective"]]
 
     def policy_term(log_ratio, advantage, old, weight):
@@ -201,7 +201,7 @@ def policy_terms(table, inputs, options):
 
 
 def kl_terms(table, inputs, options):
-    """The KL of each token to the reference, times its coefficient."""
+    """Return the KL of each token to the reference, times its coefficient."""
     coefficient = options["kl"]["coef"]
     estimator = options["kl"]["estimator"]
 
@@ -212,13 +212,13 @@ def kl_terms(table, inputs, options):
 
 
 def kl_log_ratios(table, inputs, options):
-    """Of the weighted k3: always the token's own ratio, whatever the surrogate's is."""
+    """Return the log-ratios of the weighted k3: the token's own, whatever the surrogate uses."""
     level = options.get("kl_ratio", "token")
     return log_ratios(table, inputs, options | {"ratio": level})
 
 
 def policy_gradient(inputs, options, weights):
-    """The gradient of the policy's terms by the log-probs, in closed form."""
+    """Return the gradient of the policy's terms by the log-probs, in closed form."""
     _, slope = SURROGATES[options["objective"]]
 
     def policy_slope(log_ratio, advantage, old, sampler, weight):
@@ -237,7 +237,7 @@ def policy_gradient(inputs, options, weights):
 
 
 def spread_over_row(by_log_ratio, inputs, options, ratio):
-    """From slopes by the log-ratios to slopes by the log-probs."""
+    """Turn derivatives by the log-ratios into derivatives by the log-probs."""
     if ratio != "sequence":
         return by_log_ratio
     mask = ratio_mask(by_log_ratio, inputs, options)
@@ -267,7 +267,7 @@ def kl_gradient(inputs, options, weights):
     if "kl_ratio" not in options:
         return each(slope, table, ratios, ref, weights)
 
-    # The mistake: the slope of the row's ratio goes to every token of the row.
+    # The mistake: the row's ratio passes its gradient to every token of the row.
     def by_ratio(new, log_ratio, ref, weight):
         return weight * coefficient * kl_value(new, new - log_ratio, ref, estimator)
 
@@ -277,7 +277,7 @@ def kl_gradient(inputs, options, weights):
 
 
 def clip_bounds(inputs, options):
-    """DCPO's bounds of the ratio of each token, by its old probability."""
+    """Return DCPO's bounds of each token's ratio, by its old probability."""
     bounds = [clip_bounds_of(old, options) for old in inputs["old_logprobs"]]
     return {"low": [low for low, _, _ in bounds], "high": [high for _, high, _ in bounds]}, {}
 
@@ -286,7 +286,7 @@ def clip_bounds(inputs, options):
 
 
 def step_case(name, options, operation=policy_step, **fields):
-    """A case that starts from the eight rows. `fields` are those of `Case`, such as `others`."""
+    """Return a case that starts from the eight rows; `fields` are those of `Case`."""
     return Case(id=name, operation=operation, inputs_from="eight rows", options=options, **fields)
 
 
@@ -298,8 +298,8 @@ CASES = [
             "logprobs": eight_rows.OLD,
             "advantages": [1.0, -1.0, -1.0, 1.0, 0.5, -0.5, 1.5, -1.5],
         },
-        source=f"{GRPO_PAPER} where pi is pi_old",
-        catches="A loss of 0 that is taken for a bug, or is tested alone: the gradient is -A / |o| / rows.",
+        source=f"{GRPO_PAPER} at pi = pi_old",
+        catches="A loss of 0, mistaken for a bug or tested alone: the gradient is -A / |o| / rows.",
         others=[TOKEN_MEAN],
         threads=[
             "huggingface/open-r1/issues/239",
@@ -312,7 +312,7 @@ CASES = [
         PPO,
         inputs={"advantages": eight_rows.OF_TOKENS},
         source="PPO 1707.06347 Eq. 7; the mean is over tokens",
-        catches="A sign, or a clip without the minimum.",
+        catches="A wrong sign, or a clip without the minimum.",
         others=[
             TURNED,
             CLIP_KEEPS_SLOPE,
@@ -320,7 +320,7 @@ CASES = [
             MAXIMUM,
             ROW_MEANS,
             Other(
-                "the row's mean advantage for the token's",
+                "the row's mean advantage instead of the token's",
                 inputs={"advantages": eight_rows.ROW_ADVANTAGES},
             ),
         ],
@@ -329,9 +329,9 @@ CASES = [
         "policy/dual-clip",
         PPO | {"dual_clip": 3.0},
         source="dual-clip PPO 1912.09729",
-        catches="A cap for A < 0 that also acts on A > 0, or that is not there.",
+        catches="A cap that also applies where A > 0, or that is missing.",
         others=[
-            Other("the cap also acts on A > 0", options={"objective": "cap_on_both_signs"}),
+            Other("the cap also applies where A > 0", options={"objective": "cap_on_both_signs"}),
             NO_CAP,
             CAP_KEEPS_SLOPE,
         ],
@@ -341,15 +341,15 @@ CASES = [
         "policy/ppo-penalty",
         {"objective": "penalty", "penalty_coef": 0.5, "ratio": "token", "mean": "tokens"},
         inputs={"advantages": eight_rows.OF_TOKENS},
-        source="PPO 1707.06347 Eq. 8, with KL(old || new) by log(pi_old / pi) of the sampled token",
-        catches="A penalty on KL(new || old), or its sign.",
-        others=[Other("the penalty has the other sign", options={"penalty_coef": -0.5})],
+        source="PPO 1707.06347 Eq. 8, KL(old || new) estimated by log(pi_old / pi) of a sample",
+        catches="A penalty on KL(new || old), or a wrong sign.",
+        others=[Other("the penalty has the wrong sign", options={"penalty_coef": -0.5})],
     ),
     step_case(
         "policy/grpo",
         GRPO,
         source=f"{GRPO_PAPER} with beta 0",
-        catches="One mean over all tokens in the place of the mean of the rows' means.",
+        catches="One mean over all tokens instead of the mean of the rows' means.",
         others=[TOKEN_MEAN, NO_MINIMUM, MAXIMUM, TURNED, CLIP_KEEPS_SLOPE],
         threads=["huggingface/trl/issues/2995"],
     ),
@@ -358,12 +358,12 @@ CASES = [
         GRPO | K3,
         inputs={"ref_logprobs": eight_rows.REF},
         source=f"{GRPO_PAPER}-4 with beta 0.04",
-        catches="A KL with other weights than the loss, or of the other direction.",
+        catches="A KL with other weights than the loss, or in the other direction.",
         others=[
             KL_TURNED,
             Other("k3 times the token's ratio", options=with_kl("k3_weighted")),
             Other("the KL is left out", options=with_kl("k3", 0.0)),
-            Other("k2 for k3", options=with_kl("k2")),
+            Other("k2 instead of k3", options=with_kl("k2")),
             KL_OF_TOKENS,
             Other("the KL has no gradient", options={"kl_gradient": "none"}),
             TOKEN_MEAN,
@@ -375,11 +375,11 @@ CASES = [
         GRPO | with_kl("k1"),
         inputs={"ref_logprobs": eight_rows.REF},
         source=f"{GRPO_PAPER} with k1 for the KL",
-        catches="Another estimator than k1, or its sign.",
+        catches="Another estimator than k1, or a wrong sign.",
         others=[
-            Other("log(pi_ref / pi) for log(pi / pi_ref)", options=with_kl("k1_of_ref")),
+            Other("log(pi_ref / pi) instead of log(pi / pi_ref)", options=with_kl("k1_of_ref")),
             KL_OF_TOKENS,
-            Other("k3 for k1", options=with_kl("k3")),
+            Other("k3 instead of k1", options=with_kl("k3")),
             TOKEN_MEAN,
         ],
     ),
@@ -388,11 +388,11 @@ CASES = [
         GRPO | with_kl("k2"),
         inputs={"ref_logprobs": eight_rows.REF},
         source=f"{GRPO_PAPER} with k2 for the KL",
-        catches="Another estimator than k2, or a half that is missing.",
+        catches="Another estimator than k2, or a missing factor 1/2.",
         others=[
-            Other("k2 without the half", options=with_kl("k2_without_half")),
+            Other("k2 without the factor 1/2", options=with_kl("k2_without_half")),
             KL_OF_TOKENS,
-            Other("k3 for k2", options=with_kl("k3")),
+            Other("k3 instead of k2", options=with_kl("k3")),
             TOKEN_MEAN,
         ],
     ),
@@ -400,21 +400,21 @@ CASES = [
         "policy/grpo-kl-masked",
         GRPO | K3,
         inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
-        source=f"{GRPO_PAPER}-4; |o| and both sums are over the tokens of the mask",
-        catches="A KL without the mask, or a mean over a row's length for one over its mask.",
+        source=f"{GRPO_PAPER}-4; |o| and both sums are over unmasked tokens",
+        catches="A KL without the mask, or a mean over all tokens of a row, masked ones too.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED, KL_OF_TOKENS, TOKEN_MEAN],
     ),
     step_case(
         "policy/grpo-kl-missing-rewards",
         GRPO | K3,
         inputs={"ref_logprobs": eight_rows.REF, "scored": eight_rows.WITHOUT_REWARD},
-        source="a row without a reward (`scored` 0) has no loss, no KL, and is in no count",
-        catches="A row without a reward that keeps its KL, or its place in the mean.",
+        source="a row without a reward (`scored` 0) has no loss and no KL, and is not counted",
+        catches="A row without a reward that keeps its KL, or that is counted in the mean.",
         rests_on=CONVENTION,
         others=[
             Other("rows without a reward keep their KL", options={"kl_unscored": "weighed"}),
             Other(
-                "rows without a reward have advantage 0, keep their KL, and are in the count",
+                "rows without a reward have advantage 0, keep their KL, and are counted",
                 inputs={"scored": [1] * 8, "advantages": eight_rows.ZERO_WITHOUT_REWARD},
             ),
             *OF_UNSCORED_ROWS,
@@ -425,8 +425,8 @@ CASES = [
         "policy/grpo-kl-weighted",
         GRPO | with_kl("k3_weighted"),
         inputs={"ref_logprobs": eight_rows.REF},
-        source="DeepSeek-V3.2 2512.02556: k3 times pi / pi_old with its gradient",
-        catches="k3 without the weight, or a weight without gradient.",
+        source="DeepSeek-V3.2 2512.02556: k3 times pi / pi_old, gradient included",
+        catches="k3 without the weight, or a weight without a gradient.",
         others=[
             KL_UNWEIGHTED,
             Other("k2, which has this gradient only at ratio 1", options=with_kl("k2")),
@@ -440,11 +440,11 @@ CASES = [
         "policy/grpo-entropy",
         GRPO | {"entropy_coef": 0.01},
         inputs={"entropies": eight_rows.ENTROPIES},
-        source="an entropy bonus: each token's entropy has the weight of its loss",
-        catches="A bonus with the other sign, or with a mean of its own.",
+        source="an entropy bonus: each token's entropy is weighted like its loss",
+        catches="A bonus with the wrong sign, or with another mean than the loss.",
         rests_on=CONVENTION,
         others=[
-            Other("the entropy has the other sign", options={"entropy_coef": -0.01}),
+            Other("the entropy has the wrong sign", options={"entropy_coef": -0.01}),
             ENTROPY_OF_TOKENS,
             TOKEN_MEAN,
         ],
@@ -454,7 +454,7 @@ CASES = [
         "policy/grpo-entropy-masked",
         GRPO | {"entropy_coef": 0.01},
         inputs={"entropies": eight_rows.ENTROPIES, "mask": eight_rows.PARTLY},
-        source="an entropy bonus: each token's entropy has the weight of its loss, 0 where it is masked",
+        source="an entropy bonus: each token's entropy is weighted like its loss, 0 if masked",
         catches="An entropy bonus without the mask.",
         rests_on=CONVENTION,
         others=[
@@ -470,10 +470,10 @@ CASES = [
         GRPO,
         inputs={"mask": eight_rows.EMPTY},
         source="a row whose tokens are all masked is still a row; no paper says so",
-        catches="0 / 0 in a row without a token, or another number of rows.",
+        catches="0 / 0 in a row without tokens, or another number of rows.",
         rests_on=CONVENTION,
         others=[
-            Other("rows without a token are no rows", options={"empty_rows_count": False}),
+            Other("rows without tokens are not counted", options={"empty_rows_count": False}),
             MAXIMUM,
             TOKEN_MEAN,
         ],
@@ -482,11 +482,11 @@ CASES = [
         "policy/dr-grpo",
         DR_GRPO,
         source=f"{DR_GRPO_PAPER}, with the constant 8",
-        catches="The width of the batch, here 6, in the place of a constant, or no mean over rows.",
+        catches="The width of the batch, here 6, instead of a constant, or no mean over rows.",
         others=[
-            Other("the longest row for the constant", options={"constant": 6}),
+            Other("the longest row instead of the constant", options={"constant": 6}),
             Other(
-                "the constant or the mean over 8 rows is missing, which is the same here",
+                "the constant or the mean over 8 rows is missing (the same here)",
                 options={"constant": 1.0},
             ),
             ROW_MEANS,
@@ -499,11 +499,15 @@ CASES = [
     step_case(
         "policy/sums",
         CLIP | {"mean": "sums"},
-        source="the mean over rows of the sum over tokens, as in RLOO 2402.14740 for whole completions",
-        catches="A length that divides, or rows that are added up.",
+        source="the mean over rows of the sum over tokens, as in RLOO 2402.14740",
+        catches="A division by the length, or rows that are summed.",
         others=[
-            Other("the longest row divides", options={"mean": "constant", "constant": 6}),
-            Other("the rows are added up", options={"mean": "constant", "constant": 0.125}),
+            Other(
+                "the sum is divided by the longest row", options={"mean": "constant", "constant": 6}
+            ),
+            Other(
+                "the rows are summed, not averaged", options={"mean": "constant", "constant": 0.125}
+            ),
             ROW_MEANS,
             TOKEN_MEAN,
         ],
@@ -527,7 +531,7 @@ CASES = [
     step_case(
         "policy/dapo-group",
         DAPO | {"mean": "groups"},
-        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is over one prompt's group",
         catches="The other reading of Eq. 8.",
         others=[TOKEN_MEAN, GROUPS_ADDED],
         threads=["verl-project/verl/issues/2776"],
@@ -536,8 +540,8 @@ CASES = [
         "policy/dapo-group-interleaved",
         DAPO | {"mean": "groups"},
         inputs={"groups": eight_rows.INTERLEAVED, "mask": eight_rows.PARTLY},
-        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is that of one prompt's group",
-        catches="Groups that are cut by position: the rows of a prompt are not adjacent here.",
+        source=f"{DAPO_PAPER} as printed: the sum over |o_i| is over one prompt's group",
+        catches="Groups formed by position: the rows of a prompt are not adjacent here.",
         others=[
             MASKED_COUNT,
             ADJACENT_GROUPS,
@@ -549,18 +553,18 @@ CASES = [
         DAPO | {"mean": "groups"},
         inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.GROUPS_OF_TWO},
         source="a prompt whose tokens are all masked is still a prompt; no paper says so",
-        catches="0 / 0 in a prompt without a token, or another number of prompts.",
+        catches="0 / 0 in a prompt without tokens, or another number of prompts.",
         rests_on=CONVENTION,
         others=[
             GROUPS_ADDED,
-            Other("prompts without a token are no prompts", options={"empty_rows_count": False}),
+            Other("prompts without tokens are not counted", options={"empty_rows_count": False}),
         ],
     ),
     step_case(
         "policy/dapo-kl-masked",
         DAPO | K3,
         inputs={"ref_logprobs": eight_rows.REF, "mask": eight_rows.PARTLY},
-        source=f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over the tokens of the mask",
+        source=f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over unmasked tokens",
         catches="A KL without the mask, or masked tokens in the denominator.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
     ),
@@ -569,7 +573,7 @@ CASES = [
         GSPO,
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS},
         source=f"{GSPO_PAPER} Eq. 5-7",
-        catches="A ratio of the batch in the place of the row's, or one that the length does not divide.",
+        catches="One ratio for the whole batch, or a log-ratio that is not divided by the length.",
         others=[
             Other("one ratio for the whole batch", options={"ratio_of_batch": True}),
             Other("each token's own ratio", options={"ratio": "token"}),
@@ -585,8 +589,8 @@ CASES = [
         "policy/gspo-masked",
         GSPO,
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "mask": eight_rows.PARTLY},
-        source=f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over the tokens of the mask",
-        catches="Masked tokens in the ratio of the row.",
+        source=f"{GSPO_PAPER} Eq. 5-7; |y| and the sum of the log-ratios are over unmasked tokens",
+        catches="Masked tokens in the row's ratio.",
         others=[
             Other("masked tokens are in the row's ratio", options={"ratio_of_masked_tokens": True}),
             RATIO_OF_SUM,
@@ -601,9 +605,12 @@ CASES = [
         GSPO | {"ratio": "sequence_token"},
         inputs={"logprobs": eight_rows.GSPO_LOGPROBS, "advantages": eight_rows.OF_TOKENS},
         source=f"{GSPO_PAPER} Eq. 13-14",
-        catches="The row's mean advantage in the place of the token's.",
+        catches="The row's mean advantage instead of the token's.",
         others=[
-            Other("each token moves the whole row's ratio", options={"ratio": "sequence"}),
+            Other(
+                "the gradient of each token flows through the whole row's ratio",
+                options={"ratio": "sequence"},
+            ),
             RATIO_OF_SUM,
             RATIO_BY_WIDTH,
             TOKEN_MEAN,
@@ -613,8 +620,8 @@ CASES = [
         "policy/gspo-kl-weighted",
         GSPO | with_kl("k3_weighted"),
         inputs={"ref_logprobs": eight_rows.REF},
-        source=f"{GSPO_PAPER} Eq. 5-7 with the KL of DeepSeek-V3.2 2512.02556, a token's own ratio",
-        catches="The row's ratio as the weight of the KL.",
+        source=f"{GSPO_PAPER} Eq. 5-7; the KL of DeepSeek-V3.2 2512.02556, with token ratios",
+        catches="A KL weighted by the row's ratio.",
         rests_on=CONVENTION,
         others=[
             Other("the KL is weighted by the row's ratio", options={"kl_ratio": "sequence"}),
@@ -628,7 +635,7 @@ CASES = [
         DCPO,
         inputs=eight_rows.RARE,
         source=f"{DCPO_PAPER} Eq. 8 and 27: the sum over a group's rows, the mean over prompts",
-        catches="A cap that is left out for A > 0 or for A < 0, or another mean.",
+        catches="A missing cap for A > 0 or for A < 0, or another mean.",
         others=[
             Other("there is no cap", options={"max_ratio": 1e9}),
             ROW_MEANS,
@@ -640,13 +647,13 @@ CASES = [
         GRPO | {"sampler_cap": 2.0},
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
         source="truncated importance sampling: each token's loss times min(pi_old / pi_sampler, 2)",
-        catches="A weight that is not capped, or that stands on its head.",
+        catches="A weight that is not capped, or that is inverted.",
         rests_on=CONVENTION,
         others=[
             Other("there is no weight", inputs={"sampler_logprobs": eight_rows.OLD}),
             Other("the weight has no cap", options={"sampler_cap": 1e9}),
             Other(
-                "the current policy stands in the place of the old one",
+                "the current policy's log-probs instead of the old policy's",
                 options={"sampler_numerator": "logprobs"},
             ),
             TOKEN_MEAN,
@@ -671,7 +678,7 @@ CASES = [
 
 SUBJECT = Subject(
     name="policy",
-    about="The policy's loss of one optimizer step, and its gradient by the log-probs.",
+    about="The policy loss of one optimizer step, and its gradient by the log-probs.",
     shared_inputs={"eight rows": eight_rows.BATCH},
     cases=CASES,
 )

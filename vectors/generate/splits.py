@@ -1,4 +1,4 @@
-"""One optimizer step, cut into micro-batches and over processes: its numbers do not change."""
+"""One optimizer step, split into micro-batches and over processes, which changes no number."""
 
 from operator import itemgetter
 
@@ -32,9 +32,9 @@ from .policy import step_case
 
 
 def step_totals(inputs, options):
-    """What each micro-batch counts, as [optimizer step][process][micro-batch].
+    """Return the counts that each micro-batch divides by, as [step][process][micro-batch].
 
-    `steps` is a list of `pieces`, one for each optimizer step of a rollout.
+    `steps` has the `pieces` of each optimizer step of a rollout.
     """
     mask = steps.mask_of(inputs, inputs["mask"])
     rollout = list(range(len(mask)))
@@ -55,7 +55,7 @@ def step_totals(inputs, options):
 
 
 def seen_with(row, inputs, options):
-    """The rows among which the group of `row` is counted: those of its step, unless by mistake."""
+    """Return the rows in which the group of `row` is counted: its step, unless by mistake."""
     for pieces in inputs["steps"]:
         micro_batches = flat(pieces)
         scopes = [flat(micro_batches)]
@@ -68,7 +68,7 @@ def seen_with(row, inputs, options):
 
 
 def counted_with(rows, process, pieces, rollout, options):
-    """The rows whose counts the micro-batch `rows` has: those of the step, unless by mistake."""
+    """Return the rows that the micro-batch `rows` counts: its step, unless by mistake."""
     totals = options.get("totals", "step")
     if totals == "micro_batch":
         return rows
@@ -106,13 +106,13 @@ PROCESSES = ("process", "process_all", "over_processes")
 LOCAL_2X2 = ("micro_batch", "micro_batch_summed", "micro_batch_all", *PROCESSES)
 ADDED_UP = ("micro_batch_summed", "micro_batch_all", "over_processes")
 ONE_AND_TWO = "1 and 2 micro-batches"
-STEP = "the denominators are those of the whole optimizer step: "
+STEP = "denominators count the whole optimizer step: "
 OVERLONG = "DAPO 2503.14476, section 3.4, leaves truncated rows out of the loss"
-NO_LONGER_ROWS = f"{OVERLONG}; no paper says whether they are still rows, here they are not"
-STILL_ROWS = f"{OVERLONG}; no paper says whether they are still rows, here they are"
-CATCHES = "The denominator of a micro-batch or of a process: the gradient depends on the cut."
-LAST_PAIRS = "The mean over the pairs of the micro-batch: the last one of an epoch is smaller."
-LOSS_THREADS = [  # of the mean over tokens
+NO_LONGER_ROWS = f"{OVERLONG}; no paper says whether they still count as rows, here they do not"
+STILL_ROWS = f"{OVERLONG}; no paper says whether they still count as rows, here they do"
+CATCHES = "A denominator per micro-batch or process, so that the gradient depends on the split."
+LAST_PAIRS = "A mean over each micro-batch, though the last one of an epoch has fewer pairs."
+LOSS_THREADS = [  # on the mean over tokens
     "huggingface/trl/issues/3021",
     "huggingface/trl/pull/3231",
     "verl-project/verl/pull/906",
@@ -123,32 +123,32 @@ LOSS_THREADS = [  # of the mean over tokens
 ]
 
 SAYS = {
-    "micro_batch": "this is the mean over the micro-batch, averaged",
-    "micro_batch_summed": "this is the mean over the micro-batch, added up",
-    "micro_batch_all": "this is the mean over the micro-batch, added up over processes too",
-    "process": "this is the mean over the process, averaged",
-    "process_all": "this is the mean over the process, added up",
-    "over_micro_batches": "the step's mean, divided once more by the number of micro-batches",
-    "over_processes": "the step's mean, divided once more by the number of processes",
+    "micro_batch": "the mean over each micro-batch, then averaged",
+    "micro_batch_summed": "the mean over each micro-batch, then summed",
+    "micro_batch_all": "the mean over each micro-batch, then summed over processes too",
+    "process": "the mean over each process, then averaged",
+    "process_all": "the mean over each process, then summed",
+    "over_micro_batches": "the mean over the step, divided again by the number of micro-batches",
+    "over_processes": "the mean over the step, divided again by the number of processes",
 }
 MICRO_BATCH_COUNTS = Other("the counts of the micro-batch", options={"totals": "micro_batch"})
 PROCESS_COUNTS = Other("the counts of the process", options={"totals": "process"})
 MASKED_TOKENS_COUNT = Other("masked tokens count", inputs={"mask": eight_rows.ALL})
-TRUNCATED_ARE_ROWS = Other("truncated rows are rows", options={"empty_rows_count": True})
+TRUNCATED_ARE_ROWS = Other("truncated rows are counted", options={"empty_rows_count": True})
 
 
 def mistakes(*names):
-    """The others that have the wrong denominators of these names, of `SAYS`."""
+    """Return the others with wrong denominators, by their names in `SAYS`."""
     return [Other(SAYS[name], options={"totals": name}) for name in names]
 
 
 def totals_case(name, inputs, **fields):
-    """A case of the counts of the eight rows."""
+    """Return a case of the counts of the eight rows."""
     return Case(id=name, operation=step_totals, inputs=inputs, options={}, **fields)
 
 
 def split_case(name, cut, options, source, totals, inputs=None, others=(), **fields):
-    """A step of the eight rows, cut as `CUTS` says. `totals` are the mistakes that differ there."""
+    """Return a case of the eight rows, split as in `CUTS`; `totals` are the mistakes that show."""
     threads = LOSS_THREADS if options["mean"] == "tokens" else []
     others = [*mistakes(*totals), *others]
     if options["mean"] == "rows":
@@ -165,7 +165,7 @@ def split_case(name, cut, options, source, totals, inputs=None, others=(), **fie
 
 
 def truncated_case(name, cut, options, source, totals=ADDED_UP, inputs=None, **fields):
-    """A step in which two rows are masked, because they were truncated."""
+    """Return a case in which two truncated rows are masked."""
     inputs = {"mask": KEPT} | (inputs or {})
     return split_case(name, cut, options, source, totals, inputs, rests_on=CONVENTION, **fields)
 
@@ -174,7 +174,7 @@ CASES = [
     totals_case(
         "splits/totals",
         {"mask": eight_rows.ALL, "groups": eight_rows.GROUPS, "steps": [CUTS["2x2"]]},
-        source="the counts of the whole optimizer step, over all micro-batches and processes",
+        source="counts over the whole optimizer step: all micro-batches and processes",
         catches=CATCHES,
         others=[
             MICRO_BATCH_COUNTS,
@@ -189,8 +189,8 @@ CASES = [
             "groups": [7, 3, 7, 3, 7, 3, 7, 3],
             "steps": [[[[0, 2], [4, 6]], [[1, 3], [5, 7]]]],
         },
-        source="the counts of the whole optimizer step; `groups` says which rows are a group",
-        catches="Groups that are cut by position: the rows of a prompt are not adjacent here.",
+        source="counts over the whole optimizer step; `groups` says which rows are a group",
+        catches="Groups formed by position: the rows of a prompt are not adjacent here.",
         others=[ADJACENT_GROUPS, MICRO_BATCH_COUNTS, PROCESS_COUNTS, MASKED_TOKENS_COUNT],
     ),
     totals_case(
@@ -200,8 +200,8 @@ CASES = [
             "groups": eight_rows.GROUPS,
             "steps": [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]],
         },
-        source="two optimizer steps of one rollout: each has its own counts",
-        catches="The tokens of the rollout, or their mean over its steps, for those of the step.",
+        source="each of the two optimizer steps of a rollout has its own counts",
+        catches="The tokens of the rollout, or their mean over its steps, instead of the step's.",
         others=[
             MICRO_BATCH_COUNTS,
             Other("the counts of the rollout", options={"totals": "rollout"}),
@@ -210,7 +210,7 @@ CASES = [
     totals_case(
         "splits/totals-masked",
         {"mask": KEPT, "scored": SCORED, "groups": eight_rows.GROUPS, "steps": [CUTS["2x2"]]},
-        source="a row without a reward is in no count; a masked row still counts as a row",
+        source="a row without a reward is not counted; a masked row is",
         catches="Masked tokens in the denominator, or rows without a reward among the rows.",
         rests_on=CONVENTION,
         others=[
@@ -234,11 +234,11 @@ CASES = [
         DAPO_PAPER + ", with GRPO's KL",
         LOCAL_2X2,
         inputs={"ref_logprobs": eight_rows.REF},
-        catches="A KL with a denominator of its own.",
+        catches="A KL with its own denominator.",
         threads=[],
         others=[
             Other(
-                "the KL alone is the mean over the micro-batch, averaged",
+                "for the KL alone, the mean over each micro-batch, then averaged",
                 options={"kl_totals": "micro_batch"},
             ),
             KL_TURNED,
@@ -251,7 +251,7 @@ CASES = [
         DAPO_PAPER + ", with an entropy bonus",
         LOCAL_2X2,
         inputs={"entropies": eight_rows.ENTROPIES},
-        catches="An entropy bonus with a denominator of its own.",
+        catches="An entropy bonus with its own denominator.",
         threads=["huggingface/trl/pull/6648"],
     ),
     split_case(
@@ -260,7 +260,7 @@ CASES = [
         DAPO | {"mean": "groups"},
         DAPO_PAPER + " as printed, one denominator for each prompt",
         LOCAL,
-        catches="A group whose rows are in two micro-batches, with a denominator in each.",
+        catches="A group split over two micro-batches, with a denominator in each.",
     ),
     split_case(
         "ppo-2x2",
@@ -294,13 +294,13 @@ CASES = [
         "truncated-tokens",
         "2x2",
         DAPO,
-        f"{OVERLONG}, and so out of its token count",
+        f"{OVERLONG}, and thus out of its token count",
         LOCAL_2X2,
         inputs={"mask": KEPT},
-        catches="Tokens that are left out of the loss and stay in the denominator.",
+        catches="Tokens that are left out of the loss, but not out of the denominator.",
         threads=["huggingface/trl/issues/6369", "huggingface/trl/pull/6439"],
         others=[
-            Other("masked tokens are in the total", options={"masked_tokens_count": True}),
+            Other("masked tokens count in the total", options={"masked_tokens_count": True}),
             Other("truncated rows are in the loss", inputs={"mask": eight_rows.ALL}),
         ],
     ),
@@ -309,10 +309,10 @@ CASES = [
         "2x2",
         DR_GRPO | {"empty_rows_count": True},
         STILL_ROWS,
-        catches="The other convention: 8 rows or 6.",
+        catches="The other convention: 6 rows instead of 8.",
         others=[
             Other(
-                "truncated rows are no rows, or the longest row is the constant, which is the same here",
+                "truncated rows are not counted, or the constant is the longest row (same here)",
                 options={"empty_rows_count": False},
             )
         ],
@@ -322,11 +322,11 @@ CASES = [
         "2x2",
         DR_GRPO | {"constant": 16, "empty_rows_count": True},
         STILL_ROWS,
-        catches="The other convention: 8 rows or 6.",
+        catches="The other convention: 6 rows instead of 8.",
         others=[
-            Other("truncated rows are no rows", options={"empty_rows_count": False}),
-            Other("the longest row for the constant", options={"constant": 6}),
-            Other("the rows are added up", options={"constant": 2}),
+            Other("truncated rows are not counted", options={"empty_rows_count": False}),
+            Other("the longest row instead of the constant", options={"constant": 6}),
+            Other("the rows are summed, not averaged", options={"constant": 2}),
         ],
     ),
     truncated_case(
@@ -334,10 +334,10 @@ CASES = [
         "2x2",
         GRPO | {"empty_rows_count": False},
         NO_LONGER_ROWS,
-        catches="The other convention: 6 rows or 8.",
+        catches="The other convention: 8 rows instead of 6.",
         others=[
             Other(
-                "this is the mean over the micro-batch or over the process, averaged, which are the same here",
+                "the mean over each micro-batch or each process, then averaged (the same here)",
                 options={"totals": "process"},
             ),
             TRUNCATED_ARE_ROWS,
@@ -350,22 +350,22 @@ CASES = [
         NO_LONGER_ROWS,
         LOCAL_2X2,
         inputs=PAIRED_ROWS,
-        catches="The other convention, 6 rows or 8, or a denominator of a piece of the step.",
+        catches="The other convention, 8 rows instead of 6, or the denominator of a piece.",
         others=[TRUNCATED_ARE_ROWS],
     ),
     split_case(
         "missing-rewards",
         "2x2",
         GRPO,
-        "a row without a reward (`scored` 0) is in no count",
+        "a row without a reward (`scored` 0) is not counted",
         ("micro_batch", "micro_batch_summed", "micro_batch_all"),
         inputs={"scored": SCORED},
         rests_on=CONVENTION,
-        catches="A row without a reward that still makes the others smaller.",
+        catches="A row without a reward that still reduces the weight of the others.",
         others=[
             Other(
-                "this is the mean over the process, or the step's once more divided by the "
-                "number of processes, which are the same here",
+                "the mean over each process, then averaged, or the mean over the step, divided "
+                "again by the number of processes (the same here)",
                 options={"totals": "process"},
             ),
             *OF_UNSCORED_ROWS,
@@ -374,7 +374,7 @@ CASES = [
     critic.value_case(
         "splits/value",
         inputs={"pieces": [[[0, 1], [2]]]},
-        catches="A critic with the denominator of the micro-batch.",
+        catches="A critic whose denominator counts the micro-batch.",
         threads=["verl-project/verl/pull/6957", "verl-project/verl/issues/7110"],
         others=mistakes("micro_batch", "micro_batch_summed"),
     ),

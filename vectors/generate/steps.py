@@ -1,24 +1,24 @@
-"""The weights of the tokens of one optimizer step, whichever way it is cut.
+"""The weights of the tokens of one optimizer step, however it is split.
 
-`pieces` says how: a list of processes, each a list of micro-batches, each a list of rows. The loss
-of the whole step has one denominator, so no weight depends on the cut. `totals` builds in the
-mistakes that people make there:
+`pieces` splits a step: a list of processes, each a list of micro-batches, each a list of rows. The
+loss of the step has one denominator, so no weight depends on the split. `totals` says what a
+denominator counts, and builds in common mistakes:
 
-    step                  the denominators count the whole step
-    micro_batch           those of the micro-batch, whose losses are averaged
-    micro_batch_summed    those of the micro-batch, whose losses are added up; processes are averaged
-    micro_batch_all       those of the micro-batch, whose losses are added up, over processes too
-    process               those of the process; processes are averaged
-    process_all           those of the process; processes are added up
-    over_processes        the step's, divided once more by the number of processes
-    over_micro_batches    the step's, divided once more by the number of micro-batches
+    step                  the whole step (right)
+    micro_batch           the micro-batch; losses are averaged
+    micro_batch_summed    the micro-batch; losses are summed, processes averaged
+    micro_batch_all       the micro-batch; losses are summed, over processes too
+    process               the process; processes are averaged
+    process_all           the process; processes are summed
+    over_processes        the step, then divided by the number of processes
+    over_micro_batches    the step, then divided by the number of micro-batches
 """
 
 from .arithmetic import each, flat
 
 
 def mask_of(inputs, table):
-    """The mask of a batch: given, or 1 on every token of `table`; 0 in a row without a reward."""
+    """Return the given mask, or ones for `table`; 0 in rows without a reward."""
     mask = inputs.get("mask") or [[1] * len(row) for row in table]
     scored = inputs.get("scored") or [1] * len(table)
     result = []
@@ -28,7 +28,7 @@ def mask_of(inputs, table):
 
 
 def scored_rows(inputs, rows):
-    """Those of `rows` that have a reward."""
+    """Return those of `rows` that have a reward."""
     scored = inputs.get("scored")
     return [row for row in rows if scored is None or scored[row]]
 
@@ -42,7 +42,7 @@ def pieces_of(inputs, rows):
 
 
 def step_weights(inputs, table, options):
-    """The weight of each token of `table` in the loss of the optimizer step."""
+    """Return the weight of each token of `table` in the loss of the optimizer step."""
     mask = mask_of(inputs, table)
     weights = [[0.0] * len(row) for row in table]
     for rows, share in scopes(pieces_of(inputs, len(table)), options.get("totals", "step")):
@@ -52,7 +52,7 @@ def step_weights(inputs, table, options):
 
 
 def scopes(pieces, totals):
-    """(rows that are counted together, factor of their loss) as `totals` says."""
+    """Return [(rows that are counted together, factor of their loss)] for `totals`."""
     processes = [flat(process) for process in pieces]
     everything = flat(processes)
     if totals == "step":
@@ -77,7 +77,7 @@ def scopes(pieces, totals):
 
 
 def weights_within(rows, mask, inputs, options):
-    """{row: weights of its tokens}, if these rows were the whole optimizer step."""
+    """Return {row: weights of its tokens} as if these rows were the whole optimizer step."""
     groups = groups_of(inputs, len(mask))
     lengths = {row: sum(mask[row]) for row in rows}
     if options.get("masked_tokens_count"):  # a mistake
@@ -95,7 +95,7 @@ def weights_within(rows, mask, inputs, options):
 
 
 def token_weight(row, lengths, groups, counted, options):
-    """The weight of each token of a row, from {row: tokens} and the rows that are counted."""
+    """Return the weight of each token of a row, from {row: tokens} and the counted rows."""
     mean = options["mean"]
     if mean == "tokens":
         return 1 / sum(lengths.values())
@@ -120,12 +120,12 @@ def token_weight(row, lengths, groups, counted, options):
 
 
 def without_mask(weights):
-    """The weights of the rows, on their masked tokens too."""
+    """Give masked tokens the weight of the others of their row."""
     return [[max(row)] * len(row) for row in weights]
 
 
 def with_unscored_rows(inputs, table, options):
-    """Rows without a reward weigh as much as the others do, in a mean over rows."""
+    """In a mean over rows, weight rows without a reward like the others."""
     scored = inputs["scored"]
     weights = step_weights(inputs | {"scored": [1] * len(scored)}, table, options)
     factor = len(scored) / sum(scored)
@@ -133,7 +133,7 @@ def with_unscored_rows(inputs, table, options):
 
 
 def with_unscored_count(inputs, table, options):
-    """Rows without a reward are in the count, and not in the loss, in a mean over rows."""
+    """In a mean over rows, count rows without a reward, but leave them out of the loss."""
     scored = inputs["scored"]
     factor = sum(scored) / len(scored)
     weights = step_weights(inputs, table, options)

@@ -1,4 +1,4 @@
-"""The surrogates: the loss of a token, and its slope by the log of its ratio."""
+"""The surrogates: the loss of a token, and its derivative by the log of the ratio."""
 
 import math
 
@@ -6,7 +6,7 @@ from .arithmetic import clip
 
 
 def clip_bounds_of(old_logprob, options):
-    """Lowest and highest ratio of a token, and the cap of the ratio where the advantage is < 0."""
+    """Return a token's lowest and highest ratio, and the cap of the ratio where A < 0."""
     cap = options.get("dual_clip", math.inf)
     if "max_ratio" not in options:
         return 1 - options["clip_low"], 1 + options["clip_high"], cap
@@ -26,7 +26,7 @@ def clipped_loss(log_ratio, advantage, old_logprob, options):
 
 
 def clipped_slope(log_ratio, advantage, old_logprob, options):
-    """0 where a bound acts: above for A > 0, below (and above the cap) for A < 0."""
+    """Return 0 where a bound applies: above for A > 0, below (and above the cap) for A < 0."""
     ratio = math.exp(log_ratio)
     low, high, cap = clip_bounds_of(old_logprob, options)
     if advantage > 0 and ratio > high:
@@ -37,7 +37,7 @@ def clipped_slope(log_ratio, advantage, old_logprob, options):
 
 
 def penalized_loss(log_ratio, advantage, old_logprob, options):
-    """PPO's penalty: k1 of KL(old || new) is -log_ratio for a token of the old policy."""
+    """PPO's penalty: for a token of the old policy, k1 of KL(old || new) is -log_ratio."""
     return -math.exp(log_ratio) * advantage - options["penalty_coef"] * log_ratio
 
 
@@ -58,14 +58,14 @@ def slope_without_minimum(log_ratio, advantage, old_logprob, options):
 
 
 def loss_with_maximum(log_ratio, advantage, old_logprob, options):
-    """A mistake: the maximum of the two terms, as if a loss were clipped and not an objective."""
+    """A mistake: the maximum of the two terms, which is right for a loss, not for an objective."""
     low, high, _ = clip_bounds_of(old_logprob, options)
     ratio = math.exp(log_ratio)
     return -max(ratio * advantage, clip(ratio, low, high) * advantage)
 
 
 def slope_with_maximum(log_ratio, advantage, old_logprob, options):
-    """0 where the clipped term is the larger one: below for A > 0, above for A < 0."""
+    """Return 0 where the clipped term is larger: below for A > 0, above for A < 0."""
     low, high, _ = clip_bounds_of(old_logprob, options)
     ratio = math.exp(log_ratio)
     if (advantage > 0 and ratio < low) or (advantage < 0 and ratio > high):
@@ -74,7 +74,7 @@ def slope_with_maximum(log_ratio, advantage, old_logprob, options):
 
 
 def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
-    """A mistake: with A > 0 the maximum with cap * A is always cap * A, a constant."""
+    """A mistake: for A > 0 the maximum with cap * A is always cap * A, a constant."""
     if advantage > 0:
         return -options["dual_clip"] * advantage
     return clipped_loss(log_ratio, advantage, old_logprob, options)
@@ -85,7 +85,7 @@ def slope_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
 
 
 def turned_loss(log_ratio, advantage, old_logprob, options):
-    """A mistake: what is to be maximised, as a loss."""
+    """A mistake: the objective is minimized."""
     return -clipped_loss(log_ratio, advantage, old_logprob, options)
 
 
@@ -94,7 +94,7 @@ def turned_slope(log_ratio, advantage, old_logprob, options):
 
 
 def slope_without_clip(log_ratio, advantage, old_logprob, options):
-    """A mistake: a gradient through a ratio that was clipped."""
+    """A mistake: a gradient through a clipped ratio."""
     return -math.exp(log_ratio) * advantage
 
 

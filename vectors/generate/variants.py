@@ -1,4 +1,4 @@
-"""Variants that people ask for: other gates, other weights, other advantages, a curriculum."""
+"""Variants: other gates, weights and advantages, and a curriculum."""
 
 import math
 
@@ -11,11 +11,11 @@ from .methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
 from .policy import step_case
 from .surrogates import SURROGATES
 
-# --- gates: the loss of a token, and its slope by the log of its ratio ---
+# --- gates: the loss of a token, and its derivative by the log of the ratio ---
 
 
 def soft_gate(log_ratio, advantage, options):
-    """SAPO's sigmoid, its steepness tau, and the factor before it."""
+    """Return SAPO's sigmoid, its steepness tau, and its factor."""
     sign = log_ratio if options.get("steepness_by") == "ratio" else advantage
     tau = options["tau_positive"] if sign > 0 else options["tau_negative"]
     factor = 1.0 if options.get("factor") == "none" else 4 / tau
@@ -33,7 +33,7 @@ def soft_gate_slope(log_ratio, advantage, old_logprob, options):
 
 
 def divergence_loss(log_ratio, advantage, old_logprob, options):
-    """DPPO's: 0 where the probability has moved too far, and away from the old one."""
+    """Return DPPO's loss: 0 where the probability moved too far, and still moves away."""
     ratio = math.exp(log_ratio)
     moved = math.exp(old_logprob) * (ratio - 1)
     if options.get("measure") == "ratio":
@@ -52,7 +52,7 @@ SURROGATES["divergence"] = (divergence_loss, divergence_loss)  # -r A is its own
 
 
 def weighted_logprob_step(inputs, options):
-    """CISPO: -w A log pi of each token, where w is the clipped ratio, a constant."""
+    """CISPO: -w A log pi of each token, with the clipped ratio w as a constant."""
     advantages = inputs["advantages"]
     table = inputs["logprobs"]
     low = 1 - options["clip_low"]
@@ -85,7 +85,7 @@ def weighted_logprob_step(inputs, options):
 
 
 def mean_log_ratio(log_ratios, advantage, options):
-    """The mean of a row's clipped log-ratios, and 1 or 0 for each token: whether it moves it."""
+    """Return the mean of a row's clipped log-ratios, and 1.0 for each token that is not clipped."""
     low = -options["clip_low"]
     high = options["clip_high"]
     if options.get("sides") != "both":
@@ -103,7 +103,7 @@ def geometric_mean_step(inputs, options):
     shares = [sum(row) for row in steps.step_weights(inputs, table, options)]
 
     def ratios_at(logprobs):
-        """(ratio, whether its tokens move it) of each row."""
+        """Return (ratio, mask of the tokens that are not clipped) of each row."""
         log_ratios = each(lambda new, old: new - old, logprobs, inputs["old_logprobs"])
         result = []
         for row, advantage in zip(log_ratios, advantages, strict=True):
@@ -127,7 +127,7 @@ def geometric_mean_step(inputs, options):
 
 
 def mean_normalized_advantages(inputs, options):
-    """MaxRL: (R - mean) / mean of the group; 0 where the mean is 0, or without a reward."""
+    """MaxRL: (R - mean) / mean of the group; 0 where the mean is 0 or the reward is missing."""
     advantages = []
     for rewards in inputs["rewards"]:
         scored = given(rewards)
@@ -142,7 +142,7 @@ def mean_normalized_advantages(inputs, options):
 
 
 def decoupled_advantages(inputs, options):
-    """GDPO: each part standardized in its group, the weighted sum, and that over the batch."""
+    """GDPO: standardize each reward term in its group, sum, and standardize over the batch."""
     parts = inputs["parts"]
     weights = options["weights"]
     if options.get("missing") == "zero":  # a mistake
@@ -168,13 +168,13 @@ def decoupled_advantages(inputs, options):
 
 
 def weighted(numbers, weights):
-    """The weighted sum of what is there, or None."""
+    """Return the weighted sum of the numbers that are not None, or None."""
     pairs = [(x, weight) for x, weight in zip(numbers, weights, strict=True) if x is not None]
     return sum(x * weight for x, weight in pairs) if pairs else None
 
 
 def standardized(rewards, options):
-    """The advantages of a group by its own mean and deviation; None without a reward."""
+    """Return a group's advantages by its own mean and std; None for a missing reward."""
     options = options | {"baseline": "group_mean", "deviation": "group"}
     centred = centre(rewards, options)
     divisor = deviation(rewards, [rewards], [centred], options)
@@ -182,7 +182,7 @@ def standardized(rewards, options):
 
 
 def gae_with_two_lambdas(inputs, options):
-    """VC-PPO and VAPO: the returns have the critic's lambda, the advantages that of the policy."""
+    """VC-PPO and VAPO: returns use the critic's lambda, advantages the policy's."""
     result = {"advantages": [], "returns": []}
     for row in range(len(inputs["values"])):
         one = {name: [table[row]] for name, table in inputs.items()}
@@ -201,7 +201,7 @@ def gae_with_two_lambdas(inputs, options):
 
 
 def pass_rate_curriculum(inputs, options):
-    """The pass rates after visits [prompt, share of right answers], and the chances of a draw."""
+    """Return the pass rates after visits [prompt, accuracy], and each prompt's probability."""
     rates = [0.5] * inputs["prompts"]
     for prompt, share in inputs["visits"]:
         rates[prompt] = rates[prompt] + options["step"] * (share - rates[prompt])
@@ -233,7 +233,7 @@ GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
 NO_FACTOR = Other("the factor 4 / tau is missing", options={"factor": "none"})
-HARD_CLIP = Other("GRPO's clip of the ratio", options=CLIP)
+HARD_CLIP = Other("the ratio is clipped, as in GRPO", options=CLIP)
 
 CASES = [
     step_case(
@@ -244,7 +244,10 @@ CASES = [
         others=[
             HARD_CLIP,
             Other("tau_positive for both signs", options={"tau_negative": 1.0}),
-            Other("the ratio chooses tau", options={"steepness_by": "ratio"}),
+            Other(
+                "tau depends on the ratio instead of the sign of A",
+                options={"steepness_by": "ratio"},
+            ),
             NO_FACTOR,
             TOKEN_MEAN,
         ],
@@ -253,7 +256,7 @@ CASES = [
         "variants/sapo-first-step",
         SAPO,
         inputs={"logprobs": eight_rows.OLD},
-        source="SAPO 2511.20347 Eq. 5-6 where pi is pi_old: the gradient is GRPO's",
+        source="SAPO 2511.20347 Eq. 5-6 at pi = pi_old: the gradient is GRPO's",
         catches="A gate whose slope at ratio 1 is not 1.",
         others=[NO_FACTOR, TOKEN_MEAN],
     ),
@@ -275,8 +278,8 @@ CASES = [
         GMPO,
         operation=geometric_mean_step,
         inputs={"advantages": GMPO_ADVANTAGES},
-        source="GMPO 2507.20673: a token's log-ratio is clipped on one side, and then averaged",
-        catches="The clip after the mean, or on both sides.",
+        source="GMPO 2507.20673: token log-ratios are clipped on one side, then averaged",
+        catches="A clip after the mean, or on both sides.",
         others=[
             Other("the clip is on both sides", options={"sides": "both"}),
             Other("the row's mean is clipped, as in GSPO", options={"clip": "row"}),
@@ -287,12 +290,12 @@ CASES = [
         GMPO,
         operation=geometric_mean_step,
         inputs={"advantages": GMPO_ADVANTAGES, "pieces": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]},
-        source="GMPO 2507.20673: the mean is over the rows of the step, however it is cut",
-        catches="The mean over the rows of a micro-batch, whose losses are added up.",
+        source="GMPO 2507.20673: the mean is over the rows of the step, however it is split",
+        catches="A mean over the rows of each micro-batch, summed over micro-batches.",
         threads=["verl-project/verl/issues/7913", "verl-project/verl/pull/5614"],
         others=[
             Other(
-                "this is the sum of the micro-batches' means",
+                "the mean over each micro-batch, then summed",
                 options={"totals": "micro_batch_summed"},
             ),
         ],
@@ -301,12 +304,14 @@ CASES = [
         "variants/dppo",
         DPPO,
         inputs=eight_rows.RARE,
-        source="DPPO 2602.04879, binary total variation; old_logprobs are those of the sampler",
-        catches="A mask that also stops tokens on their way back, or that measures the ratio.",
+        source="DPPO 2602.04879, binary total variation; old_logprobs are the sampler's",
+        catches="A mask that also stops tokens on their way back, or that bounds the ratio.",
         others=[
             HARD_CLIP,
-            Other("the mask acts in both directions", options={"direction": "any"}),
-            Other("delta bounds the ratio", options={"measure": "ratio"}),
+            Other("the mask applies in both directions", options={"direction": "any"}),
+            Other(
+                "the bound is on the ratio instead of the probability", options={"measure": "ratio"}
+            ),
             TOKEN_MEAN,
         ],
     ),
@@ -316,9 +321,9 @@ CASES = [
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
         rests_on=CONVENTION,
         source="masked importance sampling: 0 where pi_old / pi_sampler is above 2",
-        catches="A weight that is cut to the cap, or left as it is.",
+        catches="A weight that is truncated at the cap, or left as it is.",
         others=[
-            Other("the weight is cut to the cap", options={"beyond_cap": "truncate"}),
+            Other("the weight is truncated at the cap", options={"beyond_cap": "truncate"}),
             Other("the weight has no cap", options={"sampler_cap": 1e9}),
             TOKEN_MEAN,
         ],
@@ -329,7 +334,7 @@ CASES = [
         inputs={"sampler_logprobs": [[-0.45, -0.4, -0.25], *eight_rows.SAMPLER[1:]]},
         rests_on=CONVENTION,
         source="IcePop 2510.18855: 0 where pi_old / pi_sampler is not between 0.5 and 5",
-        catches="A mask that has one bound only.",
+        catches="A mask with only one bound.",
         others=[Other("there is no lower bound", options={"sampler_floor": 0.0}), TOKEN_MEAN],
     ),
     Case(
@@ -337,11 +342,11 @@ CASES = [
         operation=mean_normalized_advantages,
         inputs={"rewards": [*RIGHT, [1.0, None, 0.0, 0.0]]},
         options={"divisor": "mean"},
-        source="MaxRL 2602.02710, Algorithm 1; the mean over rows has its 1 / N",
-        catches="0 / 0 where no completion is right, or the deviation for the mean.",
+        source="MaxRL 2602.02710, Algorithm 1, whose 1 / N is in the mean over rows",
+        catches="0 / 0 if no completion is right, or a division by the std.",
         others=[
-            Other("the divisor is the deviation", options={"divisor": "deviation"}),
-            Other("nothing divides", options={"divisor": "none"}),
+            Other("the advantage is divided by the std", options={"divisor": "deviation"}),
+            Other("the advantage is not divided", options={"divisor": "none"}),
         ],
     ),
     Case(
@@ -350,12 +355,12 @@ CASES = [
         inputs={"parts": [RIGHT, SHORT]},
         options=GDPO,
         source="GDPO 2601.05242 Eq. 4-6; it gives no ddof and no epsilon, here 1 and 1e-6",
-        catches="A sum whose parts are not standardized, or one that the batch does not divide.",
+        catches="Reward terms that are not standardized, or a sum that is not.",
         tolerance=ANY_EPSILON,
         others=[
-            Other("the sum is standardized, not its parts", options={"order": "sum_first"}),
-            Other("the batch does not divide", options={"over_batch": False}),
-            Other("the parts have no weights", options={"weights": [1.0, 1.0]}),
+            Other("the sum is standardized, not its terms", options={"order": "sum_first"}),
+            Other("the sum is not standardized over the batch", options={"over_batch": False}),
+            Other("the terms have no weights", options={"weights": [1.0, 1.0]}),
         ],
     ),
     Case(
@@ -369,12 +374,12 @@ CASES = [
         },
         options=GDPO,
         rests_on=CONVENTION,
-        source="a part that is missing (null) counts in no statistic, and adds nothing; a row "
-        "without any part counts nowhere and has 0. The authors' code takes a missing one for 0",
-        catches="One missing part that makes a group NaN, or that counts as 0.",
+        source="a missing term (null) is in no statistic and adds nothing; a row without terms is "
+        "not counted and has 0. In the authors' code a missing term is 0",
+        catches="A missing term that turns its group into NaN, or that counts as 0.",
         threads=["modelscope/ms-swift/issues/8123"],
         tolerance=ANY_EPSILON,
-        others=[Other("a missing part is 0", options={"missing": "zero"})],
+        others=[Other("a missing term counts as 0", options={"missing": "zero"})],
     ),
     Case(
         id="variants/vc-ppo",
@@ -382,10 +387,10 @@ CASES = [
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 0.9, "lambda_critic": 1.0},
         source="VC-PPO 2503.01491: lambda 1 for the returns, a smaller one for the advantages",
-        catches="Returns that are made of the policy's advantages.",
+        catches="Returns computed from the policy's advantages.",
         others=[
-            Other("both have the policy's lambda", options={"lambda_critic": 0.9}),
-            Other("both have the critic's lambda", options={"lambda": 1.0}),
+            Other("both use the policy's lambda", options={"lambda_critic": 0.9}),
+            Other("both use the critic's lambda", options={"lambda": 1.0}),
         ],
     ),
     Case(
@@ -393,11 +398,11 @@ CASES = [
         operation=gae_with_two_lambdas,
         inputs=EPISODES,
         options={"gamma": 1.0, "lambda": 1.0, "lambda_critic": 1.0, "length_adaptive_alpha": 0.4},
-        source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length); below 0 it is 0 here",
+        source="VAPO 2504.05118 Eq. 4-5: lambda is 1 - 1 / (alpha length), here at least 0",
         catches="One lambda for all lengths, or a negative one.",
         others=[
             Other("lambda is 1 for all lengths", options={"length_adaptive_alpha": 1e9}),
-            Other("a negative lambda stays", options={"clamped": False}),
+            Other("a negative lambda is not clamped", options={"clamped": False}),
         ],
     ),
     Case(
@@ -409,19 +414,19 @@ CASES = [
         },
         options={"step": 0.5, "uniform_share": 0.1},
         rests_on=CONVENTION,
-        source="this project's own: chances go with p (1 - p), as the signal of a prompt of pass "
-        "rate p does (2504.03380); p moves halfway at each visit",
-        catches="A rate that is replaced at each visit, or chances that go with 1 - p.",
+        source="this project's own: a prompt of pass rate p is drawn in proportion to p (1 - p), "
+        "the size of its signal (2504.03380); p moves halfway at each visit",
+        catches="A rate that is replaced at each visit, or probabilities in proportion to 1 - p.",
         others=[
-            Other("the last visit is the rate", options={"step": 1.0}),
-            Other("no share is uniform", options={"uniform_share": 0.0}),
+            Other("the rate is that of the last visit", options={"step": 1.0}),
+            Other("there is no uniform share", options={"uniform_share": 0.0}),
         ],
     ),
 ]
 
 SUBJECT = Subject(
     name="variants",
-    about="Variants of the policy's loss, of advantages and of the draw of prompts.",
+    about="Variants of the policy loss, of advantages, and of drawing prompts.",
     shared_inputs={"eight rows": eight_rows.BATCH},
     cases=CASES,
 )
