@@ -149,7 +149,6 @@ def test_a_hybrid_is_never_packed(monkeypatch):
     asked = []
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
-    monkeypatch.setattr(shortcuts, "fuse_norms", lambda *inputs: 0)
     monkeypatch.setattr(shortcuts, "tried", lambda check, lm: bool(asked.append(check.__name__)))
     assert not shortcuts.find_shortcuts(lm, True).packs and asked == ["has_plain_cache"]
 

@@ -13,8 +13,7 @@ import copied
 import grpo
 from fast import shortcuts
 from fast.exact import CACHE, is_in_float32
-from fast.norms import norms
-from fast.shortcuts import Shortcuts, find_shortcuts, fuse_norms, packing_is_exact_on
+from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
 from processes import run_processes
 from small_models import random_lm, random_policy
 from testbed import (
@@ -106,8 +105,8 @@ def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
 
 
 def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
-    found = Shortcuts(True, True, True, packs=False, graphs=True, fused_norms=5, on_gpu=True)
-    line = "CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: False; fused norms: 5"
+    found = Shortcuts(True, True, True, packs=False, graphs=True, on_gpu=True)
+    line = "CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: False"
     assert found.notes() == line
 
 
@@ -156,7 +155,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
 
     def look(check, lm):
         seen[check.__name__] = torch.is_autocast_enabled("cpu")
-        return [] if check.__name__ == "fusable" else True
+        return True
 
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
@@ -164,7 +163,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     found = find_shortcuts(lm, True, accelerator)
     inside = [name for name, autocast in seen.items() if autocast]
-    assert inside == ["fusable", "packing_is_exact", "graphs_are_exact"]
+    assert inside == ["packing_is_exact", "graphs_are_exact"]
     assert found.packs and found.graphs
 
 
@@ -180,7 +179,7 @@ def test_packed_passes_count_as_shared_prompts():
     """The batch then says which rows share one; under gradient checkpointing nothing else would ask for it."""
     policy = random_policy("qwen2")
     asked = []
-    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, fused_norms=0, on_gpu=True)
+    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, on_gpu=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shortcuts, "packed_states", lambda lm, batch: asked.append(batch))
         policy.states({"prompt_index": 1})
@@ -207,7 +206,7 @@ def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
 
 
 class OtherProcess:
-    """An accelerator of two processes, of which the other one refuses the norms or shortcuts at these places."""
+    """An accelerator of two processes, of which the other one refuses the shortcuts at these places."""
 
     device, is_fsdp2 = torch.device("cpu"), False
 
@@ -221,12 +220,6 @@ class OtherProcess:
         other = torch.ones_like(numbers)
         other[0, list(self.refused)] = 0
         return torch.cat([numbers, other])
-
-
-def test_a_norm_that_another_process_does_not_fuse_is_not_fused_here():
-    lm = random_lm("llama")
-    assert fuse_norms(lm, OtherProcess(1)) == 4
-    assert ["forward" in vars(norm) for norm in norms(lm)] == [True, False, True, True, True]
 
 
 def test_prompts_that_another_process_does_not_share_are_not_shared_here():
