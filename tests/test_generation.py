@@ -11,9 +11,9 @@ from transformers import GenerationConfig
 import fast.decoding
 import grpo
 from common.batches import left_pad
-from harness.errors import InputError
 from common.sampling import sampling_config, seeded_sampling
 from fast.decoding import race, sample, worth_dropping
+from harness.errors import InputError
 from small_models import IDS, random_policy
 from testbed import embedded, embedded_prompts
 
@@ -25,7 +25,7 @@ def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, prompts
     ids, mask = left_pad(prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]], 0, CPU)
     config = sampling_config(policy, temperature, top_p, length)
     options = {"num_return_sequences": n} if stock else policy.generate_kwargs(n)
-    with seeded_sampling(policy, seed, CPU):
+    with seeded_sampling(policy, seed):
         output = policy.lm.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config, **options)
     return output.sequences[:, ids.shape[1] :]
 
@@ -167,7 +167,7 @@ def test_rollout_with_gradient_checkpointing_is_not_garbage():
 def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
     """bfloat16 in place of float32: half the memory, and the same bits, since attention casts what it gets."""
     _, args, _, policy = embedded(max_new_tokens=20)
-    layers, plain = [], fast.decoding.RoomyLayer
+    layers, plain = [], fast.decoding.GrowingCacheLayer
 
     def kept(layer, dtype):
         layers.append(plain(layer, dtype))
@@ -178,10 +178,10 @@ def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
             batch = grpo.rollout(policy, rows_of([5, 6, 7, 8], [9, 10]), 4, 1.0, 1.0, 0, args)
         return batch["completions"], batch["rollout_logprobs"]
 
-    monkeypatch.setattr(fast.decoding, "RoomyLayer", kept)
+    monkeypatch.setattr(fast.decoding, "GrowingCacheLayer", kept)
     narrow, dtypes = sampled(), {x.dtype for layer in layers for x in (layer.keys, layer.values)}
     assert dtypes == {torch.bfloat16}
-    monkeypatch.setattr(fast.decoding, "RoomyLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
+    monkeypatch.setattr(fast.decoding, "GrowingCacheLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
     wide = sampled()
     assert layers[-1].keys.dtype == torch.float32
     assert all(map(torch.equal, narrow, wide))

@@ -23,10 +23,10 @@ import grpo
 import worker
 from harness.launch import launch, uses_cpu
 from harness.loading import load_policy, load_reference, load_tokenizer
-from common.sampling import sampling_mode
+from common.sampling import seeded_sampling
 from fast import packing
 from fast.decoding import race
-from fast.graphs import OneTokenByGraph
+from fast.graphs import GraphDecodeStep
 from fast.norms import epsilon, norms
 from fast.shortcuts import find_shortcuts, fuse_norms
 from testbed import (
@@ -97,7 +97,7 @@ def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
     """The gradients of that batch on the GPU, and the metrics; `edit` may change options and batch before."""
     args, policy, reference, batch = problem(name, **options)
     if packs:
-        packing.let_sdpa_take_layouts()
+        packing.register_packed_sdpa()
         policy.fast = reference.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
     edit(args, batch)
     for model in (policy, reference):  # as in a run
@@ -321,9 +321,9 @@ def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
     assert first + drawn() == expected  # the device's own stream goes on as if nothing had been sampled
     torch.manual_seed(6)
     assert sampled((0, 1)) == a != sampled((0, 2))
-    with sampling_mode(policy, (0, 1), accelerator.device):
+    with seeded_sampling(policy, (0, 1), accelerator.device):
         stream = drawn()
-    with sampling_mode(policy, (0, 1), accelerator.device):
+    with seeded_sampling(policy, (0, 1), accelerator.device):
         assert drawn() == stream != expected[:4]
 
 
@@ -349,7 +349,7 @@ def same(a, b):
 def recorded(monkeypatch):
     """How often a graph was recorded, and replayed; how many recordings began."""
     counts = {"recorded": 0, "replayed": 0, "begun": 0}
-    record = OneTokenByGraph.run_and_record
+    record = GraphDecodeStep.run_and_record
 
     def run_and_record(self):
         counts["recorded"] += 1
@@ -364,7 +364,7 @@ def recorded(monkeypatch):
             counts["replayed"] += 1
             super().replay()
 
-    monkeypatch.setattr(OneTokenByGraph, "run_and_record", run_and_record)
+    monkeypatch.setattr(GraphDecodeStep, "run_and_record", run_and_record)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     return counts
 
@@ -376,7 +376,7 @@ def test_a_replayed_token_has_the_bits_of_one_that_is_not_recorded(cuda, loaded,
     first, again = sampled(policy, prompts, n=16), sampled(policy, prompts, n=16)
     assert recorded["replayed"] > 20 and 2 <= recorded["recorded"] / 2 <= 15
     assert same(first, again)
-    monkeypatch.setattr(OneTokenByGraph, "run_and_record", OneTokenByGraph.run)
+    monkeypatch.setattr(GraphDecodeStep, "run_and_record", GraphDecodeStep.run)
     assert same(first, sampled(policy, prompts, n=16))
     assert not same(first, sampled(policy, prompts, seed=4, n=16))
     logprobs, _ = policy(first)
@@ -405,7 +405,7 @@ def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorde
 @pytest.fixture
 def from_scratch(monkeypatch):
     """What the process knows of graphs, as at its start; and afterwards what it was."""
-    monkeypatch.setattr(OneTokenByGraph, "problem", None)
+    monkeypatch.setattr(GraphDecodeStep, "failure", None)
 
 
 def waits(*inputs, forward, **options):
@@ -484,14 +484,14 @@ def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
     expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
     before = reserved()
     with monkeypatch.context() as patch:
-        patch.setattr(fast.graphs, "waiting_is_an_error", contextlib.nullcontext)
+        patch.setattr(fast.graphs, "synchronizing_is_an_error", contextlib.nullcontext)
         patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
         assert same(expected, sampled(policy, prompts, n=4))
-    assert "captur" in OneTokenByGraph.problem
+    assert "captur" in GraphDecodeStep.failure
     assert not private_pools()
     replayed = recorded["replayed"]
     batch = sampled(policy, prompts, n=64)
-    assert recorded["replayed"] > replayed and OneTokenByGraph.problem is None
+    assert recorded["replayed"] > replayed and GraphDecodeStep.failure is None
     del batch
     assert reserved() < before + 2**26
     block = torch.empty(2**28, dtype=torch.uint8, device=policy.lm.device)
@@ -561,8 +561,8 @@ def test_norms_are_fused_in_each_precision_of_a_run(dtype, precision, cuda, monk
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_packed_gradient_is_that_of_plain_passes(checkpointing, name, cuda, monkeypatch):
     shapes, options = [], dict(dtype="bfloat16", gradient_checkpointing=checkpointing)
-    original = packing.attend
-    monkeypatch.setattr(packing, "attend", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs))
+    original = packing.packed_attention
+    monkeypatch.setattr(packing, "packed_attention", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs))
     (expected,), _ = on_gpu(name, plain, **options)
     (other,), _ = on_gpu(name, lambda args, batch: (plain(args, batch), micro_batches(args, batch)), **options)
     assert not shapes

@@ -7,9 +7,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
 from attention import pack
-from harness.pairs import Pair, pair_batches
 from fast import exact, packing, shortcuts
 from fast.shortcuts import packing_is_exact
+from harness.pairs import Pair, pair_batches
 from small_models import ARCHITECTURES, backward, random_lm, random_policy
 from testbed import script
 
@@ -20,7 +20,7 @@ WRONG = ("bloom", "stablelm")  # biases of position; layers that pass no keyword
 def on_a_cpu(monkeypatch):
     monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
     ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)  # that of another test may use another module
-    packing.let_sdpa_take_layouts()
+    packing.register_packed_sdpa()
 
 
 @pytest.fixture(params=[True, False], ids=["torch 2.12", "torch 2.11"])
@@ -131,7 +131,7 @@ def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])
 def test_the_trial_at_the_start_accepts_what_is_exact(name):
     lm = random_lm(name)
-    assert exact.is_exact(lm, packing.packed_states)
+    assert exact.is_exact(lm, packing.packed_token_states)
     assert packing_is_exact(lm.bfloat16())
 
 
@@ -149,7 +149,7 @@ def test_a_hybrid_is_never_packed(monkeypatch):
     asked = []
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
-    monkeypatch.setattr(shortcuts, "tried", lambda check, lm: bool(asked.append(check.__name__)))
+    monkeypatch.setattr(shortcuts, "try_check", lambda check, lm: bool(asked.append(check.__name__)))
     assert not shortcuts.find_shortcuts(lm, True).packs and asked == ["has_plain_cache"]
 
 
@@ -161,17 +161,17 @@ def test_the_trial_at_the_start_refuses_what_is_not(dtype, name):
         lm.set_attn_implementation("eager")
 
     def is_exact(lm):
-        return exact.is_exact(lm, packing.packed_states)
+        return exact.is_exact(lm, packing.packed_token_states)
 
-    assert not shortcuts.tried(is_exact, lm)
+    assert not shortcuts.try_check(is_exact, lm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_trial_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
     """Keys one place off: those of the neighbour in the row."""
-    lm, original = random_lm("qwen2").to(dtype), packing.Layout
-    monkeypatch.setattr(packing, "Layout", lambda keys, **rest: original(keys.roll(1), **rest))
-    assert not exact.is_exact(lm, packing.packed_states)
+    lm, original = random_lm("qwen2").to(dtype), packing.PackedLayout
+    monkeypatch.setattr(packing, "PackedLayout", lambda keys, **rest: original(keys.roll(1), **rest))
+    assert not exact.is_exact(lm, packing.packed_token_states)
 
 
 def test_a_layer_does_not_ask_for_the_signature_of_a_function(monkeypatch):

@@ -10,7 +10,7 @@ from torch.torch_version import TorchVersion
 from transformers import DynamicCache
 
 import fast.graphs
-from fast.graphs import FEWEST, OneTokenByGraph
+from fast.graphs import MIN_TOKENS, GraphDecodeStep
 
 
 class Pool:
@@ -119,11 +119,11 @@ def card(monkeypatch):
 
 
 def rollout(forward):
-    """A `OneTokenByGraph` on the pretended card."""
+    """A `GraphDecodeStep` on the pretended card."""
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
-    places = torch.full((2, 1), 3)
-    return OneTokenByGraph(forward, cache, torch.ones(2, 3).long(), places, 1, 4 * FEWEST, None)
+    mask, position_ids = torch.ones(2, 3).long(), torch.full((2, 1), 3)
+    return GraphDecodeStep(forward, cache, mask, position_ids, 1, 4 * MIN_TOKENS, None)
 
 
 def sampled(token):
@@ -140,7 +140,7 @@ def test_a_recorded_token_is_replayed_and_its_memory_goes_with_the_rollout(card,
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("all of the allocator's memory went"))
     assert sampled(rollout(lambda **inputs: "logits")) == ("logits", True)
     assert (card.begun, card.replays) == (1, 1) and card.freed
-    assert not OneTokenByGraph.problem
+    assert not GraphDecodeStep.failure
 
 
 def test_a_forward_that_waits_is_never_recorded(card):
@@ -163,8 +163,8 @@ def test_after_a_failed_recording_the_allocator_is_as_before(version, card, monk
 
     assert sampled(rollout(fails)) == ("logits", False)
     assert card.begun == 1 and not card.recording and card.freed
-    assert "not permitted when stream is capturing" in OneTokenByGraph.problem
-    assert caplog.text.count("a rollout without CUDA graphs") == 1
+    assert "not permitted when stream is capturing" in GraphDecodeStep.failure
+    assert caplog.text.count("this rollout uses no CUDA graphs") == 1
 
 
 def test_memory_that_is_short_ends_the_graphs_of_that_rollout_alone(card):
@@ -175,6 +175,6 @@ def test_memory_that_is_short_ends_the_graphs_of_that_rollout_alone(card):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return "logits"
 
-    assert not sampled(rollout(forward))[1] and OneTokenByGraph.problem
+    assert not sampled(rollout(forward))[1] and GraphDecodeStep.failure
     short.pop(0)
-    assert sampled(rollout(forward))[1] and not OneTokenByGraph.problem
+    assert sampled(rollout(forward))[1] and not GraphDecodeStep.failure

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fast.shared_prompts
-from fast.shared_prompts import most_padding, runs_of_similar_length
+from fast.shared_prompts import buckets_by_length, padding_budget
 from fast.shortcuts import find_shortcuts
 from small_models import backward, random_batch, random_lm, random_policy
 from testbed import largest_difference
@@ -66,7 +66,7 @@ def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
 def test_runs_of_similar_length_hold_every_row_and_waste_little(padding):
     generator = torch.Generator().manual_seed(0)
     lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
-    runs = runs_of_similar_length(lengths, padding)
+    runs = buckets_by_length(lengths, padding)
     assert sorted(row for run in runs for row in run) == list(range(128))
     wasted = [sum(max(lengths[row] for row in run) - lengths[row] for row in run) for run in runs]
     assert max(wasted) <= padding
@@ -95,12 +95,12 @@ def test_a_further_pass_is_worth_some_padding_however_large_the_model(device, we
         def parameters(self):
             return [torch.empty(int(weights), device="meta")]
 
-    assert most_padding(Model()) == pytest.approx(tokens, rel=1e-3)
+    assert padding_budget(Model()) == pytest.approx(tokens, rel=1e-3)
 
 
 def test_completions_of_like_length_share_a_pass(monkeypatch):
     policy, passes = random_policy("qwen2"), []
-    monkeypatch.setattr(fast.shared_prompts, "most_padding", lambda lm: 3)
+    monkeypatch.setattr(fast.shared_prompts, "padding_budget", lambda lm: 3)
     policy.lm.model.register_forward_pre_hook(
         lambda module, inputs, named: passes.append(tuple(named["input_ids"].shape)), with_kwargs=True
     )

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 import copied
 import grpo
 from fast import shortcuts
-from fast.exact import CACHE, is_in_float32
+from fast.exact import CACHE, computes_in_float32
 from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
 from processes import run_processes
 from small_models import random_lm, random_policy
@@ -36,8 +36,8 @@ QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --ev
 
 def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
     shutil.copy(ROOT / "grpo.py", tmp_path)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=ignored)
+    for folder in ("common", "harness"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     result = run_processes("tests/helpers/copied.py", "run", tmp_path, "grpo.py", "2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     options = copied.sizes(grpo.Args.__dataclass_fields__)
@@ -48,7 +48,7 @@ def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
 
 
 def test_the_folder_is_imported_in_one_place():
-    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py"), *ROOT.glob("harness/*.py")]
     pattern = re.compile(r"^\s*(?:from|import) fast\b", re.MULTILINE)
     found = {path.name: len(pattern.findall(path.read_text(encoding="utf-8"))) for path in files}
     assert {name: count for name, count in found.items() if count} == {"loading.py": 1}
@@ -94,20 +94,20 @@ def test_prompts_are_not_shared_unless_they_may_be():
     lm = random_lm("qwen2")
     found = find_shortcuts(lm, False)
     assert found.plain_cache and not found.shares_prompts
-    assert found.notes() == "updates compute a prompt again for each completion"
-    assert find_shortcuts(lm, True).notes() == ""
+    assert found.summary() == "updates compute the prompt again for each completion"
+    assert find_shortcuts(lm, True).summary() == ""
 
 
 def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
     found = find_shortcuts(random_lm("mamba2"), True)
-    assert found.generate_options(3) == {"num_return_sequences": 3}
-    assert found.notes() == "stock `generate` samples: this model's cache holds more than keys and values"
+    assert found.generate_kwargs(3) == {"num_return_sequences": 3}
+    assert found.summary() == "stock `generate` samples: the cache holds more than keys and values"
 
 
 def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
     found = Shortcuts(True, True, True, packs=False, graphs=True, on_gpu=True)
-    line = "CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: False"
-    assert found.notes() == line
+    line = "CUDA graphs for sampled tokens: True; forwards without padding (bfloat16 only): False"
+    assert found.summary() == line
 
 
 def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
@@ -159,7 +159,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
 
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
-    monkeypatch.setattr(shortcuts, "tried", look)
+    monkeypatch.setattr(shortcuts, "try_check", look)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     found = find_shortcuts(lm, True, accelerator)
     inside = [name for name, autocast in seen.items() if autocast]
@@ -169,10 +169,10 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
 
 def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
     lm = random_lm("qwen2")
-    assert is_in_float32(lm)
+    assert computes_in_float32(lm)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_in_float32(lm)
-    assert not is_in_float32(lm.bfloat16())
+        assert not computes_in_float32(lm)
+    assert not computes_in_float32(lm.bfloat16())
 
 
 def test_packed_passes_count_as_shared_prompts():
@@ -181,9 +181,9 @@ def test_packed_passes_count_as_shared_prompts():
     asked = []
     policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, on_gpu=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shortcuts, "packed_states", lambda lm, batch: asked.append(batch))
-        policy.states({"prompt_index": 1})
-        policy.states({})
+        patch.setattr(shortcuts, "packed_token_states", lambda lm, batch: asked.append(batch))
+        policy.token_states({"prompt_index": 1})
+        policy.token_states({})
     assert asked == [{"prompt_index": 1}, {}]
 
 
@@ -206,7 +206,7 @@ def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
 
 
 class OtherProcess:
-    """An accelerator of two processes, of which the other one refuses the shortcuts at these places."""
+    """An accelerator of two processes, of which the other one refuses the shortcuts with these numbers."""
 
     device, is_fsdp2 = torch.device("cpu"), False
 
@@ -252,7 +252,7 @@ def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault
 def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
     lm, tried = random_lm("qwen2"), []
     monkeypatch.setattr(shortcuts, "packing_is_exact_on", lambda *inputs: tried.append(1) or True)
-    monkeypatch.setattr(shortcuts, "on_all", lambda answers, accelerator: list(answers))
+    monkeypatch.setattr(shortcuts, "true_on_all", lambda answers, accelerator: list(answers))
     for kind, fsdp2, packs in (("cuda", True, True), ("cuda", False, False), ("cpu", True, False)):
         accelerator = OtherProcess()
         accelerator.device, accelerator.is_fsdp2 = types.SimpleNamespace(type=kind), fsdp2
