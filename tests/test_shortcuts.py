@@ -7,12 +7,17 @@ import types
 
 import pytest
 import torch
+import torch.nn.utils.parametrize
+import torch.nn.utils.prune
 from accelerate import Accelerator
 
 import copied
 import grpo
+from common import masked
+from common.batches import left_pad
+from common.sampling import sampling_config
 from fast import shortcuts
-from fast.exact import CACHE, computes_in_float32
+from fast.exact import CACHE, computes_in_float32, is_plain_linear
 from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
 from processes import run_processes
 from small_models import random_lm, random_policy
@@ -185,6 +190,88 @@ def test_packed_passes_count_as_shared_prompts():
         policy.token_states({"prompt_index": 1})
         policy.token_states({})
     assert asked == [{"prompt_index": 1}, {}]
+
+
+# --- modules that are not plain ---
+
+
+class Scale(torch.nn.Module):
+    def forward(self, weight):
+        return 1.5 * weight
+
+
+def hook(module):
+    module.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+
+
+def replaced_forward(module):
+    """What Accelerate's hooks do."""
+    forward = module.forward
+    module.forward = lambda x: 1.5 * forward(x)
+
+
+def subclass(module):
+    """What quantized layers are."""
+    plain = type(module)
+    module.__class__ = type("Scaled", (plain,), {"forward": lambda self, x: 1.5 * plain.forward(self, x)})
+
+
+def parametrization(module):
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", Scale())
+
+
+def pruning(module):
+    """A hook makes the weight before each forward."""
+    mask = torch.rand(module.weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    torch.nn.utils.prune.custom_from_mask(module, "weight", mask)
+    module.weight_orig.data.mul_(1.5)
+
+
+def lora(module_name, lm):
+    """Adapters that are no longer zero."""
+    peft = pytest.importorskip("peft")
+    lm.add_adapter(peft.LoraConfig(target_modules=[module_name], init_lora_weights=False, lora_alpha=64))
+
+
+PLACES = ["lm_head", "model.embed_tokens", "model.norm", "model.layers.0.self_attn.k_proj"]
+KINDS = [hook, replaced_forward, subclass, parametrization, pruning, lora]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@torch.no_grad()
+def test_no_shortcut_goes_past_a_module_that_does_more_than_its_weight(kind, place):
+    """LoRA on the head: `head.weight` was that of its base, and the samples never saw the adapter."""
+    policy = random_policy("llama", tie_word_embeddings=False)
+    ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0, torch.device("cpu"))
+    before = policy.lm(ids).logits
+    if kind is lora:
+        if place == "model.norm":
+            pytest.skip("peft adapts no norm")
+        lora(place.rpartition(".")[2], policy.lm)
+    else:
+        kind(policy.lm.get_submodule(place))
+    assert policy.fast.plain_cache and policy.shares_prompts and policy.head_is_last
+    config = sampling_config(policy, 1.0, 1.0, 12)
+    output = policy.lm.generate(ids, attention_mask=mask.long(), generation_config=config, **policy.generate_kwargs(3))
+    completions = output.sequences[:, 5:]
+    prompt_mask = mask.repeat_interleave(3, dim=0)
+    completion_mask, _ = masked.completion_mask(completions, policy.stop_tokens)
+    assert (policy.lm(ids).logits - before).abs().max() > 0.01  # not earlier: hooks would refresh a pruned weight
+    rows = torch.cat([prompt_mask, completion_mask], dim=1)
+    logits = policy.lm(output.sequences, attention_mask=rows.long(), position_ids=masked.positions(rows)).logits
+    logprobs = logits[:, 4:-1].log_softmax(-1).gather(-1, completions[:, :, None])[:, :, 0]
+    logprobs = logprobs.where(completion_mask, 0)
+    assert float((output.logprobs - logprobs).abs().max()) < 1e-5
+    batch = {"prompts": ids.repeat_interleave(3, dim=0), "prompt_mask": prompt_mask, "completions": completions}
+    batch |= {"completion_mask": completion_mask, "prompt_index": torch.arange(2).repeat_interleave(3)[:, None]}
+    assert float((policy(batch)[0] - logprobs).abs().max()) < 1e-5
+
+
+def test_a_plain_head_is_recognized():
+    lm = random_lm("llama")
+    assert is_plain_linear(lm.lm_head) and not is_plain_linear(lm.model.norm)
+    assert not is_plain_linear(torch.nn.Linear(3, 3))  # its bias
 
 
 # --- several processes ---
