@@ -1,4 +1,4 @@
-"""What the owner of a GPU runs, by `pytest -m gpu`: that the GPU does what the CPU does, which all other tests check.
+"""Tests for a GPU (`pytest -m gpu`): it does what the CPU does, which all other tests check.
 
 Each test is skipped without a GPU. On an H200 (2026-11-26, torch 2.11.0, transformers 5.17.0, commit 08e1df7) all passed
 but those for two GPUs, which were skipped, and eleven that compare two gradients: their own set-up failed. It was mended
@@ -51,7 +51,7 @@ QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 8 --eval_samples 4 -
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """Products of float32 matrices in float32, not in TF32, which some containers switch on."""
+    """Multiply float32 matrices in float32, not in TF32, which some containers switch on."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield
@@ -60,15 +60,15 @@ def full_precision():
 
 @pytest.fixture
 def repeatable():
-    """Kernels that give the same bits for the same input."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # what has no such kernel says so; the bits decide
+    """Use deterministic kernels."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # warns where there is none; the bits decide
     with sdpa_kernel(SDPBackend.MATH):
         yield
     torch.use_deterministic_algorithms(False)
 
 
 def rows_of(folder):
-    """metrics.jsonl, which holds no number that is not finite."""
+    """Return metrics.jsonl, whose numbers are all finite."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     return rows
@@ -79,7 +79,7 @@ def weights(folder):
 
 
 def problem(name, **options):
-    """(args, policy, reference, batch) on the CPU: a batch made by hand, and a reference away from the policy."""
+    """Return (args, policy, reference, batch) on the CPU, with a hand-made batch and a reference that differs."""
     options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.04, entropy_coef=0.01) | options
     AcceleratorState._reset_state(True)  # Accelerators of one device after those of another
     module, args, tokenizer, policy = embedded(name, **options)
@@ -93,7 +93,7 @@ def problem(name, **options):
 
 
 def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
-    """The gradients of that batch on the GPU, and the metrics; `edit` may change options and batch before."""
+    """Return the gradients of that batch on the GPU, and the metrics; `edit` may change options and batch."""
     args, policy, reference, batch = problem(name, **options)
     if packs:
         packing.register_packed_sdpa()
@@ -116,7 +116,7 @@ def relative(a, b):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_default_run_learns(name, tmp_path, capsys):
-    """As on the CPU, where test_it_learns asks for as much of as many steps; and its steps are exact."""
+    """As test_it_learns asks of the CPU; and the sampler's log-probs are exact."""
     steps = {"grpo": 12, "dpo": -1, "reward_model": 40}.get(name, 7)
     sizes = [] if name == "reward_model" else ["--eval_prompts", "64"]
     script(name).main(["--max_steps", str(steps), "--eval_every", "0", *sizes, "--output_dir", str(tmp_path)])
@@ -134,7 +134,7 @@ def test_the_default_run_learns(name, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 def test_a_run_on_given_pairs_is_that_of_the_cpu(name, few_pairs, tmp_path, monkeypatch):
-    """No step samples: the numbers of three steps are the same, but for rounding."""
+    """No step samples, so the numbers of three steps are equal up to rounding."""
     rows = []
     for device in ("cpu", "gpu"):
         monkeypatch.setenv("ACCELERATE_USE_CPU", "true" if device == "cpu" else "false")
@@ -142,7 +142,7 @@ def test_a_run_on_given_pairs_is_that_of_the_cpu(name, few_pairs, tmp_path, monk
         script(name).main([*PAIRS, few_pairs[1], *sizes, "--output_dir", str(tmp_path / device)])
         AcceleratorState._reset_state(True)
         rows.append(rows_of(tmp_path / device)[1:4])
-    other = ("time/", "memory/", "eval/", "rewards/accuracy")  # at a margin of 0 rounding decides which is right
+    other = ("time/", "memory/", "eval/", "rewards/accuracy")  # the margins are 0, so rounding decides
     for cpu, gpu in zip(*rows, strict=True):
         kept = [key for key in cpu if not key.startswith(other)]
         assert [gpu[key] for key in kept] == pytest.approx([cpu[key] for key in kept], rel=1e-3, abs=1e-4), kept
@@ -240,7 +240,7 @@ def test_the_first_ratio_is_one(name, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [64, 192, 256])
 def test_attention_with_large_negative_logits_has_a_finite_gradient(tokens):
-    """That of cuDNN has not (pytorch issue 196678), and some GPUs prefer it: `make_accelerator` switches it off."""
+    """cuDNN's has not (pytorch issue 196678), and some GPUs prefer it: `make_accelerator` switches it off."""
     device, generator = make_accelerator(grpo.Args()).device, torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 1, tokens, 64, generator=generator) for _ in range(3))
     query[..., 0], key[..., 0] = 8.0, -120.0  # 120 below 0, after the division by the root of the width
@@ -292,7 +292,7 @@ def test_greedy_decoding_is_that_of_stock_generate_and_of_the_cpu(loaded):
     policy.fast = None
     for other in (greedy(policy)["completions"].cpu(), greedy(policy.cpu())["completions"]):
         assert other.shape == found.shape
-        assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may decide between two tokens once
+        assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may flip an argmax
 
 
 def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
@@ -309,7 +309,7 @@ def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
     torch.manual_seed(5)
     first = drawn()
     a = sampled((0, 1))
-    assert first + drawn() == expected  # the device's own stream goes on as if nothing had been sampled
+    assert first + drawn() == expected  # the device's own stream continues as if nothing was sampled
     torch.manual_seed(6)
     assert sampled((0, 1)) == a != sampled((0, 2))
     with seeded_sampling(policy, (0, 1)):
@@ -328,7 +328,7 @@ def cuda():
 
 
 def sampled(policy, prompts, seed=3, n=4):
-    """A rollout in which rows are dropped and the cache grows."""
+    """Return a rollout in which rows are dropped and the cache grows."""
     return grpo.rollout(policy, prompts, n, 1.0, 1.0, seed, grpo.Args(max_new_tokens=160))
 
 
@@ -338,7 +338,7 @@ def same(a, b):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """How often a graph was recorded, and replayed; how many recordings began."""
+    """Count the recordings that began and that were made, and the replays."""
     counts = {"recorded": 0, "replayed": 0, "begun": 0}
     record = GraphDecodeStep.run_and_record
 
@@ -395,19 +395,19 @@ def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorde
 
 @pytest.fixture
 def from_scratch(monkeypatch):
-    """What the process knows of graphs, as at its start; and afterwards what it was."""
+    """Reset what the process knows about graphs, and restore it at the end."""
     monkeypatch.setattr(GraphDecodeStep, "failure", None)
 
 
 def waits(*inputs, forward, **options):
-    """A forward that waits for the GPU."""
+    """Run a forward that synchronizes with the GPU."""
     outputs = forward(*inputs, **options)
     assert outputs.last_hidden_state.sum().item() != 0.5
     return outputs
 
 
 def private_pools():
-    """The memory that torch's allocator holds for graphs alone."""
+    """Return the memory that torch's allocator reserves for graphs."""
     return [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
 
 
@@ -426,14 +426,14 @@ def test_a_model_that_waits_for_the_gpu_samples_without_graphs(
         patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
         found = find_shortcuts(policy.lm, True)
         assert not found.graphs and found.plain_cache and "synchronizing" in caplog.text
-        assert recorded["begun"] == begun  # nothing was recorded that would have broken off
+        assert recorded["begun"] == begun  # no recording began, which would have failed
         assert torch.cuda.get_sync_debug_mode() == 0
         patch.setattr(policy, "fast", found)
         completions = sampled(policy, prompts)["completions"]
         assert recorded["begun"] == begun and completions.shape[0] == len(expected["completions"])
     assert reserved() <= before + 2**21
     assert find_shortcuts(policy.lm, True).graphs
-    assert same(expected, sampled(policy, prompts))  # graphs again, and random numbers as before
+    assert same(expected, sampled(policy, prompts))  # with graphs again, and the same random numbers
 
 
 def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(
@@ -469,8 +469,7 @@ def test_a_rollout_leaves_no_memory_reserved_for_graphs(cuda, loaded, recorded, 
 def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
     cuda, loaded, recorded, from_scratch, monkeypatch
 ):
-    """A wait inside the recording, which is looked for before: the recording breaks off. With torch 2.11 nothing was
-    freed any more in the process."""
+    """Here the recording itself synchronizes, and fails. With torch 2.11 the process then freed nothing anymore."""
     _, policy, prompts = loaded
     expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
     before = reserved()

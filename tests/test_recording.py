@@ -1,4 +1,4 @@
-"""How fast/graphs.py records a token, on a pretended card: what it asks of torch, and leaves behind."""
+"""How fast/graphs.py records a token on a fake GPU: its calls of torch, and what it leaves behind."""
 
 import contextlib
 import types
@@ -14,7 +14,7 @@ from fast.graphs import MIN_TOKENS, GraphDecodeStep
 
 
 class Pool:
-    """`torch.cuda.MemPool`: its deletion ends the process if a recording is thought to go on."""
+    """`torch.cuda.MemPool`: deleting it while torch believes that a recording runs aborts the process."""
 
     id = (0, 7)
 
@@ -30,7 +30,7 @@ class Pool:
 
 
 class Graph:
-    """`torch.cuda.CUDAGraph` of the version that is pretended."""
+    """`torch.cuda.CUDAGraph` of the torch version that is faked."""
 
     def __init__(self):
         self.ended = self.used = False
@@ -61,14 +61,14 @@ class Graph:
 
 
 class Card:
-    """What the card and torch's allocator know."""
+    """The state of the fake GPU and of torch's allocator."""
 
     begun, replays, uses, recording, spoilt, freed, mode = 0, 0, 0, False, False, False, 0
     modes: ClassVar = {"default": 0, "warn": 1, "error": 2}
 
     @classmethod
     def wait(cls):
-        """What `.item()` does."""
+        """Do what `.item()` does."""
         if cls.mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
         if cls.recording:
@@ -115,11 +115,11 @@ def card(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_releasePool", Card.release, raising=False)
     monkeypatch.setattr(fast.graphs, "recording_stream", lambda: stream)
     yield Card
-    assert Card.mode == 1 and drawn[-1] is state  # what they were before
+    assert Card.mode == 1 and drawn[-1] is state  # as before
 
 
 def rollout(forward):
-    """A `GraphDecodeStep` on the pretended card."""
+    """Return a `GraphDecodeStep` on the fake GPU."""
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
     mask, position_ids = torch.ones(2, 3).long(), torch.full((2, 1), 3)
@@ -127,7 +127,7 @@ def rollout(forward):
 
 
 def sampled(token):
-    """One more token, which is to be recorded; then all is freed."""
+    """Record one more token, replay it if that worked, and free everything."""
     logits = token.run_and_record()
     recorded = token.logits is not None
     if recorded:
@@ -144,7 +144,7 @@ def test_a_recorded_token_is_replayed_and_its_memory_goes_with_the_rollout(card,
 
 
 def test_a_forward_that_waits_is_never_recorded(card):
-    """A recording that breaks off there is what leaves the allocator in disorder."""
+    """A recording that fails there would leave the allocator in a broken state."""
     with pytest.raises(RuntimeError, match="synchronizing"):
         sampled(rollout(lambda **inputs: card.wait()))
     assert card.begun == 0
@@ -152,7 +152,7 @@ def test_a_forward_that_waits_is_never_recorded(card):
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.0"])
 def test_after_a_failed_recording_the_allocator_is_as_before(version, card, monkeypatch, caplog):
-    """With torch 2.11 and 2.12 it thought for ever that a graph was being recorded, and freed nothing any more."""
+    """In torch 2.11 and 2.12 it would believe that a recording never ended, and free nothing anymore."""
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
 
     def fails(**inputs):

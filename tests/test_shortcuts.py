@@ -1,4 +1,4 @@
-"""fast/shortcuts.py, the door of fast/: what is tried at the start, what processes agree on, and a run without."""
+"""fast/shortcuts.py: runs without fast/, the checks at the start, and what processes agree on."""
 
 import contextlib
 import re
@@ -61,7 +61,7 @@ def test_the_folder_is_imported_in_one_place():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_update_is_that_of_the_plain_way(name):
-    """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
+    """With micro-batches that split groups, several minibatches, and the critic of ppo.py."""
     found = []
     for is_fast in (True, False):
         module, args, tokenizer, policy = embedded(
@@ -77,7 +77,7 @@ def test_an_update_is_that_of_the_plain_way(name):
 
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
-    """On given pairs, which nothing samples; the evaluation decodes greedily."""
+    """On given pairs, so that no step samples; the evaluation decodes greedily."""
     sizes = (
         "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
     )
@@ -87,15 +87,15 @@ def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
         script("dpo").main([*options, *sizes, "--output_dir", str(tmp_path / is_fast)])
         rows.append(metric_rows(tmp_path / is_fast))
     assert len(rows[0]) > 3
-    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # at a margin of 0 rounding decides
+    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # the margins are 0, so rounding decides
     for fast, plain in zip(*rows, strict=True):
         assert fast == pytest.approx(plain, rel=1e-4, abs=1e-5)
 
 
-# --- what is tried ---
+# --- the checks at the start ---
 
 
-def test_prompts_are_not_shared_unless_they_may_be():
+def test_prompts_are_shared_only_if_allowed():
     lm = random_lm("qwen2")
     found = find_shortcuts(lm, False)
     assert found.plain_cache and not found.shares_prompts
@@ -109,13 +109,13 @@ def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
     assert found.summary() == "stock `generate` samples: the cache holds more than keys and values"
 
 
-def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
+def test_on_a_gpu_the_summary_says_which_shortcuts_are_on():
     found = Shortcuts(True, True, True, packs=False, graphs=True, on_gpu=True)
     line = "CUDA graphs for sampled tokens: True; forwards without padding (bfloat16 only): False"
     assert found.summary() == line
 
 
-def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
+def test_a_check_that_raises_is_a_no_with_a_warning(monkeypatch, caplog):
     lm = random_lm("qwen2")
     plain = lm.model.forward
 
@@ -131,7 +131,7 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, monkeypatch):
+def test_out_of_memory_and_device_errors_end_the_run(error, monkeypatch):
     def fails(lm):
         raise error("CUDA error")
 
@@ -141,7 +141,7 @@ def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, mo
 
 
 def test_a_row_of_zeros_in_the_embedding_does_not_refuse_shared_prompts():
-    """A fresh Qwen2 has one for padding: its gradient goes through RMSNorms, and may be NaN."""
+    """A fresh Qwen2 has one for padding, whose gradient through an RMSNorm may be NaN."""
     lm = random_lm("qwen2")
     assert not lm.get_input_embeddings().weight[0].any()
     assert find_shortcuts(lm, True).shares_prompts
@@ -155,7 +155,7 @@ def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
 
 
 def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
-    """Norms were compared in float32, and their bits were others in bfloat16."""
+    """A check in float32 says nothing about bfloat16."""
     lm, seen = random_lm("qwen2"), {}
 
     def look(check, lm):
@@ -180,8 +180,8 @@ def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
     assert not computes_in_float32(lm.bfloat16())
 
 
-def test_packed_passes_count_as_shared_prompts():
-    """The batch then says which rows share one; under gradient checkpointing nothing else would ask for it."""
+def test_packed_forwards_count_as_shared_prompts():
+    """So the batch has a prompt_index, also under gradient checkpointing."""
     policy = random_policy("qwen2")
     asked = []
     policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, on_gpu=True)
@@ -205,13 +205,13 @@ def hook(module):
 
 
 def replaced_forward(module):
-    """What Accelerate's hooks do."""
+    """As Accelerate's hooks do."""
     forward = module.forward
     module.forward = lambda x: 1.5 * forward(x)
 
 
 def subclass(module):
-    """What quantized layers are."""
+    """As quantized layers are."""
     plain = type(module)
     module.__class__ = type("Scaled", (plain,), {"forward": lambda self, x: 1.5 * plain.forward(self, x)})
 
@@ -221,7 +221,7 @@ def parametrization(module):
 
 
 def pruning(module):
-    """A hook makes the weight before each forward."""
+    """A pre-hook computes the weight before each forward."""
     mask = torch.rand(module.weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5
     torch.nn.utils.prune.custom_from_mask(module, "weight", mask)
     module.weight_orig.data.mul_(1.5)
@@ -240,8 +240,8 @@ KINDS = [hook, replaced_forward, subclass, parametrization, pruning, lora]
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @torch.no_grad()
-def test_no_shortcut_goes_past_a_module_that_does_more_than_its_weight(kind, place):
-    """LoRA on the head: `head.weight` was that of its base, and the samples never saw the adapter."""
+def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(kind, place):
+    """With LoRA on the head, `head.weight` was the base's, and samples never saw the adapter."""
     policy = random_policy("llama", tie_word_embeddings=False)
     ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0, torch.device("cpu"))
     before = policy.lm(ids).logits
@@ -278,7 +278,7 @@ def test_a_plain_head_is_recognized():
 
 
 def test_a_shortcut_that_one_process_refuses_is_off_on_all_of_them(tmp_path):
-    """Each took its own way, and the sums of metrics had different lengths: gloo aborted, NCCL would hang."""
+    """Otherwise their metrics have sums of different lengths: gloo aborts, NCCL hangs."""
     result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--output_dir", tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     assert "something is wrong here alone" in result.stderr
@@ -293,7 +293,7 @@ def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
 
 
 class OtherProcess:
-    """An accelerator of two processes, of which the other one refuses the shortcuts with these numbers."""
+    """An accelerator of two processes, of which the other one refuses the shortcuts with the given indices."""
 
     device, is_fsdp2 = torch.device("cpu"), False
 
@@ -321,7 +321,7 @@ def test_prompts_that_another_process_does_not_share_are_not_shared_here():
 
 @pytest.mark.parametrize("fault", [None, torch.OutOfMemoryError("CUDA out of memory")])
 def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault, monkeypatch):
-    """Where it does not fit there, passes are padded."""
+    """If it does not fit there, forwards are padded."""
     lm, moved = random_lm("qwen2"), []
 
     def packing_is_exact(lm):
@@ -336,7 +336,7 @@ def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault
     assert moved == ["the GPU", "tried", torch.device("cpu")]
 
 
-def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
+def test_under_fsdp2_packing_is_checked_on_gpus_only(monkeypatch):
     lm, tried = random_lm("qwen2"), []
     monkeypatch.setattr(shortcuts, "packing_is_exact_on", lambda *inputs: tried.append(1) or True)
     monkeypatch.setattr(shortcuts, "true_on_all", lambda answers, accelerator: list(answers))
