@@ -26,16 +26,15 @@ FILLER = 100.0  # in columns to come: a model that sees one by mistake is far of
 
 
 class GraphDecodeStep:
-    """Run the model on one more token of each of the R = B * n rows, by replaying a CUDA graph."""
+    """Run the model on one more token of each of the R = B * n rows, by replaying a CUDA graph.
+
+    `forward` returns the logits (R, V). `cache` and `mask` (B, P) are those of the prompts,
+    `position_ids` (B, 1) those of the first new tokens.
+    """
 
     failure = None  # why a recording of the last rollout failed, if one did
 
     def __init__(self, forward, cache, mask, position_ids, n, max_new_tokens, dtype):
-        """Copy the cache of B prompts, n times each, into tensors of fixed capacity.
-
-        `forward` returns the logits (R, V). `position_ids` (B, 1) are those of the first new token,
-        `mask` (B, P) that of the prompts. `dtype`, unless None, is that of the cache.
-        """
         GraphDecodeStep.failure = None
         self.forward = forward
         self.cache = cache
@@ -184,7 +183,6 @@ class StaticCacheLayer(DynamicLayer):
         self.values = repeat_and_pad(layer.values.to(dtype), n, start, capacity)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write keys and values (R, H, 1, D), and return those of all columns."""
         self.keys.index_copy_(2, self.column_index, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.column_index, value_states.to(self.values.dtype))
         return self.keys, self.values
