@@ -204,6 +204,10 @@ def hook(module):
     module.register_forward_hook(lambda module, inputs, output: 1.5 * output)
 
 
+def pre_hook(module):
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+
+
 def replaced_forward(module):
     """As Accelerate's hooks do."""
     forward = module.forward
@@ -220,6 +224,20 @@ def parametrization(module):
     torch.nn.utils.parametrize.register_parametrization(module, "weight", Scale())
 
 
+class Quantized(torch.Tensor):
+    """A weight that only `linear` knows how to read."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not torch.nn.functional.linear:
+            return super().__torch_function__(function, types, args, kwargs)
+        return 1.5 * function(args[0], args[1].as_subclass(torch.Tensor), *args[2:])
+
+
+def quantization(module):
+    module.weight = torch.nn.Parameter(module.weight.detach().as_subclass(Quantized), requires_grad=False)
+
+
 def pruning(module):
     """A pre-hook computes the weight before each forward."""
     mask = torch.rand(module.weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -227,30 +245,28 @@ def pruning(module):
     module.weight_orig.data.mul_(1.5)
 
 
-def lora(module_name, lm):
-    """Adapters that are no longer zero."""
+def lora(module):
+    """Return the module with an adapter that is not zero."""
     peft = pytest.importorskip("peft")
-    lm.add_adapter(peft.LoraConfig(target_modules=[module_name], init_lora_weights=False, lora_alpha=64))
+    config = peft.LoraConfig(target_modules=["0"], init_lora_weights=False, lora_alpha=64)
+    return peft.inject_adapter_in_model(config, torch.nn.Sequential(module))[0]
 
 
-PLACES = ["lm_head", "model.embed_tokens", "model.norm", "model.layers.0.self_attn.k_proj"]
-KINDS = [hook, replaced_forward, subclass, parametrization, pruning, lora]
+HEAD, EMBEDDING, NORM, KEYS = "lm_head", "model.embed_tokens", "model.norm", "model.layers.0.self_attn.k_proj"
+CASES = [(change, place) for change in (hook, replaced_forward, subclass) for place in (HEAD, EMBEDDING, NORM, KEYS)]
+CASES += [(change, place) for change in (parametrization, pruning) for place in (HEAD, EMBEDDING, NORM, KEYS)]
+CASES += [(pre_hook, place) for place in (HEAD, NORM, KEYS)] + [(quantization, place) for place in (HEAD, KEYS)]
+CASES += [(lora, place) for place in (HEAD, EMBEDDING, KEYS)]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("change, place", CASES, ids=lambda x: getattr(x, "__name__", x))
 @torch.no_grad()
-def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(kind, place):
+def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(change, place):
     """With LoRA on the head, `head.weight` was the base's, and samples never saw the adapter."""
     policy = random_policy("llama", tie_word_embeddings=False)
     ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0, torch.device("cpu"))
     before = policy.lm(ids).logits
-    if kind is lora:
-        if place == "model.norm":
-            pytest.skip("peft adapts no norm")
-        lora(place.rpartition(".")[2], policy.lm)
-    else:
-        kind(policy.lm.get_submodule(place))
+    policy.lm.set_submodule(place, change(policy.lm.get_submodule(place)) or policy.lm.get_submodule(place))
     assert policy.fast.plain_cache and policy.shares_prompts and policy.head_is_last
     config = sampling_config(policy, 1.0, 1.0, 12)
     output = policy.lm.generate(ids, attention_mask=mask.long(), generation_config=config, **policy.generate_kwargs(3))
