@@ -75,7 +75,7 @@ def test_sampling_is_that_of_stock_generate_and_of_the_training_forward(name):
     found = policy.lm.generate(**inputs, generation_config=greedy, **policy.generate_kwargs(1)).sequences
     assert torch.equal(found, stock)
     assert completion_mask(stock[:, 3:], policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
-    with seeded_sampling(policy, 0, torch.device("cpu")):
+    with seeded_sampling(policy, 0):
         config = sampling_config(policy, policy.temperature, 1.0, 16)
         output = policy.lm.generate(**inputs, generation_config=config, **policy.generate_kwargs(2))
     completions = output.sequences[:, 3:]

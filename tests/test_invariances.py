@@ -193,7 +193,7 @@ def packing(monkeypatch):
     """fast/packing.py, whose attention is a loop here."""
     packing = pytest.importorskip("fast.packing")
     monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
-    packing.let_sdpa_take_layouts()
+    packing.register_packed_sdpa()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

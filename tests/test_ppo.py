@@ -305,7 +305,7 @@ def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
     # Rotary frequencies stay in float32 where the weights are in bfloat16.
     _, args, _, policy = embedded("ppo", dtype="bfloat16")
     critic, batch = ppo.load_critic(args, policy), random_batch(vocabulary=16)
-    assert torch.equal(critic.states(batch)[2], policy.states(batch)[2])
+    assert torch.equal(critic.token_states(batch)[2], policy.token_states(batch)[2])
     assert critic.head.weight.dtype == torch.bfloat16
 
 

@@ -1,4 +1,4 @@
-"""As worker.py, with packed passes, as a GPU in bfloat16 has them; their attention is a loop here.
+"""worker.py with packed forwards, as on a GPU in bfloat16; their attention is a loop here.
 
 packed_worker.py <script> <folder>
 """
@@ -26,7 +26,7 @@ def main(name, folder):
         return attention.varlen_attn(*inputs, **options)
 
     module.load_policy, packing.varlen_attn = packed_policy, counted
-    packing.let_sdpa_take_layouts()
+    packing.register_packed_sdpa()
     worker.main(name, folder)
     assert passes
 

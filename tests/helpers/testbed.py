@@ -220,7 +220,7 @@ def varied(completions, **columns):
 
 def extra_of(module):
     """The arguments of `update` after those that all have."""
-    return ("coefficients",) if hasattr(module, "load_critic") else ()
+    return ("coefficients",) if hasattr(module, "Coefficients") else ()
 
 
 def trainable(module, args, policy):
@@ -233,14 +233,16 @@ def trainable(module, args, policy):
     with torch.no_grad():
         critic.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
     groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    return module.ActorCritic(policy, critic), groups, (module.Coefficients(args),)
+    return module.ActorCritic(policy, critic), groups, ()
 
 
 class GradientRecorder:
     """In the place of an optimizer: keeps the gradients of each optimizer step and changes nothing."""
 
     def __init__(self, model, groups):
-        self.model, self.param_groups, self.steps = model, groups, []
+        groups = list(groups)
+        groups = groups if isinstance(groups[0], dict) else [{"params": groups}]
+        self.model, self.param_groups, self.steps = model, [group | {"lr": 0.0} for group in groups], []
 
     def step(self):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
