@@ -19,7 +19,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
-ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
+ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/, harness/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
@@ -104,11 +104,11 @@ def pytest_runtest_setup(item):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
-        from harness.launch import uses_cpu
+        from harness.launch import use_cpu
 
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
-        if uses_cpu():
+        if use_cpu():
             pytest.skip("needs a GPU with float64, and torch sees none here")
     missing = {name for mark in item.iter_markers("needs") for name in mark.args if not importlib.util.find_spec(name)}
     if missing:
@@ -132,13 +132,13 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory):
-    """The folder of a run of the linear model of small_run.py that has ended, with a checkpoint."""
+    """The folder of a finished run of the linear model of small_run.py, with a checkpoint."""
     from small_run import advance, start
 
     run, optimizer, numbers = start(tmp_path_factory.mktemp("ended"))
     numbers.values = [0.1 + 0.2]
     advance(run, optimizer)
-    run.close(0)
+    run.lock.release()
     return run.folder
 
 

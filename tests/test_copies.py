@@ -1,4 +1,4 @@
-"""A fork is a copy of some files: each script runs with common/ alone, and its test with the helpers that it names."""
+"""A fork is a copy of some files: a script runs with common/ and harness/ alone, and its test with its helpers."""
 
 import ast
 import re
@@ -28,9 +28,9 @@ def with_fast(names):
 
 
 @pytest.mark.parametrize("name, more", with_fast(ALL))
-def test_a_script_and_common_run_in_an_empty_folder(name, more, tmp_path):
-    """It trains, evaluates and saves, grpo.py also resumes, and it says in one line what it does not know."""
-    copy(tmp_path, f"{name}.py", "common", *more)
+def test_a_script_with_common_and_harness_runs_in_an_empty_folder(name, more, tmp_path):
+    """It trains, evaluates and saves, grpo.py also resumes, and an unknown option is one line."""
+    copy(tmp_path, f"{name}.py", "common", "harness", *more)
     steps = [1, 2] if name == "grpo" else [1]
     result = run_processes(COPIED, "run", tmp_path, f"{name}.py", *map(str, steps), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -44,7 +44,7 @@ def test_a_script_and_common_run_in_an_empty_folder(name, more, tmp_path):
 
 
 def named(path, found=()):
-    """A file of tests/ and the helpers that it imports, with those that they import."""
+    """Return a file of tests/, the helpers that it imports, and those that they import."""
     names = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         names |= {node.module} if isinstance(node, ast.ImportFrom) else set()
@@ -58,7 +58,7 @@ def named(path, found=()):
 
 def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     helpers = named("tests/test_grpo.py") | named("tests/conftest.py")
-    copy(tmp_path, "grpo.py", "common", "pyproject.toml", *sorted(helpers))
+    copy(tmp_path, "grpo.py", "common", "harness", "pyproject.toml", *sorted(helpers))
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^[1-9]\d+ passed", result.stdout, re.MULTILINE), result.stdout[-300:]
@@ -70,8 +70,8 @@ FAST = "row_without or zero_advantages or bad_input or cases_say or mean_over or
 
 @pytest.mark.beside("examples", "vectors")
 def test_the_suites_run_over_a_copy_of_each_script_under_another_name(tmp_path):
-    """The fast half of what `pytest --script` runs: nothing asks what a script is called."""
-    copy(tmp_path, "conftest.py", "pyproject.toml", "common", "tests", "examples", "vectors")
+    """The fast half of what `pytest --script` runs: no test depends on the name of a script."""
+    copy(tmp_path, "conftest.py", "pyproject.toml", "common", "harness", "tests", "examples", "vectors")
     words = []
     for name in ALL:
         shutil.copy(ROOT / f"{name}.py", tmp_path / f"own_{name}.py")

@@ -5,13 +5,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import dapo
-from common.batches import Completion, left_pad
+from common.batches import Samples, left_pad
+from common.masked import completion_mask
+from common.rewards import RULES, Reward
 from harness.data import Prompt
 from harness.errors import InputError
-from common.masked import completion_mask
 from harness.metrics import Metrics
-from common.rewards import RULES, Reward
-from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, metric_rows
+from small_run import completion
+from testbed import metric_rows
 from threads import Processes
 
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
@@ -65,23 +66,25 @@ def scripted(right, seen):
             "rollout_logprobs": pad_sequence(logprobs, True),
             "prompt_index": torch.arange(len(prompts)).repeat_interleave(n)[:, None],
         }
-        correct = torch.tensor([float(row < right(i)) for i, row in rows], dtype=torch.float64)
-        rewards = 2 * correct - 1
-        return batch, ["text"] * len(rows), rewards, correct, {"accuracy": rewards}
+        rewards = 2 * torch.tensor([float(row < right(i)) for i, row in rows], dtype=torch.float64) - 1
+        completions = [completion(f"{i} {row}", ids) for ids, (i, row) in zip(tokens, rows, strict=True)]
+        return Samples(batch, prompts, completions, rewards, {"accuracy": rewards})
 
     return sample_and_score
 
 
 def sample(right, processes=1, steps=1, scripted=scripted, **options):
-    """`dynamic_sampling` on W processes: for each rank a list of (batch, tokens, metrics), one for a step; the calls."""
+    """Run `dynamic_sampling` on W processes; return a list of (samples, metrics) of each step for each rank, and the
+    calls of `sample_and_score`."""
     world, seen, args = Processes(processes), [], args_of(**options)
 
     def run(accelerator):
         sampler, results = InOrder(accelerator), []
         for step in range(1, steps + 1):
-            metrics = Metrics()
-            batch, tokens, _ = dapo.dynamic_sampling(accelerator, scripted(right, seen), sampler, step, args, metrics)
-            results.append((batch, tokens, metrics.reduce(accelerator)))
+            metrics, seed = Metrics(), (args.seed, accelerator.process_index, step)
+            with metrics.timed("rollout"):
+                samples = dapo.dynamic_sampling(accelerator, scripted(right, seen), sampler, seed, args, metrics)
+            results.append((samples, metrics.reduce(accelerator)))
         return results
 
     ranks = world.run(run)
@@ -90,9 +93,9 @@ def sample(right, processes=1, steps=1, scripted=scripted, **options):
 
 
 def groups_of(ranks, step=0):
-    """The prompts that each rank has kept, in the order of its batch; None where it has no batch."""
-    batches = [results[step][0] for results in ranks]
-    return [batch and (batch["prompts"][::G, -1] - 10).tolist() for batch in batches]
+    """Return the prompts that each rank has kept, in the order of its batch; None where it has no batch."""
+    kept = [results[step][0] for results in ranks]
+    return [samples and (samples.batch["prompts"][::G, -1] - 10).tolist() for samples in kept]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
@@ -103,8 +106,8 @@ def test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right
     informative = [[i for i in range(rank, drawn, processes) if 0 < i % 5 < 4] for rank in range(processes)]
     share = 8 // processes
     assert groups_of(ranks) == [own[:share] for own in informative]
-    metrics = ranks[0][0][2]
-    assert all(results[0][2] == metrics for results in ranks)
+    metrics = ranks[0][0][1]
+    assert all(results[0][1] == metrics for results in ranks)
     assert metrics["sampling/rounds"] == drawn / 8 == {1: 2, 2: 2, 4: 2}[processes]
     assert metrics["sampling/surplus"] == sum(len(own) - share for own in informative) / processes
     assert metrics["sampling/keep_rate"] == sum(map(len, informative)) / drawn
@@ -113,7 +116,6 @@ def test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right
     lengths = [length(i, row) for i in range(drawn) for row in range(G)]
     assert metrics["reward/accuracy"] == pytest.approx(sum(i % 5 for i in range(drawn)) / drawn / G)
     assert metrics["completion/length"] == pytest.approx(sum(lengths) / len(lengths))
-    assert sum(results[0][1] for results in ranks) == sum(lengths)
     penalties = [-max(0, n - 3) / 4 for n in lengths]
     assert metrics["overlong/penalty"] == pytest.approx(sum(penalties) / len(penalties))
 
@@ -121,8 +123,10 @@ def test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right
 def test_the_rows_that_are_kept_stay_whole():
     """They come from several rounds, each padded to another width."""
     ranks, _ = sample(lambda i: i % 5, processes=2, overlong="soft", max_new_tokens=7, overlong_cache=4)
-    for (batch, *_), *_ in ranks:
+    for (samples, _), *_ in ranks:
+        batch = samples.batch
         assert {len(column) for column in batch.values()} == {4 * G}
+        assert [prompt.columns["index"] for prompt in samples.prompts] == (batch["prompts"][::G, -1] - 10).tolist()
         for r in range(4 * G):
             i, row = int(batch["prompts"][r, -1]) - 10, r % G
             n, mask = length(i, row), batch["completion_mask"][r]
@@ -132,7 +136,10 @@ def test_the_rows_that_are_kept_stay_whole():
             assert batch["rollout_logprobs"][r, :n].tolist() == [-float(100 * i + row + 1)] * n
             assert batch["prompts"][r][batch["prompt_mask"][r]].tolist() == [9] * (1 + i % 3) + [10 + i]
             assert not batch["truncated"][r] and int(batch["prompt_index"][r]) == r // G
-            assert float(batch["rewards"][r]) == (1 if row < i % 5 else -1) - max(0, n - 3) / 4
+            right = 1 if row < i % 5 else -1
+            assert float(samples.rewards[r]) == right - max(0, n - 3) / 4
+            assert float(samples.reward_terms["accuracy"][r]) == right  # before the penalty
+            assert samples.completions[r].text == f"{i} {row}"
 
 
 def test_rewards_that_differ_by_rounding_or_by_the_penalty_alone_agree():
@@ -142,9 +149,10 @@ def test_rewards_that_differ_by_rounding_or_by_the_penalty_alone_agree():
         inner = scripted(right, seen)
 
         def sample_and_score(*inputs, **options):
-            batch, texts, rewards, correct, parts = inner(*inputs, **options)
-            rounded = torch.tensor([0.3, 0.1 + 0.2]).double().repeat(len(rewards) // 2)
-            return batch, texts, torch.where(rewards < 0, rounded, rewards), correct, parts
+            samples = inner(*inputs, **options)
+            rounded = torch.tensor([0.3, 0.1 + 0.2]).double().repeat(len(samples.rewards) // 2)
+            samples.rewards = torch.where(samples.rewards < 0, rounded, samples.rewards)
+            return samples
 
         return sample_and_score
 
@@ -161,7 +169,7 @@ def test_after_the_last_round_the_poorest_process_decides_how_many_groups_are_us
     assert len(seen) == 3 * processes
     own = [list(range(rank, 7, processes))[:used] for rank in range(processes)]
     assert groups_of(ranks) == [kept or None for kept in own]
-    metrics = ranks[0][0][2]
+    metrics = ranks[0][0][1]
     assert metrics["sampling/rounds"] == 3 and metrics["sampling/short"] == 1
     assert metrics["sampling/surplus"] == 7 / processes - used
 
@@ -177,7 +185,7 @@ def test_surplus_is_dropped_and_never_comes_back():
     ranks, _ = sample(lambda i: int(i % 8 < 6), steps=2)
     assert groups_of(ranks, 0) == [[0, 1, 2, 3, 4, 5, 8, 9]]  # 10 to 13 were informative, too
     assert groups_of(ranks, 1) == [[16, 17, 18, 19, 20, 21, 24, 25]]
-    assert ranks[0][0][2]["sampling/surplus"] == 4
+    assert ranks[0][0][1]["sampling/surplus"] == 4
 
 
 def test_each_round_samples_its_own_prompts_by_a_seed_of_its_own():
@@ -208,13 +216,11 @@ def test_each_round_samples_its_own_prompts_by_a_seed_of_its_own():
 def test_the_accuracy_is_1_or_minus_1_and_nothing_else_is_recoded(names, rewards):
     rules = RULES | {"own": RULES["accuracy"]}
     functions = [Reward(name, weight, rules[name]) for name, weight in zip(names, (2.0, 0.5), strict=False)]
-    texts = [Completion(text) for text in ("#### 1", "#### 0", "none")]
-    for text in texts:
-        text.truncated = False
-    found, parts = dapo.compute_rewards(functions, [Prompt([1], "q", "1", {})], texts)
+    texts = [completion(text) for text in ("#### 1", "#### 0", "none")]
+    found, terms = dapo.compute_rewards(functions, [Prompt([1], "q", "1", {})], texts, 3)
     assert found.tolist() == rewards
     if "format" in names:
-        assert parts["format"].tolist() == [1, 1, 0]
+        assert terms["format"].tolist() == [1, 1, 0]
 
 
 # --- overlong ---
@@ -242,7 +248,13 @@ def run(folder, options):
 
 
 def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_group(monkeypatch, tmp_path):
-    batches = []
+    batches, logged, log_step = [], [], dapo.Run.log_step
+
+    def spy(run, metrics, samples):
+        logged.append(samples)
+        log_step(run, metrics, samples)
+
+    monkeypatch.setattr(dapo.Run, "log_step", spy)
     monkeypatch.setattr(dapo, "update", lambda *arguments: batches.append(arguments[4]))
     options = "--prompts_per_step 4 --max_sampling_rounds 20 --max_new_tokens 16 --max_steps 1"
     rows = run(tmp_path, f"--overlong filter {options}")
@@ -251,30 +263,13 @@ def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_gr
     assert 0 < truncated.sum() < len(truncated)
     assert not batch["loss_mask"][truncated].any() and batch["completion_mask"][truncated].any(dim=1).all()
     assert torch.equal(batch["loss_mask"][~truncated], batch["completion_mask"][~truncated])
-    groups = batch["rewards"].view(-1, 4)
+    (samples,) = logged
+    groups = samples.rewards.view(-1, 4)
     expected = (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 1e-6)
     torch.testing.assert_close(batch["advantages"].view(-1, 4), expected.float())
-    assert set(batch["rewards"].tolist()) == {1.0, -1.0}
+    assert set(samples.rewards.tolist()) == {1.0, -1.0}
     assert rows[-1]["completion/truncated"] > 0 and rows[-1]["overlong/penalty"] == 0
-    assert rows[-1]["reward/mean"] == pytest.approx(float(batch["rewards"].mean()))
-
-
-# --- the update ---
-
-
-def test_the_mean_over_groups_in_an_update():
-    """Each group has its own tokens as denominator, also where it spans micro-batches."""
-    options = dict(group_size=G, prompts_per_step=8, num_minibatches=1, token_mean="group")
-    module, args, tokenizer, policy = embedded("dapo", **options, max_grad_norm=0.0, micro_batch_size=6)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch = fill(module, batch, rewards, args)
-    (whole,), _ = gradients(module, args, policy, batch)
-    alone = []
-    for start in range(0, len(rewards), G):
-        part = {name: column[start : start + G] for name, column in batch.items()}
-        alone += gradients(module, args, policy, part)[0]
-    mean = [torch.stack(parts).mean(dim=0) for parts in zip(*alone, strict=True)]
-    assert largest_difference(whole, mean) < 1e-5 * max(float(g.abs().max()) for g in mean)
+    assert rows[-1]["reward/mean"] == pytest.approx(float(samples.rewards.mean()))
 
 
 # --- a run ---
@@ -283,7 +278,7 @@ def test_the_mean_over_groups_in_an_update():
 def test_a_run_with_nothing_left_to_learn_ends_with_a_line_an_evaluation_and_its_model(tmp_path, capsys):
     """A loop that never ends, or a traceback. At this temperature the completions of a group are equal."""
     rows = run(tmp_path, "--max_steps 5 --temperature 1e-4 --max_sampling_rounds 2 --max_new_tokens 24")
-    assert "\nstep 1: nearly all groups have equal rewards: nothing is left to learn\n" in capsys.readouterr().out
+    assert "\nstep 1: nearly all groups have equal rewards: training ends\n" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1]
     assert rows[1]["sampling/short"] == 1 and rows[1]["sampling/rounds"] == 2
     assert "eval/pass@1" in rows[1] and "reward/mean" not in rows[1] and "optim/lr" not in rows[1]
@@ -305,7 +300,6 @@ def test_no_answers_are_needed_with_a_reward_that_needs_none(tmp_path):
         ("--overlong_cache 0", "--overlong_cache 0"),
         ("--max_sampling_rounds 0", "--max_sampling_rounds 0"),
         ("--overlong both", "both"),
-        ("--token_mean row", "row"),
     ],
 )
 def test_bad_input(arguments, word, tmp_path, monkeypatch):

@@ -10,11 +10,12 @@ from accelerate import Accelerator
 
 import dcpo
 import grpo
-from harness.data import Prompt
+from common.rewards import correctness
+from harness.data import EMBEDDED, Prompt
 from harness.errors import InputError
-from common.rewards import correctness, load_rewards
+from harness.reward_functions import load_rewards
 from small_run import completion
-from testbed import ROOT, b1, metric_rows, totals_of
+from testbed import b1, metric_rows, totals_of
 
 
 def args_of(**options):
@@ -131,7 +132,7 @@ def test_constant_rewards_give_exactly_zero_at_every_visit(value, dtype):
 
 
 def test_rewards_that_differ_by_rounding_are_constant():
-    # Weighted parts, 0.1 + 0.2 beside 0.3, over six visits: without an epsilon the advantages were -1.2.
+    # Weighted terms, 0.1 + 0.2 beside 0.3, over six visits: without an epsilon the advantages were -1.2.
     groups = [[0.3, 0.1 + 0.2, 0.3, 0.3], [0.3] * 4, [0.1 + 0.2] * 4] * 2
     assert all(advantages == [0.0] * 4 for advantages, _ in visits_of(groups, args_of()))
     assert all(x != 0 for x in visits_of([*groups, [0.3, 0.31, 0.3, 0.3]], args_of())[-1][0])
@@ -200,7 +201,7 @@ def test_a_prompt_drawn_twice_in_a_step_is_one_visit_of_which_the_last_group_cou
 
 def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch):
     """It says that it is the second of two, and is alone: the first prompt of a draw, of all four, is not visited."""
-    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = (EMBEDDED["embedded"] / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:4]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(rows[4:6]), encoding="utf-8")
     rollout, advantages, seen = dcpo.rollout, dcpo.compute_advantages, []
@@ -229,7 +230,7 @@ def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch
 
 def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
     """Eight problems that are drawn in every step, so that the advantages of steps 3 and 4 need the first two."""
-    rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = (EMBEDDED["embedded"] / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:8]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(rows[8:12]), encoding="utf-8")
     original, seen = dcpo.smoothed_advantages, []
@@ -256,19 +257,27 @@ def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):
 # --- rewards, options ---
 
 
-def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
+def test_a_missing_answer_lowers_the_accuracy_by_one():
     texts = ["#### 3", "#### 4", "no answer", "#### 3", r"\boxed{", "#### 3"]
     texts = [completion(text, truncated=i == 3) for i, text in enumerate(texts)]  # an answer at its end is none
     prompts = [Prompt([], "q", "3", {})] * 5 + [Prompt([], "q", None, {})]
     args = args_of(reward=["accuracy", "format"], reward_weights=[2.0, 0.5])
-    rewards, parts = dcpo.compute_rewards(load_rewards(args), prompts, texts)
-    assert parts["accuracy"][:5].tolist() == [1, 0, -1, -1, -1] and parts["accuracy"][5].isnan()
-    assert parts["format"].tolist() == [1, 1, 0, 0, 0, 1]
-    assert correctness(prompts, texts, parts)[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
+    rewards, terms = dcpo.compute_rewards(load_rewards(args), prompts, texts, 6)
+    assert terms["accuracy"][:5].tolist() == [1, 0, -1, -1, -1] and terms["accuracy"][5].isnan()
+    assert terms["format"].tolist() == [1, 1, 0, 0, 0, 1]
+    assert correctness(prompts, texts, terms)[:5].tolist() == [1, 0, 0, 0, 0]  # pass@k does not see the coding
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
-    rewards, parts = dcpo.compute_rewards(load_rewards(args_of(reward=["format"])), prompts[:5], texts[:5])
+    rewards, terms = dcpo.compute_rewards(load_rewards(args_of(reward=["format"])), prompts[:5], texts[:5], 5)
     assert rewards.tolist() == [1, 1, 0, 0, 0]
-    assert correctness(prompts[:5], texts[:5], parts).tolist() == [1, 0, 0, 0, 0]
+    assert correctness(prompts[:5], texts[:5], terms).tolist() == [1, 0, 0, 0, 0]
+
+
+def test_an_answer_inside_an_unfinished_thought_is_none():
+    """The prompt ends with <think>, so that the completion starts inside a thought."""
+    prompts = [Prompt([], "q", "3", starts_in_thought=thought) for thought in (True, False)]
+    texts = [completion("the answer is 4")] * 2
+    _, terms = dcpo.compute_rewards(load_rewards(args_of(reward=["accuracy"])), prompts, texts, 1)
+    assert terms["accuracy"].tolist() == [-1, 0]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +285,6 @@ def test_an_answer_that_is_missing_costs_the_accuracy_part_one():
     [
         ("--max_ratio 1", "max_ratio 1.0"),
         ("--max_ratio nan", "max_ratio nan"),
-        ("--max_ratio inf", "max_ratio inf"),
     ],
 )
 def test_bad_options(arguments, message, tmp_path, monkeypatch):

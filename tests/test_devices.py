@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
 import conftest
 import grpo
-from harness.launch import launch, uses_cpu
-from harness.metrics import peak_memory_gb
 from common.sampling import seeded_sampling
 from devices import VARIABLES, asks_for_gpu
+from harness.launch import make_accelerator, use_cpu
+from harness.metrics import peak_memory_gb
 
 # --- the suite ---
 
@@ -68,9 +69,9 @@ def pretend(monkeypatch, kind):
 )
 def test_the_accelerator_of_torch_is_used_unless_it_has_no_float64(kind, on_cpu, monkeypatch):
     pretend(monkeypatch, kind)
-    assert uses_cpu() == on_cpu
+    assert use_cpu() == on_cpu
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert uses_cpu()
+    assert use_cpu()
 
 
 def test_accelerate_is_given_the_choice(monkeypatch):
@@ -85,7 +86,7 @@ def test_accelerate_is_given_the_choice(monkeypatch):
     for asked in ("false", "true"):
         monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
         with pytest.raises(ZeroDivisionError):
-            launch(grpo.Args())
+            make_accelerator(grpo.Args())
     assert given == [False, True]
 
 
@@ -93,18 +94,25 @@ def test_a_launch_switches_the_attention_of_cudnn_off(monkeypatch):
     """With a mask its gradient can be NaN."""
     asked = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
-    launch(grpo.Args())
+    make_accelerator(grpo.Args())
     assert asked == [False]
 
 
 # --- what the device has of its own ---
 
 
+class OnXpu(torch.nn.Module):
+    """A module that says that its weights are on an XPU."""
+
+    def parameters(self):
+        return iter([types.SimpleNamespace(device=torch.device("xpu"))])
+
+
 def test_a_stream_of_random_numbers_leaves_the_device_as_it_was(monkeypatch):
     states = {"xpu": "before"}
     monkeypatch.setattr(torch.xpu, "get_rng_state", lambda device: states[str(device)])
     monkeypatch.setattr(torch.xpu, "set_rng_state", lambda state, device: states.update({str(device): state}))
-    with seeded_sampling(torch.nn.Linear(1, 1), 0, torch.device("xpu")):
+    with seeded_sampling(OnXpu(), 0):
         states["xpu"] = "drawn from"
     assert states == {"xpu": "before"}
 

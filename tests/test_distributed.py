@@ -1,4 +1,4 @@
-"""common/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
+"""harness/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import worker
 from harness.errors import InputError
-from harness.launch import SMALL_MODEL, launch, on_first, set_threads, set_up_deepspeed, set_up_fsdp
+from harness.launch import SMALL_MODEL, call_on_main, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
 from harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
@@ -158,7 +158,7 @@ def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
     # `accelerate launch --multi_gpu` on CPU: two processes, each thinks it is alone, both write the same files.
     monkeypatch.setattr("harness.launch.world_size", lambda: 2)
     with pytest.raises(InputError, match="Accelerate sees 1 of 2 processes"):
-        launch(script("grpo").Args())
+        make_accelerator(script("grpo").Args())
 
 
 @pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
@@ -212,16 +212,16 @@ def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, 
 
     monkeypatch.setattr("harness.launch.broadcast_object_list", broadcast)
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert on_first(types.SimpleNamespace(is_main_process=True), find) == "a folder"
+        assert call_on_main(types.SimpleNamespace(is_main_process=True), find) == "a folder"
     monkeypatch.setattr("harness.launch.broadcast_object_list", lambda values: sent.pop())
     with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert on_first(types.SimpleNamespace(is_main_process=False), find) == "a folder"
+        assert call_on_main(types.SimpleNamespace(is_main_process=False), find) == "a folder"
     assert len(called) == 1 and not sent  # one call, and as many broadcasts on both
 
 
 def test_under_ddp_gradients_lie_in_the_buckets_that_are_sent():
     """Else a second copy of them stays beside the buckets while AdamW steps."""
-    handler = launch(script("grpo").Args()).ddp_handler
+    handler = make_accelerator(script("grpo").Args()).ddp_handler
     assert handler.gradient_as_bucket_view and not handler.broadcast_buffers
 
 

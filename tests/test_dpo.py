@@ -1,19 +1,15 @@
-"""dpo.py: its losses by literal loops, and the pairs that it makes."""
+"""dpo.py: its losses by literal loops, sums over completions, and runs on given pairs."""
 
-import json
 import math
-import shutil
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 import dpo
-from harness.data import Prompt, load_prompts
 from harness.errors import InputError
 from harness.metrics import Metrics
 from harness.pairs import Pair
-from common.rewards import Reward
 from testbed import GradientRecorder, embedded, metric_rows
 
 VARIANTS = {
@@ -56,7 +52,7 @@ def at_h(h, **options):
         torch.zeros(1),
         torch.tensor(1),
     )
-    loss = dpo.preference_loss(chosen, zero, zero, zero, length, dpo.Args(**options))
+    loss = dpo.preference_loss(chosen, zero, zero, zero, length, dpo.Args(nll_coef=0.0, **options))
     return float(loss.detach()), float(torch.autograd.grad(loss.sum(), chosen)[0])
 
 
@@ -123,8 +119,7 @@ def test_losses_and_metrics_of_pairs_are_those_of_sums_over_the_completion_with_
 
 def test_a_common_beginning_cancels(model):
     # The log-probs of the first two tokens are the same in both completions: h, and so its gradient, is without them.
-    _, args, _, policy = model
-    pair = PAIRS[0]
+    policy, args, pair = model[3], dpo.Args(nll_coef=0.0), PAIRS[0]
     longer = Pair(
         [*pair.prompt, *pair.chosen[:2]], pair.chosen[2:], pair.rejected[2:], pair.ref_chosen, pair.ref_rejected
     )
@@ -136,151 +131,80 @@ def test_a_common_beginning_cancels(model):
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_loss_of_pairs_that_is_not_finite_ends_the_run():
+def test_an_update_on_pairs_that_is_not_finite_is_left_out():
     _, args, _, policy = embedded("dpo")
-    recorder, pairs = GradientRecorder(policy, []), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
-    with pytest.raises(InputError, match=r"loss nan, .* not finite"):
-        dpo.update(Accelerator(cpu=True), policy, recorder, pairs, args, Metrics())
-    assert recorder.steps == []  # before the weights are spoilt
+    recorder, pairs = GradientRecorder(policy, policy.parameters()), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
+    metrics = Metrics()
+    dpo.update(Accelerator(cpu=True), policy, recorder, pairs, args, metrics)
+    assert recorder.steps == [] and metrics.problem.startswith("update 1 is not finite: loss nan")
 
 
-# --- pairs of its own ---
+# --- a run ---
 
 
 def run(folder, *arguments):
-    """A quick run of two rounds; later arguments win."""
-    quick = "--rounds 2 --pair_prompts 64 --pair_samples 4 --pairs_per_step 8 --eval_prompts 8 --eval_samples 4"
+    quick = "--pairs_per_step 8 --eval_prompts 8 --eval_samples 4 --max_new_tokens 24"
     dpo.main([*quick.split(), "--output_dir", str(folder), *map(str, arguments)])
+    return metric_rows(folder)
 
 
-def sampler_of(policy, tokenizer, functions, args):
-    """The `sample_and_score` of main."""
-
-    def sample_and_score(prompts, n, temperature, top_p, seed):
-        batch = dpo.rollout(policy, prompts, n, temperature, top_p, seed, args)
-        texts = dpo.completion_texts(tokenizer, batch)
-        rewards, parts = dpo.compute_rewards(functions, prompts, texts)
-        return batch, texts, rewards, dpo.correctness(prompts, texts, parts), parts
-
-    return sample_and_score
-
-
-def rows_of(file):
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-def test_the_written_pairs_are_the_trained_pairs(tmp_path):
-    # Read again by --dataset they give the same tokens, so the same run.
-    run(tmp_path / "own", "--rounds", 1)
-    for name in ("train", "test"):
-        shutil.copy(tmp_path / "own" / "pairs-round-1.jsonl", tmp_path / f"{name}.jsonl")
-    run(tmp_path / "given", "--rounds", 1, "--dataset", tmp_path, "--eval_dataset", "embedded")
-    own, given = (metric_rows(tmp_path / name) for name in ("own", "given"))
-    for a, b in zip(own[1:], given[1:], strict=True):
-        assert all(a[key] == b[key] for key in a if key.startswith(("optim/", "rewards/", "logps/", "completion/")))
-    assert given[-1]["eval/pass@1"] == own[-1]["eval/pass@1"]  # and the prompts of --eval_dataset are evaluated
-
-
-def test_rewards_that_differ_by_rounding_make_no_pair_nor_do_those_that_are_missing(model):
-    _, _, tokenizer, policy = model
-    args = dpo.Args(pair_samples=4, max_new_tokens=12)
-    sums = [None, 0.3, 0.1 + 0.2, None]
-    functions = [Reward("sums", 1.0, lambda completions, **columns: sums * (len(completions) // 4))]
-    prompts, metrics, accelerator = load_prompts(args, tokenizer)[0][:16], Metrics(), Accelerator(cpu=True)
-    sample = sampler_of(policy, tokenizer, functions, args)
-    pairs, _ = dpo.make_pairs(accelerator, sample, prompts, 1, args, metrics)
-    result = metrics.reduce(accelerator)
-    assert pairs == [] and result["pairs/yield"] == 0 and result["pairs/truncated"] < 0.5
-
-
-def test_pairs_are_made_by_reward_and_never_of_cut_completions(model, tmp_path, monkeypatch):
-    _, _, tokenizer, policy = model
-    (tmp_path / "short.py").write_text(
-        "def short(prompts, completions, **kwargs): return [-len(c) for c in completions]", encoding="utf-8"
-    )
-    monkeypatch.chdir(tmp_path)
-    args = dpo.Args(reward=["short.py:short"], pair_samples=6, max_new_tokens=12)
-    prompts, metrics = load_prompts(args, tokenizer)[0][:40], Metrics()
-    sample = sampler_of(policy, tokenizer, dpo.load_rewards(args), args)
-    made = dpo.make_pairs(Accelerator(cpu=True), sample, prompts, 1, args, metrics)
-    pairs, rows = made
-    assert 0 < len(pairs) == len(rows) <= 40
-    for pair, row in zip(pairs, rows, strict=True):
-        assert pair.chosen[-1] == pair.rejected[-1] == tokenizer.eos_token_id
-        assert len(pair.chosen) < len(pair.rejected) <= 12  # answers in steps are longer than that and cut
-        assert len(row["chosen"]) < len(row["rejected"]) and tokenizer.decode(pair.chosen[:-1]) == row["chosen"]
-    result = metrics.reduce(Accelerator(cpu=True))
-    assert result["pairs/yield"] == pytest.approx(len(pairs) / 40) and 0.1 < result["pairs/truncated"] < 0.7
-
-
-def test_conversational_prompts_give_conversational_pairs():
-    turns, tools = [{"role": "user", "content": "7+5?"}], [{"type": "function"}]
-    prompt = Prompt([1], turns, "12", {"answer": "#### 12", "tools": tools})
-    row = dpo.preference_row(prompt, "#### 12", "#### 11")
-    assert row["prompt"] is turns and row["tools"] is tools and "answer" not in row
-    assert row["chosen"] == [{"role": "assistant", "content": "#### 12"}]
-    assert row["rejected"] == [{"role": "assistant", "content": "#### 11"}]
-
-
-def test_max_steps_zero_evaluates_and_makes_the_pairs(tmp_path, monkeypatch):
+def test_max_steps_zero_only_evaluates_by_sampling(few_pairs, tmp_path, monkeypatch):
     original, calls = dpo.rollout, []
     monkeypatch.setattr(dpo, "rollout", lambda *options: calls.append(options[2:6]) or original(*options))
-    run(tmp_path, "--max_steps", 0, "--seed", 3, "--temperature", 1.3, "--eval_temperature", 0.7, "--eval_top_p", 0.9)
-    assert sorted(calls) == [(4, 0.7, 0.9, (3, 0, 0)), (4, 1.3, 1.0, (3, 0, 1, 1))]  # n, temperature, top_p, seed
-    (row,) = metric_rows(tmp_path)
-    assert {"eval/pass@1", "pairs/made", "pairs/yield", "pairs/accuracy"} <= row.keys()
-    assert len(rows_of(tmp_path / "pairs-round-1.jsonl")) == row["pairs/made"]
-    samples = rows_of(tmp_path / "samples.jsonl")  # of four prompts
-    assert len(samples) == 16 and all(sample["evaluation"] for sample in samples)
-    assert not (tmp_path / "pairs-round-2.jsonl").exists() and not (tmp_path / "model").exists()
+    options = ["--seed", 3, "--eval_temperature", 0.7, "--eval_top_p", 0.9, "--eval_dataset", "embedded"]
+    (row,) = run(tmp_path, *few_pairs, "--max_steps", 0, *options)
+    assert calls == [(4, 0.7, 0.9, (3, 0, 0))]  # n, temperature, top-p, seed
+    assert {"eval/pass@1", "eval/pass@4", "eval/reward", "eval/length"} <= row.keys()
+    assert not (tmp_path / "model").exists()
 
 
-def test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_ends(tmp_path):
-    """It went on to the end of the pairs."""
-    run(tmp_path, "--max_steps", 2, "--save_every", 1)
-    run(tmp_path, "--max_steps", 1, "--save_every", 1, "--resume")
-    assert metric_rows(tmp_path)[-1]["step"] == 2 and (tmp_path / "model").exists()
+def test_held_out_pairs_are_evaluated_against_the_reference(few_pairs, tmp_path):
+    rows = run(tmp_path, *few_pairs, "--max_steps", 3, "--learning_rate", 1e-3, "--nll_coef", 0)
+    assert [row["step"] for row in rows if "eval/loss" in row] == [0, 3]
+    # The policy is its own reference before the first step.
+    assert rows[0]["eval/loss"] == pytest.approx(math.log(2)) and rows[0]["eval/margin"] == pytest.approx(0, abs=1e-4)
+    assert rows[3]["eval/loss"] < math.log(2) and rows[3]["eval/accuracy"] > 0.5
+    assert "eval/pass@1" not in rows[0]
 
 
-def test_a_first_round_without_a_pair_says_what_a_pair_is(tmp_path):
-    with pytest.raises(InputError, match=r"0 pairs x 1 passes do not fill a step"):
-        run(tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
+def test_a_run_goes_over_the_pairs_num_epochs_times(few_pairs, tmp_path):
+    rows = run(tmp_path / "a", *few_pairs, "--num_epochs", 2, "--pairs_per_step", 64, "--lr_scheduler", "linear")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]  # of 96 pairs
+    rates = [row["optim/lr"] for row in rows[1:]]
+    assert rates == pytest.approx([rates[0], rates[0] * 2 / 3, rates[0] / 3])  # 0 at the end of the pairs
+    with pytest.raises(InputError, match=r"96 pairs x 1 epochs do not fill a step: lower --pairs_per_step"):
+        run(tmp_path / "b", *few_pairs, "--pairs_per_step", 97)
 
 
-def test_a_round_without_enough_pairs_ends_the_run(tmp_path, monkeypatch, capsys):
-    with pytest.raises(InputError, match=r"pairs x 1 passes do not fill a step of 128"):
-        run(tmp_path / "a", "--pairs_per_step", 128)
-    original, made = dpo.make_pairs, []
+def test_nll_is_on_for_the_embedded_pairs_alone():
+    assert (dpo.Args().nll_coef, dpo.Args().eval_dataset) == (1.0, "embedded")
+    given = dpo.Args(dataset="mine.jsonl")
+    assert (given.nll_coef, given.eval_dataset) == (0.0, None)  # Eq. 7
+    assert dpo.Args(nll_coef=0.0).nll_coef == 0.0
 
-    def make_pairs(*arguments):
-        made.append(original(*arguments))
-        return made[0] if len(made) == 1 else ([], [])
 
-    monkeypatch.setattr(dpo, "make_pairs", make_pairs)
-    run(tmp_path / "b", "--pairs_per_step", 16)
-    assert "the run ends" in capsys.readouterr().out
-    rows, steps = metric_rows(tmp_path / "b"), len(made[0][0]) // 16
-    assert [row["step"] for row in rows] == list(range(steps + 1)) and "eval/pass@1" in rows[-1]
-    assert (tmp_path / "b" / "model").exists()
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--dataset embedded", "--dataset embedded: no columns chosen and rejected"),
+        ("--loss ipo --label_smoothing 0.1", "--label_smoothing: the ipo loss has none"),
+        ("--label_smoothing 0.5", "label_smoothing 0.5"),
+        ("--beta 0", "beta 0.0"),
+        ("--temperature 0.7", "unknown option --temperature"),  # pairs are given
+        ("--record_tokens", "unknown option --record_tokens"),
+    ],
+)
+def test_bad_input_of_its_own(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        dpo.main(arguments.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_it_learns(tmp_path):
-    """One round on the embedded task: pass@1 rises, completions grow longer."""
-    dpo.main(
-        [
-            "--output_dir",
-            str(tmp_path),
-            "--eval_prompts",
-            "32",
-            "--eval_samples",
-            "4",
-            "--eval_every",
-            "0",
-            "--max_new_tokens",
-            "48",
-        ]
-    )
-    rows = metric_rows(tmp_path)
+    """On half of the embedded pairs: pass@1 rises, completions grow longer."""
+    options = "--max_steps 20 --pairs_per_step 32 --eval_prompts 32 --max_new_tokens 48"
+    rows = run(tmp_path, *options.split())
     assert rows[-1]["eval/pass@1"] > rows[0]["eval/pass@1"] + 0.4
     assert rows[-1]["eval/length"] > rows[0]["eval/length"] + 10
     assert rows[-1]["rewards/margin"] > 0.3 and rows[-1]["rewards/accuracy"] > 0.8

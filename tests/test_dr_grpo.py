@@ -1,12 +1,11 @@
 """What dr_grpo.py removes from GRPO, and its truncated completions."""
 
-import pytest
 import torch
 
 import dr_grpo
-from common.rewards import load_rewards
+from harness.data import Prompt
+from harness.reward_functions import load_rewards
 from small_run import completion
-from testbed import metric_rows
 
 
 def args_of(**options):
@@ -20,34 +19,14 @@ def test_advantages_are_the_centred_rewards():
     assert (dr_grpo.compute_advantages(torch.full((4,), 0.3), args_of()) == 0).all()
 
 
-def test_a_truncated_completion_scores_0_whatever_its_parts(tmp_path):
-    # The sum, not the accuracy part alone: a format reward would still pay for a completion that never ends.
-    (tmp_path / "part.py").write_text(
-        "def part(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n",
+def test_a_truncated_completion_scores_0_whatever_its_terms(tmp_path):
+    # The sum, not the accuracy alone: a format reward would still pay for a completion that never ends.
+    (tmp_path / "term.py").write_text(
+        "def term(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n",
         encoding="utf-8",
     )
-    args = args_of(reward=[f"{tmp_path}/part.py:part"], group_size=2)
-
-    class Prompt:
-        prompt, answer, columns, gold, thinks = "1+1?", "2", {}, "2", False
-
-    texts = [completion(text, truncated=i % 2 == 1) for i, text in enumerate(["3", "3", "-2", "-2"])]
-    rewards, parts = dr_grpo.compute_rewards(load_rewards(args), [Prompt()] * 2, texts)
-    assert rewards.tolist() == [3, 0, -2, 0]
-    assert parts["part"].tolist() == [3, 3, -2, -2]  # the parts are reported as they are
-    assert parts["truncated"].tolist() == [0, -3, 0, 2]
-
-
-def test_where_reward_0_is_a_rise_the_run_says_so_once_and_its_parts_add_up(tmp_path, capsys):
-    """Under a penalty on the length a completion that is cut off is the best wrong one."""
-    penalty = "def short(completions, **_):\n    return [-len(text) / 100 for text in completions]\n"
-    (tmp_path / "mine.py").write_text(penalty, encoding="utf-8")
-    options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 16"
-    options += f" --eval_prompts 2 --eval_samples 1 --eval_k 1 --reward accuracy {tmp_path}/mine.py:short --output_dir {tmp_path}/run"
-    dr_grpo.main(options.split())
-    printed = capsys.readouterr().out
-    assert printed.count("are truncated and have reward 0 where they would have less") == 1
-    for row in metric_rows(tmp_path / "run")[1:]:
-        parts = [row[f"reward_terms/{name}"] for name in ("accuracy", "short", "truncated")]
-        assert parts[2] > 0 and sum(parts) == pytest.approx(row["reward/mean"])
-        assert f"truncated {parts[2]:.3f})" in printed
+    args = args_of(reward=[f"{tmp_path}/term.py:term"], group_size=2)
+    texts = [completion(text, truncated=i % 2 == 1) for i, text in enumerate(["3", "3", "-2", "-2", "", "5", "4", ""])]
+    rewards, terms = dr_grpo.compute_rewards(load_rewards(args), [Prompt([1], "1+1?", "2")] * 4, texts, 2)
+    assert rewards.tolist() == [3, 0, -2, 0, 0, 0, 4, 0]  # also without a reward
+    assert terms["term"].nan_to_num(7).tolist() == [3, 3, -2, -2, 7, 5, 4, 7]  # the terms are logged as they are

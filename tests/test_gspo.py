@@ -28,7 +28,7 @@ def example():
 OF_TOKENS = [[0.5, -0.3, 1], [-1, 0.4, -0.6, 0.2], [-1.2, -0.7], [0.9, 0.9, -0.1, 0.3, 0.2]]  # their advantages
 
 
-LOW, HIGH, DUAL = 0.2, 0.28, 3.0
+LOW, HIGH = 0.2, 0.28
 CASES = [  # advantage, s, loss, gradient of the row's summed loss / s, clip_low, clip_high
     (1.0, 0.5, -0.5, -0.5, 0, 0),
     (1.0, 1.1, -1.1, -1.1, 0, 0),
@@ -36,7 +36,7 @@ CASES = [  # advantage, s, loss, gradient of the row's summed loss / s, clip_low
     (-1.0, 0.5, 0.8, 0.0, 1, 0),
     (-1.0, 0.9, 0.9, 0.9, 0, 0),
     (-1.0, 1.5, 1.5, 1.5, 0, 0),
-    (-1.0, 5.0, 3.0, 0.0, 0, 0),  # the dual clip compares s
+    (-1.0, 5.0, 5.0, 5.0, 0, 0),
     (1.0, 5.0, -1.28, 0.0, 0, 1),
     (0.0, 5.0, 0.0, 0.0, 0, 0),
 ]
@@ -47,14 +47,13 @@ CASES = [  # advantage, s, loss, gradient of the row's summed loss / s, clip_low
 def test_clip_table(advantage, s, loss, gradient, low, high, level):
     # Two tokens, one far above and one far below s: the row decides, not its tokens.
     new = torch.tensor([[math.log(s) + 4, math.log(s) - 4]], dtype=torch.float64, requires_grad=True)
-    args = args_of(clip_low=LOW, clip_high=HIGH, dual_clip=DUAL, ratio_level=level)
+    args = args_of(clip_low=LOW, clip_high=HIGH, ratio_level=level)
     mask, advantages = torch.tensor([[True, True]]), torch.tensor([[advantage]], dtype=torch.float64)
     losses, stats = gspo.policy_loss(new, torch.zeros(1, 2, dtype=torch.float64), advantages, mask, args)
     (losses.sum() / 2).backward()  # the weights of a row of two tokens
     assert losses[0].tolist() == pytest.approx([loss, loss], abs=1e-12)
     assert new.grad[0].tolist() == pytest.approx([gradient / 2, gradient / 2], abs=1e-12)
     assert (int(stats["clip_fraction_low"]), int(stats["clip_fraction_high"])) == (low, high)
-    assert int(stats["dual_clip"]) == (advantage < 0 and gradient == 0 and not low)
     assert stats["log_s"].tolist() == [[pytest.approx(abs(math.log(s)))]]  # both directions are one
 
 

@@ -1,15 +1,23 @@
-"""Imports run one way: from scripts to common/ and fast/, never back and never in a circle."""
+"""Imports run one way: from scripts to harness/ to common/, with fast/ behind one door, and never in a circle."""
 
 import ast
 import graphlib
+import re
+import sys
 
-from testbed import ALL, ROOT
+import pytest
 
-ABOVE = {*ALL, "tools", "lab", "examples", "tests"}  # what common/ must not need
+from testbed import ALL, ROOT, SHIPPED
+
+ROOMS = ("common", "harness", "fast")
+PATHS = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
+FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
+NEIGHBOURS = {"tools", "lab", "examples", "tests", "vectors"}  # beside the path of a step
+ALGORITHMS = {"grpo", "gspo", "dapo", "dcpo", "ppo", "dpo"} | {*ALL} - {"reward_model"}
 
 
 def imported(path):
-    """The modules that a file imports, at its top or in a function: `from a import b` may be a.b."""
+    """Return the modules that a file imports, at its top or in a function; `from a import b` may mean a.b."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -20,27 +28,91 @@ def imported(path):
     return names
 
 
-FOLDERS = ("common", "fast")
-PATHS = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
-FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
+def packages(names):
+    """Return the first parts of module names, without the standard library."""
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
 IMPORTS = {module: imported(path) for module, path in FILES.items()}
+IN_ROOM = {room: [module for module in FILES if module.startswith(f"{room}.")] for room in ROOMS}
 
 
-def test_no_arrow_goes_up():
-    """`tools` is reached by one line of the parser, for the hints, where that folder is there."""
-    for module, names in IMPORTS.items():
-        names = names - {"tools.names", "tools.names.hints"} if module == "harness.args" else names
-        assert not ABOVE & {name.partition(".")[0] for name in names}, module
+@pytest.mark.parametrize("module", IN_ROOM["common"])
+def test_common_needs_torch_transformers_numpy_and_itself(module):
+    assert packages(IMPORTS[module]) <= {"torch", "transformers", "numpy", "common"}
 
 
-def test_common_reaches_fast_in_one_place():
-    """So that a fork can delete the folder."""
-    names = [name for name in IMPORTS if name.startswith("common.")]
-    users = [module for module in names if any(name.startswith("fast.") for name in IMPORTS[module])]
-    assert set(users) <= {"harness.loading"}
+@pytest.mark.parametrize("module", IN_ROOM["harness"])
+def test_harness_needs_common_and_no_script_or_neighbour(module):
+    """One line of the parser reaches tools/ for its hints, and one line of the loader reaches fast/, if they exist."""
+    doors = {"harness.args": {"tools.names", "tools.names.hints"}}
+    doors["harness.loading"] = {"fast.shortcuts", "fast.shortcuts.find_shortcuts"}
+    used = packages(IMPORTS[module] - doors.get(module, set()))
+    assert not used & {*ALL, *NEIGHBOURS, "fast"}
+
+
+@pytest.mark.parametrize("module", IN_ROOM["fast"])
+def test_fast_needs_common_and_the_errors_of_harness(module):
+    assert packages(IMPORTS[module]) <= {"torch", "transformers", "common", "fast", "harness"}
+    ours = {name for name in IMPORTS[module] & FILES.keys() if name.startswith("harness.")}
+    assert ours <= {"harness.errors"}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name in SHIPPED])
+def test_a_script_needs_common_and_harness_in_two_blocks(name):
+    path = ROOT / f"{name}.py"
+    assert packages(imported(path)) <= {"torch", "transformers", "accelerate", "numpy", "common", "harness"}
+    block = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        block = {"# The algorithm.": "common", "# What runs it.": "harness"}.get(line, block)
+        if match := re.match(r"from (common|harness)\.", line):
+            assert match[1] == block, line
 
 
 def test_no_file_imports_itself_by_way_of_others():
     graph = {module: names & FILES.keys() for module, names in IMPORTS.items()}
-    graph["harness.loading"].discard("fast.shortcuts")  # the one door, which it opens as a model is loaded
-    graphlib.TopologicalSorter(graph).prepare()  # a circle is a CycleError that names its files
+    graph["harness.loading"].discard("fast.shortcuts")  # imported when a model is loaded
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the files of a circle
+
+
+def words_of_code(path):
+    """Yield (line, word) for the parts of all names and strings in the code of a file, docstrings aside."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            texts = [node.value]
+        else:
+            fields = ("id", "attr", "name", "arg", "module")
+            texts = [text for field in fields if isinstance(text := getattr(node, field, None), str)]
+        for text in texts:
+            for word in re.findall(r"[a-z]+", text.lower()):
+                yield getattr(node, "lineno", 0), word
+
+
+@pytest.mark.parametrize("module", [*IN_ROOM["common"], *IN_ROOM["harness"]])
+def test_no_file_of_common_and_harness_knows_an_algorithm_by_name(module):
+    """A script passes whatever it alone needs, so that another algorithm needs no change there."""
+    found = [(line, word) for line, word in words_of_code(FILES[module]) if word in ALGORITHMS]
+    assert not found
+
+
+def test_the_search_for_names_finds_them(tmp_path):
+    (tmp_path / "file.py").write_text('"""grpo"""\nif run.script == "dapo":\n    x = PPO_LOSS\n', encoding="utf-8")
+    assert [found for found in words_of_code(tmp_path / "file.py") if found[1] in ALGORITHMS] == [
+        (2, "dapo"),
+        (3, "ppo"),
+    ]
+
+
+@pytest.mark.beside("examples", "tools")
+def test_what_runs_imports_no_tools():
+    """But for the hints of the parser, which does without them where they are absent."""
+    theirs = {path.stem for folder in ("tools", "lab") for path in ROOT.glob(f"{folder}/*.py")} | {"tools", "lab"}
+    files = [*PATHS, *ROOT.glob("*.py"), *ROOT.glob("examples/*.py")]
+    found = {path.name for path in files if packages(imported(path)) & theirs}
+    assert found == {"args.py"}

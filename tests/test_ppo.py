@@ -1,23 +1,21 @@
-"""ppo.py: rewards of tokens, advantages by their definition, the critic and its loss, controllers and reward models."""
+"""ppo.py: rewards of tokens, advantages by their definition, the critic and its loss, and reward models."""
 
 import math
-import shutil
 
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import ppo
 from common.batches import split_rollout
+from common.masked import moments
 from harness.data import EMBEDDED
 from harness.errors import InputError
-from common.masked import moments
 from harness.metrics import Metrics
 from small_models import random_batch, random_policy, save_reward_model
 from testbed import (
-    b1,
+    GradientRecorder,
     embedded,
     gradients,
     hand_made_batch,
@@ -43,9 +41,9 @@ def test_the_reward_stands_on_the_last_token():
     mask = torch.tensor([[True, True, False], [True, True, True]])
     kl = torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.0, 0.5]], dtype=torch.float64)
     rewards = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    shaped = ppo.shape_rewards(rewards, kl, mask, args_of(), 1.0)
+    shaped = ppo.shape_rewards(rewards, kl, mask, args_of(kl_coef=1.0))
     assert torch.allclose(shaped, torch.tensor([[-0.1, 0.8, 0.0], [-0.3, 0.0, 1.5]], dtype=torch.float64))
-    shaped = ppo.shape_rewards(rewards, kl, mask, args_of(kl_in="loss"), 1.0)
+    shaped = ppo.shape_rewards(rewards, kl, mask, args_of(kl_coef=1.0, kl_in="loss"))
     assert shaped.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]
 
 
@@ -85,16 +83,6 @@ def test_moments_of_equal_values_and_of_none():
 # --- the losses ---
 
 
-def test_the_penalty_is_k1_of_old_against_new():
-    old, new, _, mask = b1()
-    signs, args = torch.tensor([[1.0], [-1.0], [-1.0], [1.0]]).double(), args_of(objective="penalty", penalty_coef=0.7)
-    for coefficient, given in ((0.7, None), (0.2, 0.2)):  # the controller's value counts
-        losses, stats = ppo.policy_loss(new, old, signs, mask, args, penalty_coef=given)
-        expected = -(new - old).exp() * signs + coefficient * (old - new)
-        torch.testing.assert_close(losses, torch.where(mask, expected, 0))
-    assert not {"clip_fraction_low", "clip_fraction_high", "dual_clip"} & stats.keys()
-
-
 def test_a_clipped_value_is_counted_where_its_error_is_the_larger_one():
     values, old, returns = torch.tensor([[[0.9, 0.15, -0.3, 0.5]], [[0.5, 0.1, 0.2, 0.5]], [[1, 0, 0.4, 0.8]]])
     _, stats = ppo.value_loss(values, old, returns, torch.ones(1, 4, dtype=torch.bool), args_of(value_clip=0.2))
@@ -120,29 +108,6 @@ def test_a_clipped_value_has_no_gradient_and_padding_none():
     assert values.grad[0, 2] == 0 and losses[0, 2] == 0
 
 
-# --- controllers ---
-
-
-@pytest.mark.parametrize("kl, coefficient", [(0.0, 0.025), (0.098, 0.04), (9.0, 0.1)])
-def test_one_rollout_halves_or_doubles_the_kl_coefficient_at_most(kl, coefficient):
-    # verl has no bound: here -0.052 for a KL of 0, which pays for divergence.
-    args = args_of(kl_coef=0.05, kl_target=0.1, kl_horizon=100.0)
-    coefficients = ppo.Coefficients(args)
-    coefficients.steer_kl(kl, 1024 if kl != 0.098 else 1000, args)
-    assert coefficients.kl == pytest.approx(coefficient)
-
-
-@pytest.mark.parametrize("kl, factor", [(0.006, 0.5), (0.007, 1), (0.01, 1), (0.0149, 1), (0.0151, 2)])
-def test_the_penalty_is_halved_and_doubled(kl, factor):
-    args = args_of(penalty_coef=3.0, penalty_target=0.01)
-    coefficients = ppo.Coefficients(args)
-    coefficients.steer_penalty(kl, args)
-    assert coefficients.penalty == 3 * factor
-    other = ppo.Coefficients(args)
-    other.load_state_dict(coefficients.state_dict())
-    assert other.penalty == coefficients.penalty
-
-
 # --- the critic ---
 
 
@@ -157,7 +122,7 @@ def filled(**options):
 def test_a_value_does_not_see_its_own_token(critic):
     # Off by one, the critic would be told the action: changing token t may change values after t only.
     _, args, policy, batch = filled(critic=critic)
-    model, *_ = trainable(ppo, args, policy)
+    model, _ = trainable(ppo, args, policy)
     del batch["prompt_index"]
     lengths = batch["completion_mask"].sum(dim=1)
     i, t = int(lengths.argmax()), 3
@@ -171,8 +136,8 @@ def test_a_value_does_not_see_its_own_token(critic):
     assert (before[~batch["completion_mask"]] == 0).all()
 
 
-def parts(model, steps):
-    """The gradients of the first optimizer step, those of the policy and those of the critic apart."""
+def split(model, steps):
+    """Return the gradients of the first optimizer step, those of the policy and those of the critic."""
     names = [name for name, _ in model.named_parameters()]
     split = {"policy": [], "critic": []}
     for name, gradient in zip(names, steps[0], strict=True):
@@ -180,20 +145,24 @@ def parts(model, steps):
     return split["policy"], split["critic"]
 
 
-def test_a_shared_model_has_one_gradient_clip():
-    module, args, policy, batch = filled(max_grad_norm=0.01, critic="shared")
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_policy_and_critic_are_clipped_by_a_norm_each(critic):
+    module, args, policy, batch = filled(max_grad_norm=0.01, critic=critic)
     steps, metrics = gradients(module, args, policy, batch)
-    norm = torch.stack([gradient.norm() for gradient in steps[0]]).norm()
-    assert float(norm) == pytest.approx(0.01, rel=1e-3) and "optim/critic_grad_norm" not in metrics
+    both = split(trainable(module, args, policy)[0], steps)
+    norms = [float(torch.stack([gradient.norm() for gradient in part]).norm()) for part in both]
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
+    assert metrics["optim/grad_norm"] > 0.02 and metrics["optim/critic_grad_norm"] > 0.02  # before the clip
+    assert metrics["optim/grad_norm"] != metrics["optim/critic_grad_norm"]
 
 
 def test_a_shared_critic_trains_the_joint_loss():
     """The policy's gradient and value_coef times the critic's, which is all that the critic's head gets."""
     module, args, policy, batch = filled(critic="shared", max_grad_norm=0.0)
-    model, *_ = trainable(module, args, policy)
+    model, _ = trainable(module, args, policy)
     found = []
     for args.value_coef in (1.0, 2.0, 3.0):
-        found.append(parts(model, gradients(module, args, policy, batch)[0]))
+        found.append(split(model, gradients(module, args, policy, batch)[0]))
     (one, head), (two, head_of_two), (three, _) = found
     assert largest_difference(two, [(a + c) / 2 for a, c in zip(one, three, strict=True)]) < 1e-6
     assert largest_difference(one, two) > 1e-4 and largest_difference(head_of_two, [2 * g for g in head]) < 1e-6
@@ -202,68 +171,63 @@ def test_a_shared_critic_trains_the_joint_loss():
 def test_advantages_are_centred_and_divided_over_the_tokens_of_the_whole_rollout():
     """The returns come from those before that."""
     module, args, policy, batch = filled(gae_lambda=0.9, micro_batch_size=5)
-    model, _, (coefficients,) = trainable(module, args, policy)
+    model, _ = trainable(module, args, policy)
     accelerator = Accelerator(cpu=True)
     (micro_batches,) = split_rollout(accelerator, batch | {"loss_mask": batch["completion_mask"]}, args)
-    module.add_fixed_logprobs(accelerator, model, None, micro_batches)
-    module.assign_advantages(accelerator, micro_batches, args, Metrics(), coefficients.kl)
+    module.add_old_and_ref_logprobs(accelerator, model, None, micro_batches)
+    module.add_advantages(accelerator, micro_batches, args, Metrics())
     found = torch.cat([micro["advantages"][micro["loss_mask"]] for micro in micro_batches])
     raw = torch.cat([(micro["returns"] - micro["old_values"])[micro["loss_mask"]] for micro in micro_batches])
     scale = (raw.var(correction=1) + 1e-8).sqrt()
     torch.testing.assert_close(found, (raw - raw.mean()) / scale, atol=1e-5, rtol=1e-5)
 
 
-def test_controllers_follow_what_was_logged_and_survive_a_resume(tmp_path):
-    options = "--prompts_per_step 8 --group_size 2 --eval_prompts 4 --eval_samples 4 --eval_every 0 --save_every 2"
-    options += " --objective penalty --penalty_target 1e-5 --kl_coef 0.1 --kl_target 0.001 --kl_horizon 100"
-    options += " --max_new_tokens 24 --critic_warmup_steps 1 --learning_rate 1e-3 --lr_scheduler linear --max_steps 4"
-    ppo.main([*options.split(), "--output_dir", str(tmp_path / "a")])
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000004")
-    shutil.rmtree(tmp_path / "b" / "model")
-    ppo.main([*options.split(), "--output_dir", str(tmp_path / "b"), "--resume"])
-    rows = metric_rows(tmp_path / "a")
-    assert rows == metric_rows(tmp_path / "b")
-    kl, penalty = 0.1, 1.0
-    for step, row in enumerate(rows[1:], 1):
-        assert row["policy/kl_coef"] == pytest.approx(kl) and row["policy/penalty_coef"] == pytest.approx(penalty)
-        if step > 1:  # the warm-up moves nothing
-            kl *= 1 + min(max(row["policy/kl_old_ref"] / 0.001 - 1, -0.2), 0.2) * 16 / 100
-            off = row["policy/kl_old_new"] / 1e-5
-            penalty *= 0.5 if off < 1 / 1.5 else 2 if off > 1.5 else 1
-        schedule = 1 - (step - 1) / 4
-        assert row["optim/lr"] == pytest.approx(0 if step == 1 else 1e-3 * schedule)
-        assert row["optim/critic_lr"] == pytest.approx(1e-3 * schedule)
-    assert kl != 0.1 and penalty != 1
-    # AdamW has counted the policy's own steps only: three rollouts of four minibatches.
-    state = torch.load(tmp_path / "a" / "checkpoints" / "step-00000004" / "optimizer.bin", weights_only=False)["state"]
-    assert {int(x["step"]) for x in state.values()} == {12, 16}
-
-
 def test_the_critic_computes_in_float32_whatever_its_weights_are_held_in():
     _, args, policy, batch = filled()
-    model, *_ = trainable(ppo, args, policy)
+    model, _ = trainable(ppo, args, policy)
     model.critic.head.to(torch.bfloat16)  # as FSDP2 gathers them
     *_, values = model(batch)
     values.sum().backward()
     assert values.dtype == torch.float32 and model.critic.head.weight.grad.abs().max() > 0
     with torch.no_grad():
-        states = model.critic.states(batch)
-        model.critic.states = lambda batch: states
+        states = model.critic.token_states(batch)
         expected = model.critic(batch, states)
         with torch.autocast("cpu", dtype=torch.bfloat16):  # mixed precision
             assert torch.equal(model.critic(batch, states), expected)
 
 
-def test_warm_up_trains_the_critic_alone(tmp_path):
-    options = "--critic_warmup_steps 1 --weight_decay 0.1 --max_steps 1 --prompts_per_step 8 --eval_every 0"
-    options += f" --eval_prompts 4 --eval_samples 4 --output_dir {tmp_path}"
+def test_a_row_without_a_reward_teaches_neither_the_policy_nor_the_critic(tmp_path, monkeypatch):
+    """No function of the user's scores every second completion: the critic would learn 0 for it."""
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, **_):\n    return [None if i % 2 else len(c) / 9 for i, c in enumerate(completions)]\n",
+        encoding="utf-8",
+    )
+    update, batches = ppo.update, []
+
+    def spy(*arguments):
+        batches.append({name: column.clone() for name, column in arguments[4].items()})
+        return update(*arguments)
+
+    monkeypatch.setattr(ppo, "update", spy)
+    options = "--max_steps 1 --prompts_per_step 8 --num_minibatches 1 --eval_prompts 2 --eval_samples 4"
+    options += f" --max_new_tokens 16 --eval_every 0 --reward {tmp_path}/mine.py:mine --output_dir {tmp_path}/run"
     ppo.main(options.split())
-    initial, after = embedded("ppo")[3].lm.state_dict(), load_file(tmp_path / "model" / "model.safetensors")
-    assert all(torch.equal(after[name], initial[name]) for name in after)
-    row = metric_rows(tmp_path)[1]
-    assert row["optim/lr"] == 0 and row["optim/critic_lr"] > 0 and row["optim/critic_grad_norm"] > 0
-    assert row["value/mean"] != 0  # in the later minibatches
+    (batch,) = batches
+    assert not batch["loss_mask"][1::2].any() and torch.equal(batch["loss_mask"][::2], batch["completion_mask"][::2])
+    row = metric_rows(tmp_path / "run")[1]
+    assert row["reward/unscored"] == 0.5
+    mean = pytest.approx(float(batch["rewards"][::2].mean()))
+    assert row["reward/mean"] == mean and row["reward/shaped"] == mean
+    # What a step makes of the scored rows alone.
+    _, args, _, policy = embedded("ppo", num_minibatches=1, prompts_per_step=4)
+    part = {name: column[::2] for name, column in batch.items()}
+    critic = ppo.load_critic(args, policy)
+    groups = [{"params": list(model.parameters())} for model in (policy, critic)]
+    recorder, metrics = GradientRecorder(ppo.ActorCritic(policy, critic), groups), Metrics()
+    update(Accelerator(cpu=True), recorder.model, None, recorder, part, args, metrics)
+    alone = metrics.reduce(Accelerator(cpu=True))
+    for name in ("optim/loss", "optim/grad_norm", "optim/critic_grad_norm", "value/loss"):
+        assert row[name] == pytest.approx(alone[name], rel=1e-4), name
 
 
 # --- with a reward model ---
@@ -324,7 +288,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     assert path.read_text(encoding="utf-8") != text
     assert AutoTokenizer.from_pretrained(tmp_path)("7").input_ids == [11]
     args.critic_path = str(tmp_path)
-    with pytest.raises(InputError, match=f"--critic_path {tmp_path}: it has other token ids"):
+    with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its token ids are not the policy's"):
         ppo.load_critic(args, policy)
     args.critic_path = str(EMBEDDED["embedded"])
     with pytest.raises(InputError, match="score.weight"):
@@ -334,8 +298,7 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--kl_target 0.1", "kl_target 0.1"),
-        ("--critic shared --critic_warmup_steps 3", "critic_warmup_steps"),
+        ("--dual_clip 0.5", "dual_clip 0.5"),
         ("--critic shared --critic_path x", "critic_path"),
         ("--critic_path /no/such", "/no/such"),
         ("--gae_lambda 1.5", "gae_lambda 1.5"),

@@ -1,11 +1,8 @@
 """The scripts share one text where they may, and what tools/same_text.py says and writes where they do not."""
 
-import ast
-
 import pytest
 
 import same_text
-from testbed import ROOT
 
 GRPO = '''"""GRPO."""
 import functools
@@ -112,16 +109,3 @@ def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(smal
     for wrong in (["--fix"], ["--fix", "mine.py"], ["grpo.py"]):
         with pytest.raises(SystemExit):
             same_text.main(wrong)
-
-
-def test_nothing_that_runs_imports_the_tools():
-    """But for the hints of the parser, which does without them where they are absent."""
-    theirs = {path.stem for folder in ("tools", "lab") for path in ROOT.glob(f"{folder}/*.py")} | {"tools", "lab"}
-    found = set()
-    for pattern in ("*.py", "common/*.py", "fast/*.py", "examples/*.py"):
-        for file in ROOT.glob(pattern):
-            nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-            used = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-            used += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-            found |= {(file.name, name) for name in used if name.split(".")[0] in theirs}
-    assert found == {("args.py", "tools.names")}
