@@ -598,14 +598,14 @@ SIZES = dict(prompts_per_step=4, group_size=8, micro_batch_size=16, max_prompt_t
 def test_the_dry_run_is_near_the_measured_peak(options, bf16):
     """A step of 63 million weights takes up to 3 GB. 25 %: the kernels have workspaces that no formula knows. Nor does
     it know packed passes, which bfloat16 takes: they hold no padding, and each prompt once."""
-    memory = pytest.importorskip("memory")  # of tools/
-    model = memory.shape(768, 8, 12, 4, 2048, 16384, True)
-    args, device = grpo.Args(**SIZES | options), DEVICE
-    measured = memory.measured_step(args, model, bf16, device=device)
-    computed = memory.computed_step(args, model, bf16, device=device)
-    most, expected = max(measured.values()), max(computed.values())
+    measured = pytest.importorskip("measured")  # needs tools/
+    model = measured.shape(768, 8, 12, 4, 2048, 16384, True)
+    args = grpo.Args(**SIZES | options)
+    peaks = measured.measured_step(args, model, bf16, DEVICE)
+    estimates = measured.estimated_step(args, model, bf16)
+    most, expected = max(peaks.values()), max(estimates.values())
     packs = bf16 or args.dtype == "bfloat16"
-    assert (0.4 if packs else 0.75) * expected < most < 1.25 * expected, (measured, computed)
+    assert (0.4 if packs else 0.75) * expected < most < 1.25 * expected, (peaks, estimates)
 
 
 # --- two GPUs ---
