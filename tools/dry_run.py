@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from common.model import CHUNK_ELEMENTS
-from harness.args import RunArgs, parse_args
+from harness.args import EvalArgs, parse_args
 from harness.errors import InputError, clean_exit, one_line, world_size
 from harness.loading import adapter_base, model_path
 
@@ -162,7 +162,8 @@ class Terms:
         prompt = args.max_prompt_tokens
         prompts = math.ceil(rows / n) if args.fast else rows  # stock `generate` repeats prompts
         layer = 3 * sizes.intermediate * self.size + 3 * sizes.hidden * 4 + prompt * (1 + self.size)
-        scores = (0 if self.size == 4 else 2) + (4 if args.temperature != 1 else 0)
+        temperature = getattr(args, "temperature", args.eval_temperature)  # dpo.py only evaluates
+        scores = (0 if self.size == 4 else 2) + (4 if temperature != 1 else 0)
         cached = self.size if args.fast else self.stream  # fast/ casts to the attention's dtype
         first = {
             "key-value cache": self.cache(prompts, prompt, 1, self.stream),
@@ -342,7 +343,7 @@ def estimate(args, job, sizes, critic=None, reward_models=()):
     held["weights"] += sum(scorer.weights for scorer in reward_models) * dtype_size
     gradients = held.pop("gradients")
     phases = {}
-    if isinstance(args, RunArgs):
+    if isinstance(args, EvalArgs):
         for phase, (rows, n) in generate_calls(args, job).items():
             phases[phase] = held | policy.rollout(rows, n)
     shape = update_shape(args, job, sizes)
@@ -384,7 +385,7 @@ def peak(phases):
 def report(args):
     """Yield the lines of the estimate for these options."""
     job = launched_job()
-    sizes = read_sizes(args.model_name_or_path, head=isinstance(args, RunArgs))
+    sizes = read_sizes(args.model_name_or_path, head=isinstance(args, EvalArgs))
     critic = None
     if getattr(args, "critic", None) == "separate":
         critic = read_sizes(args.critic_path or args.model_name_or_path, head=False)
@@ -412,7 +413,7 @@ def report(args):
         yield f"  {value / GIB:.1f} GiB with {option}"
     lengths = f"{shape.prompt} + {shape.completion} tokens"
     yield f"Rows are as long as allowed: {lengths}, {shape.rows} of them in a forward."
-    if isinstance(args, RunArgs) and "evaluation" not in phases:
+    if isinstance(args, EvalArgs) and "evaluation" not in phases:
         yield "Not counted: an evaluation of all prompts at once; --generate_batch_size limits it."
     yield "Weights are counted, the rest is an estimate for dense decoders. The CUDA context and"
     yield "fragmentation come on top. docs/run.md says what was checked."
@@ -426,7 +427,7 @@ def less_memory(args, job, compute, most):
         options["lora_rank"] = 16
     if args.lora_rank:  # for the frozen base only: bfloat16 weights would lose small updates
         options["dtype"] = "bfloat16"
-    if isinstance(args, RunArgs):
+    if isinstance(args, EvalArgs):
         rows = max((rows for rows, _ in generate_calls(args, job).values()), default=0)
         options["generate_batch_size"] = max(args.eval_samples, rows // 4)
     found = {}
