@@ -26,10 +26,10 @@ from accelerate import Accelerator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from grpo import Args, rollout
 from harness.data import Prompt
 from harness.errors import clean_exit
 from harness.loading import load_policy, load_tokenizer
-from grpo import Args, rollout
 from piped import end_with_the_reader
 
 COLUMNS = ["model", "class", "attention", "sampling", "head", "prompts", "update", "sampled"]
