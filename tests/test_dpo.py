@@ -89,7 +89,7 @@ PAIRS = [
 
 
 def batch_of(pairs, args):
-    ((_, batch),) = dpo.pair_batches(pairs, args, "cpu")
+    (batch,) = dpo.pair_batches(pairs, args, "cpu")
     return batch
 
 
