@@ -109,7 +109,10 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
         ({"prompt": "a", "chosen": "b", "rejected": 3}, "column rejected: expected text or a list of messages"),
         ({"prompt": "a", "chosen": [], "rejected": []}, "column chosen: expected text or a list of messages"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "column chosen: expected messages with 'role'"),
+        (
+            {"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]},
+            "column chosen: expected messages with 'role'",
+        ),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "column prompt: expected text or a list of messages"),

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
 
-from harness.data import load_prompts
 from harness.errors import clean_exit
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
@@ -20,7 +19,7 @@ from testbed import script
 
 
 def step(module, accelerator, model, optimizer, pairs, state, args):
-    mine = getattr(state, "sampler", state).draw(args.pairs_per_step)
+    mine = state.draw(args.pairs_per_step)
     metrics = Metrics()
     module.update(accelerator, model, optimizer, mine, args, metrics)
     return metrics.reduce(accelerator)
@@ -31,7 +30,6 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
-    args.max_new_tokens = 40
     tokenizer = load_tokenizer(args)
     if hasattr(module, "rollout"):
         inner = load_policy(args, tokenizer, accelerator)
@@ -41,29 +39,15 @@ def main(name, folder):
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
-    given = module.Args(dataset="embedded-pairs")
+    given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")
     pairs = load_pairs(given, tokenizer)[0][:21]
     assert len({len(pair.chosen) for pair in pairs}) > 5
     if hasattr(module, "rollout"):
-        prompts = load_prompts(args, tokenizer)[0][:5]  # one filler on two processes
-        reward_functions, metrics = module.load_rewards(args), Metrics()
-
-        def sample_and_score(prompts, n, temperature, top_p, seed):
-            batch = module.rollout(inner, prompts, n, temperature, top_p, seed, args)  # noqa: F821
-            texts = module.completion_texts(tokenizer, batch)
-            rewards, parts = module.compute_rewards(reward_functions, prompts, texts)
-            return batch, texts, rewards, module.correctness(prompts, texts, parts), parts
-
-        made, rows = module.make_pairs(accelerator, sample_and_score, prompts, 1, args, metrics)
-        result |= {"made": [tuple(pair) for pair in made], "rows": rows, "yield": metrics.reduce(accelerator)}
-        pairs = module.with_reference(accelerator, model, pairs, args)
+        pairs = module.add_ref_logprobs(accelerator, model, pairs, args)
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
         # Away from the reference: at a margin of 0 rounding decides what counts as right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
-        state = module.Round(args, rank, processes)
-        state.begin(pairs, are_own=True, about={})
-    else:
-        state = module.PromptSampler(pairs, 0, rank, processes)
+    state = module.PromptSampler(pairs, 0, rank, processes)
     accelerator.register_for_checkpointing(state)
 
     parts = module, accelerator, model, optimizer, pairs, state, args
