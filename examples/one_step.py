@@ -138,8 +138,8 @@ def pair_update(old, new, rollout):
     pair = Pair(prompts[0].ids, completions[LONG].ids, completions[WRONG].ids)
     pairs = dpo.add_ref_logprobs(accelerator(), old, [pair], args)
     new.zero_grad()
-    ((_, pair),) = pair_batches(pairs, args, "cpu")
-    losses, stats = dpo.pair_losses(new, pair, args)
+    (batch,) = pair_batches(pairs, args, "cpu")
+    losses, stats = dpo.pair_losses(new, batch, args)
     losses.sum().backward()
     margin = digits(stats["rewards/margin"].item())
     print(

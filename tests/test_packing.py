@@ -120,7 +120,7 @@ def test_packed_pairs_have_the_log_probs_of_plain_forwards():
     policy = random_policy("qwen2")
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
     args = script("dpo").Args(micro_batch_size=8)
-    ((_, rows),) = pair_batches(pairs, args, torch.device("cpu"))
+    (rows,) = pair_batches(pairs, args, torch.device("cpu"))
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     pack(policy)
     found, other = results(policy, rows)
