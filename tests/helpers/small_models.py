@@ -18,7 +18,7 @@ from transformers import (
 
 from harness.data import EMBEDDED
 from harness.errors import InputError
-from harness.loading import load_policy, load_tokenizer, without_dropout
+from harness.loading import disable_dropout, load_policy, load_tokenizer
 from common.model import Policy
 from harness.reward_models import load_reward_model
 from testbed import script
@@ -74,7 +74,7 @@ def random_lm(name, seed=0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
     config = AutoConfig.for_model(name, **sizes | EVERY.get(name, {}) | IDS | options)
-    without_dropout(config)
+    disable_dropout(config)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():

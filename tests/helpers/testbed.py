@@ -220,7 +220,7 @@ def varied(completions, **columns):
 
 def extra_of(module):
     """The arguments of `update` after those that all have."""
-    return ("coefficients",) if hasattr(module, "load_critic") else ()
+    return ("coefficients",) if hasattr(module, "Coefficients") else ()
 
 
 def trainable(module, args, policy):
@@ -233,7 +233,7 @@ def trainable(module, args, policy):
     with torch.no_grad():
         critic.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
     groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    return module.ActorCritic(policy, critic), groups, (module.Coefficients(args),)
+    return module.ActorCritic(policy, critic), groups, ()
 
 
 class GradientRecorder:

@@ -12,19 +12,19 @@ import torch
 from accelerate.utils import gather_object
 
 from harness.errors import clean_exit
-from harness.launch import launch, whole_weights
+from harness.launch import make_accelerator, summon_full_params
 from harness.loading import save_model
 from harness.metrics import Metrics
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
-OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_tokens=150, num_epochs=2, num_minibatches=2, kl_coef=0.04)
+OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_size=5, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 OPTIONS |= dict(max_new_tokens=32)
 
 
 def sampled(accelerator, model, policy, module, args):
     """The completions that two processes sample, the longest of one longer than those of the other."""
     prompts, found = embedded_prompts()[:6], {}
-    with whole_weights(accelerator, model):
+    with summon_full_params(accelerator, model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (0, rank)
             found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
@@ -35,7 +35,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     module = script(name)
     sizes = dict(max_grad_norm=float(max_grad_norm), lora_rank=int(lora_rank))
     args = args_of(module, **OPTIONS, **sizes, model_name_or_path=model)
-    accelerator = launch(args)
+    accelerator = make_accelerator(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
     tokenizer = module.load_tokenizer(args)
     policy = module.load_policy(args, tokenizer, accelerator)
