@@ -21,7 +21,8 @@ SIZES |= dict(eval_k=1, pairs_per_step=2, pair_prompts=32, pair_samples=4)  # of
 
 def is_ours(path):
     path = pathlib.Path(path).resolve()
-    return path.parent in FOLDERS or path.is_relative_to(ROOT / "common") or path.is_relative_to(ROOT / "fast")
+    rooms = (ROOT / name for name in ("common", "harness", "fast"))
+    return path.parent in FOLDERS or any(map(path.is_relative_to, rooms))
 
 
 def leave_project_for(folder):

@@ -26,7 +26,7 @@ def main(name, folder):
         return attention.varlen_attn(*inputs, **options)
 
     module.load_policy, packing.varlen_attn = packed_policy, counted
-    packing.let_sdpa_take_layouts()
+    packing.register_packed_sdpa()
     worker.main(name, folder)
     assert passes
 

@@ -240,7 +240,9 @@ class GradientRecorder:
     """In the place of an optimizer: keeps the gradients of each optimizer step and changes nothing."""
 
     def __init__(self, model, groups):
-        self.model, self.param_groups, self.steps = model, groups, []
+        groups = list(groups)
+        groups = groups if isinstance(groups[0], dict) else [{"params": groups}]
+        self.model, self.param_groups, self.steps = model, [group | {"lr": 0.0} for group in groups], []
 
     def step(self):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
