@@ -132,13 +132,13 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory):
-    """The folder of a run of the linear model of small_run.py that has ended, with a checkpoint."""
+    """The folder of a finished run of the linear model of small_run.py, with a checkpoint."""
     from small_run import advance, start
 
     run, optimizer, numbers = start(tmp_path_factory.mktemp("ended"))
     numbers.values = [0.1 + 0.2]
     advance(run, optimizer)
-    run.close(0)
+    run.lock.release()
     return run.folder
 
 

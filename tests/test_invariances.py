@@ -95,9 +95,9 @@ def prepared_once(name):
 def updated(module, args, policy, reference, batch, accelerator=None):
     """The gradients of both updates, by the script's own `update`, and its metrics."""
     accelerator = accelerator or Accelerator(cpu=True)
-    model, groups, extra = trainable(module, args, policy)
+    model, groups = trainable(module, args, policy)
     recorder, metrics = MovingRecorder(model, groups), Metrics()
-    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
+    module.update(accelerator, model, reference, recorder, batch, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
 
 

@@ -1,4 +1,4 @@
-"""A run of a linear model of four weights: all that stands in the folder of a run, within milliseconds."""
+"""A run of a linear model: everything that a run writes, within milliseconds."""
 
 import errno
 import gc
@@ -7,12 +7,11 @@ import os
 
 import pytest
 import torch
-from accelerate import Accelerator
 
-from common.batches import Completion
+from common.batches import Completion, Samples
 from harness.data import Prompt
 from harness.errors import InputError
-from harness.loading import load_tokenizer
+from harness.metrics import Metrics
 from harness.run import Run
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -33,31 +32,39 @@ class Numbers:
 
 
 def start(folder, script=None, **options):
-    """A run of a linear model of four weights, at its last checkpoint with `resume=True`: run, optimizer, numbers."""
+    """Return a run of a linear model, at its newest checkpoint with `resume=True`, its optimizer, and its numbers."""
     script = script or importlib.import_module("grpo")
-    accelerator, model, numbers = Accelerator(cpu=True), torch.nn.Linear(2, 2), Numbers()
-    args = script.Args(output_dir=folder and str(folder), **options)
-    run = Run(script.__name__, args, accelerator, load_tokenizer(args))
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    run.start(numbers=numbers)
+    model, numbers = torch.nn.Linear(2, 2), Numbers()
+    run = Run(script.__name__, script.Args(output_dir=folder and str(folder), **options))
+    model, optimizer = run.accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    run.start(model, numbers=numbers)
     return run, optimizer, numbers
 
 
 def completion(text, ids=(2, 0), truncated=False):
-    """A completion as `completion_texts` gives it."""
-    made = Completion(text)
-    made.ids, made.truncated, made.extra = list(ids), truncated, {}
-    return made
+    """Return a completion as `decode_completions` does."""
+    return Completion(text, list(ids), truncated)
+
+
+def samples_of(*texts, prompt="1+1", gold=None, rewards=None):
+    """Return the `Samples` of one prompt, with a column of zeros for each tensor of the batch."""
+    rewards = torch.tensor(rewards or [0.5] * len(texts), dtype=torch.float64)
+    mask = torch.ones(len(texts), 2, dtype=torch.bool)
+    batch = {"completions": mask.long(), "completion_mask": mask, "truncated": torch.zeros(len(texts)).bool()}
+    prompts = [Prompt([1], prompt, gold)]
+    return Samples(batch, prompts, [completion(text) for text in texts], rewards, {"accuracy": rewards})
 
 
 def advance(run, optimizer, save=True):
-    """One step of the linear model, its row in metrics.jsonl, and a checkpoint."""
-    model = run.accelerator._models[0]
-    model(torch.ones(1, 2)).sum().backward()
+    """Take a step of the linear model, write its row to metrics.jsonl, and save a checkpoint."""
+    run.model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     run.log.begin_step(run.step + 1)
-    run.end_step({"reward/mean": 0.5}, [Prompt([1], "1+1", None)], [completion("2")], [0.5])
+    metrics = Metrics()
+    metrics.add("reward/mean", 0.5)
+    run.log_step(metrics, samples_of("2"))
+    run.end_step()
     if save:
         run.save()
 

@@ -17,9 +17,9 @@ import torch
 from accelerate import Accelerator
 
 from common.batches import left_pad
+from common.masked import completion_mask
 from harness.data import load_prompts
 from harness.loading import load_policy, load_reference, load_tokenizer
-from common.masked import completion_mask
 from harness.metrics import Metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -97,9 +97,7 @@ def b1(dtype=torch.float64):
 
 def totals_of(mask, group_size):
     """The totals of an optimizer step that consists of the rows of `mask` (R, T) alone."""
-    group_tokens = mask.view(-1, group_size * mask.shape[1]).sum(dim=1).repeat_interleave(group_size)[:, None]
-    tokens, rows = int(mask.sum()), len(mask)
-    return {"tokens": tokens, "rows": rows, "prompts": rows // group_size, "group_tokens": group_tokens}
+    return {"tokens": int(mask.sum()), "rows": len(mask), "prompts": len(mask) // group_size}
 
 
 def args_of(module, **options):
@@ -112,7 +110,8 @@ def args_of(module, **options):
 def loaded(name, options):
     args = args_of(script(name), **dict(options))
     tokenizer = load_tokenizer(args)
-    return args, tokenizer, load_policy(args, tokenizer, Accelerator(cpu=True))
+    temperature = getattr(args, "temperature", 1.0)
+    return args, tokenizer, load_policy(args, tokenizer, Accelerator(cpu=True), temperature)
 
 
 def embedded(name="grpo", **options):
@@ -218,26 +217,21 @@ def varied(completions, **columns):
     return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]
 
 
-def extra_of(module):
-    """The arguments of `update` after those that all have."""
-    return ("coefficients",) if hasattr(module, "Coefficients") else ()
-
-
 def trainable(module, args, policy):
-    """What is prepared, the optimizer's parameters, and what `update` takes at its end; ppo's critic with a head."""
-    if not can_be_called(module.update, *UPDATE, *extra_of(module)):
+    """Return the model that `main` prepares, and the optimizer's parameters; a critic gets a random head."""
+    if not can_be_called(module.update, *UPDATE):
         refuse(module.update, f"the suite calls it with {', '.join(UPDATE)} alone: give the others a default")
     if not hasattr(module, "load_critic"):
-        return policy, policy.parameters(), ()
+        return policy, policy.parameters()
     critic = module.load_critic(args, policy)
     with torch.no_grad():
         critic.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
     groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    return module.ActorCritic(policy, critic), groups, ()
+    return module.ActorCritic(policy, critic), groups
 
 
 class GradientRecorder:
-    """In the place of an optimizer: keeps the gradients of each optimizer step and changes nothing."""
+    """A stand-in for an optimizer that keeps the gradients of each step, and changes no weight."""
 
     def __init__(self, model, groups):
         groups = list(groups)
@@ -253,15 +247,15 @@ class GradientRecorder:
 
 
 def gradients(module, args, policy, batch, reference=None, accelerator=None):
-    """The gradients of every optimizer step of one rollout, by the script's own `update`, and its metrics.
+    """Return the gradients of each optimizer step of one rollout, by the script's `update`, and its metrics.
 
-    What is trained moves to the device of `accelerator`, which is by default the CPU; the rest has to be there.
+    The model moves to the device of `accelerator` [the CPU]; everything else has to be there already.
     """
-    model, groups, extra = trainable(module, args, policy)
+    model, groups = trainable(module, args, policy)
     accelerator = accelerator or Accelerator(cpu=True)
     model.to(accelerator.device)
     recorder, metrics = GradientRecorder(model, groups), Metrics()
-    module.update(accelerator, model, reference, recorder, batch, args, metrics, *extra)
+    module.update(accelerator, model, reference, recorder, batch, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
 
 

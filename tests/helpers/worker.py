@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 
 from harness.errors import clean_exit
 from harness.launch import make_accelerator, summon_full_params
-from harness.loading import save_model
+from harness.loading import load_tokenizer, save_model
 from harness.metrics import Metrics
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
@@ -37,10 +37,10 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     args = args_of(module, **OPTIONS, **sizes, model_name_or_path=model)
     accelerator = make_accelerator(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    tokenizer = module.load_tokenizer(args)
-    policy = module.load_policy(args, tokenizer, accelerator)
+    tokenizer = load_tokenizer(args)
+    policy = module.load_policy(args, tokenizer, accelerator, args.temperature)
     reference = module.load_reference(policy, args, accelerator)
-    trained, parameters, extra = trainable(module, args, policy)
+    trained, parameters = trainable(module, args, policy)
     model, optimizer = accelerator.prepare(trained, torch.optim.SGD(parameters, lr=0.01))
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
@@ -51,7 +51,7 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
             batch[column] = values.to(accelerator.device)
     metrics, start = Metrics(), {key: x.clone() for key, x in (accelerator.get_state_dict(model) or {}).items()}
     before = sampled(accelerator, model, policy, module, args)
-    module.update(accelerator, model, reference, optimizer, batch, args, metrics, *extra)
+    module.update(accelerator, model, reference, optimizer, batch, args, metrics)
     after = sampled(accelerator, model, policy, module, args)
     result = {"start": start, "weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
