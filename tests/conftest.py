@@ -19,7 +19,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
-ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
+ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/, harness/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
@@ -104,11 +104,11 @@ def pytest_runtest_setup(item):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
     if item.get_closest_marker("gpu"):
-        from harness.launch import uses_cpu
+        from harness.launch import use_cpu
 
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
-        if uses_cpu():
+        if use_cpu():
             pytest.skip("needs a GPU with float64, and torch sees none here")
     missing = {name for mark in item.iter_markers("needs") for name in mark.args if not importlib.util.find_spec(name)}
     if missing:

@@ -7,8 +7,8 @@ import os
 import sys
 
 import grpo
-from harness.errors import clean_exit
 from fast import shortcuts
+from harness.errors import clean_exit
 
 
 def refuse(lm):

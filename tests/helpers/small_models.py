@@ -16,10 +16,10 @@ from transformers import (
     GenerationConfig,
 )
 
+from common.model import Policy
 from harness.data import EMBEDDED
 from harness.errors import InputError
 from harness.loading import disable_dropout, load_policy, load_tokenizer
-from common.model import Policy
 from harness.reward_models import load_reward_model
 from testbed import script
 

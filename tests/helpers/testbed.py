@@ -36,6 +36,7 @@ def found():
     return {name: "".join(pattern.findall(source)) for name, source in scripts.items()}
 
 
+SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")  # of which the docs tell
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
 SCRIPTS = [name for name in ALL if found()[name]]
