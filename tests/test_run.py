@@ -306,21 +306,21 @@ def test_each_step_has_a_line(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines() == lines
 
 
-@pytest.mark.parametrize("step, remaining", [(3, "00:41"), (1000, "10:22:13")])
+@pytest.mark.parametrize("step, remaining", [(3, "00:41"), (500, "10:22:13")])
 def test_the_bar_fits_80_columns(step, remaining, monkeypatch, tmp_path):
     """tqdm cut the line at the edge of the terminal: "entropy 0.0" for 0.088."""
-    run, *_ = start(tmp_path, max_steps=1000)
+    run, *_ = start(tmp_path, max_steps=500)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("tqdm.std.tqdm.format_interval", staticmethod(lambda seconds: remaining))
-    run.log.start_bar(1000)
+    run.log.start_bar(500)
     run.log.bar.n = step - 1
     run.log.step, run.log.step_start = step, 0.0
     run.log.show_phase("update 12/16")
-    run.log.print_step({"reward/mean": -0.12345, "completion/length": 1024.4, "policy/entropy": 0.08841}, 1000)
-    run.log.bar.ncols, run.log.bar.dynamic_ncols = 80, None
+    run.log.print_step({"reward/mean": -0.12345, "completion/length": 1024.4, "policy/entropy": 0.08841}, 500)
+    run.log.bar.ncols, run.log.bar.dynamic_ncols = 79, None
     line = str(run.log.bar)
-    assert len(line) <= 80
-    assert line.startswith(f"update 12/16 {step}/1000 |")
+    assert len(line) == 79
+    assert line.startswith(f"update 12/16 {step}/500 ")
     assert line.endswith("left, reward -0.123 length 1020 entropy 0.0884")
     run.log.close_bar()
 
@@ -329,11 +329,7 @@ def test_the_bar_fits_80_columns(step, remaining, monkeypatch, tmp_path):
     "prompt, shown",
     [
         ("1+1?", "'1+1?'"),
-        (
-            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-            + [{"role": "assistant", "content": "The answer"}],
-            "'1+1?'",
-        ),
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], "'1+1?'"),
     ],
 )
 def test_a_sample_shows_the_last_user_turn(prompt, shown, tmp_path, capsys):
