@@ -43,7 +43,7 @@ KINDS = {  # what a recipe changes
         "maxrl",
         "vapo",
     ),
-    "gate": ("cispo", "sapo", "gmpo", "dppo"),
+    "loss": ("cispo", "sapo", "gmpo", "dppo", "dual_clip", "entropy_bonus"),
     "weights": ("tis", "token_mean"),
     "sampler": ("curriculum", "calculator"),
     "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
@@ -171,7 +171,8 @@ def put(patch, script, name):
     another script: what it defines would do nothing, or what it calls would be missing in the run.
     """
     new, script = Source(patch), Source(script)
-    known = new.defined() | new.local_functions() | script.defined() | set(dir(builtins))
+    known = new.defined() | script.defined() | set(dir(builtins))
+    known |= new.local_functions() | script.local_functions()
     for function in sorted(new.called()):
         must_have(known, function, "function")
     script.replace(script.docstring, new.text(new.docstring))

@@ -1,4 +1,4 @@
-"""For grpo.py: one mean and one standard deviation for the whole batch, not for each group."""
+"""For grpo.py: one mean and one standard deviation for the whole batch instead of each group."""
 
 from dataclasses import replace
 

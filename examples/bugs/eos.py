@@ -1,4 +1,4 @@
-"""For grpo.py: the stop token is masked, as by `completions != pad` where the two are one token."""
+"""For grpo.py: the stop token is masked, as by `completions != pad` where EOS is the pad token."""
 
 healthy_update = update
 

@@ -1,4 +1,4 @@
-"""For grpo.py --kl_coef 0.2: the policy is paid for the KL, whose sign is wrong."""
+"""For grpo.py --kl_coef 0.2: the KL has the wrong sign, so the policy is paid for it."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
-"""For grpo.py --num_minibatches 4: the old log-probs are those of the moment, so every ratio is 1.
+"""For grpo.py --num_minibatches 4: the old log-probs are the current ones, so every ratio is 1.
 
-In `update` one would write `old_logprobs = logprobs.detach()`. That is also what `update` does
-where a micro-batch has no old log-probs, as with one update per rollout.
+The usual way to get there is `old_logprobs = logprobs.detach()` in `update`, which is right only
+with one update per rollout; `update` does it there, when a micro-batch has no old log-probs.
 """
 
 healthy_logprobs = add_old_and_ref_logprobs

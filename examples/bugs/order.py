@@ -1,4 +1,4 @@
-"""For grpo.py: advantages are in another order than the rows, as if by `repeat`."""
+"""For grpo.py: the advantages are ordered unlike the rows, as `repeat` would order them."""
 
 healthy_advantages = compute_advantages
 

@@ -1,4 +1,4 @@
-"""For grpo.py: the padding is in the loss."""
+"""For grpo.py: padding counts in the loss."""
 
 healthy_update = update
 

@@ -1,4 +1,4 @@
-"""For grpo.py: the gradients are never cleared, so they add up over all steps."""
+"""For grpo.py: the gradients are never zeroed, so they add up over all steps."""
 
 healthy_update = update
 

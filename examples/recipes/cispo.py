@@ -1,23 +1,20 @@
 """CISPO: Clipped Importance Sampling Policy Optimization (arXiv 2506.13585, Eq. 4 and 5).
 
-The importance weight is clipped and detached, and stands in front of A log pi: a token beyond the
-clip keeps its gradient. All tokens of an optimizer step weigh the same, and there is no KL. There
-is no lower bound (--clip_low 1.0: a weight cannot fall below 0 anyway). The upper bound of the
-weight, 5, is a choice.
-"""
+The importance weight is clipped and detached, and multiplies A log pi, so a token beyond the clip
+keeps its gradient. All tokens of an optimizer step have the same weight, and there is no KL. There
+is no lower bound (--clip_low 1.0, since a ratio cannot fall below 0). The upper bound of the
+weight, 5, is our choice. """
 
 
 class Args:
-    num_minibatches: int = option(
-        4, "optimizer steps of a pass; with one update nothing clips", gt=0
-    )
+    num_minibatches: int = option(4, "optimizer steps per pass; with one, nothing is clipped", gt=0)
     clip_low: float = option(1.0, "the weight is at least 1 - this", gt=0, le=1)
     clip_high: float = option(4.0, "the weight is at most 1 + this", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
-    """The loss of each token (R, T), -weight A log pi, and diagnostics {name: (R, T)}."""
+    """Return the loss of each token (R, T), -weight A log pi, and diagnostics."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     weight = ratio.clamp(1 - args.clip_low, 1 + args.clip_high).detach()
@@ -36,5 +33,5 @@ def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprob
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T) of sum 1 over an optimizer step: the mean over its tokens."""
+    """Return weights (R, T): the mean over all tokens of the optimizer step."""
     return loss_mask.double() / totals["tokens"]

@@ -1,10 +1,10 @@
-"""On-policy distillation: a teacher says how likely it is to write each token of the student.
+"""On-policy distillation: a teacher scores each token that the student samples.
 
 The advantage of a token is log pi_teacher - log pi_student, at the student's temperature, detached.
-Its gradient is, at each position, that of -KL(student || teacher), without bias. Rewards are only
-logged. What a token leads to later is left out, which is a discount of 0. arXiv 2306.13649 trains
-on the student's own samples, too, but backpropagates through the divergence over the whole
-vocabulary.
+At each position its gradient is an unbiased estimate of that of -KL(student || teacher). Rewards
+are only logged. What a token leads to later is ignored, which amounts to a discount of 0. arXiv
+2306.13649 also trains on the student's own samples, but backpropagates through the divergence over
+the whole vocabulary.
 """
 
 from dataclasses import replace
@@ -13,28 +13,26 @@ from harness.loading import load_tokenizer
 
 
 class Args:
-    teacher: str = option(
-        "runs/teacher/model", "hub id or folder; it needs the student's tokenizer"
-    )
-    kl_coef: float = option(
-        0.0, "beta of a KL to the teacher in the loss, beside the advantages", ge=0
-    )
-    del normalize_std, std_eps  # advantages are not made of groups
+    teacher: str = option("runs/teacher/model", "hub id or folder, with the student's tokenizer")
+    kl_coef: float = option(0.0, "beta of an additional KL to the teacher in the loss", ge=0)
+    del normalize_std, std_eps  # groups play no role in the advantages
 
 
 def load_reference(policy, args, accelerator):
-    """The teacher, frozen. It stands where grpo.py has the model of the start of the run."""
-    teacher = replace(args, model_name_or_path=args.teacher, lora_rank=0)
-    return load_policy(teacher, load_tokenizer(args), accelerator).requires_grad_(False).eval()
+    """Load the teacher, frozen, in place of the reference of grpo.py."""
+    teacher_args = replace(args, model_name_or_path=args.teacher, lora_rank=0)
+    tokenizer = load_tokenizer(args)
+    teacher = load_policy(teacher_args, tokenizer, accelerator, args.temperature)
+    return teacher.requires_grad_(False).eval()
 
 
 def compute_advantages(rewards, args):
-    """Zeros (R, 1): rewards teach nothing here; `policy_loss` has the advantages of the tokens."""
+    """Return zeros (R, 1): rewards teach nothing here, `policy_loss` computes the advantages."""
     return torch.zeros(len(rewards), 1)
 
 
 def teacher_advantages(logprobs, teacher_logprobs):
-    """Advantages (R, T): log(teacher / student) of the student's tokens, their parts of -KL."""
+    """Return advantages (R, T), log(teacher / student) of the student's tokens, detached."""
     return (teacher_logprobs - logprobs).detach()
 
 
@@ -42,6 +40,7 @@ clipped_loss = policy_loss
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
-    """The loss of grpo.py with the teacher's advantages; its reference is the teacher."""
-    advantages = teacher_advantages(old_logprobs, ref_logprobs)
+    """Return the loss of grpo.py with the teacher's advantages; the reference is the teacher."""
+    if ref_logprobs is not None:
+        advantages = teacher_advantages(old_logprobs, ref_logprobs)
     return clipped_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs)

@@ -1,48 +1,51 @@
-"""DPPO: Divergence Proximal Policy Optimization (arXiv 2602.04879), with the binary total variation.
+"""DPPO: Divergence Proximal Policy Optimization (arXiv 2602.04879), with the binary total
+variation.
 
-GRPO's clip asks how far the ratio of a token is from 1. This one asks how much probability it moved:
+GRPO's clip looks at how far a token's ratio is from 1. This one looks at how far its probability
+moved:
 
     loss = -M r A,  M = 0 where |pi - pi_old| > delta and the ratio r moves away from 1, else 1
 
-It moves away where A > 0 and r > 1, or A < 0 and r < 1. An unlikely token may grow by any factor, as
-long as it stays unlikely; a likely one is stopped sooner. M has no gradient. pi_old is the sampler,
-whose log-probs come with the tokens, so there is no pass for them; the first ratio is 1 to six digits.
+It moves away where A > 0 and r > 1, or A < 0 and r < 1. An unlikely token may grow by any factor as
+long as it stays unlikely; a likely one is stopped sooner. M has no gradient. pi_old is the sampler:
+its log-probs come with the tokens and need no forward pass, and the first ratio is 1 to six digits.
+Stock generate does not return them; pi_old is then the training forward, as in grpo.py.
 
-The authors' code also cuts r at a constant; here `log_ratio` does, at e^20. Weights and advantages
+The authors' code also caps r at a constant; here `log_ratio` does, at e^20. Weights and advantages
 are GRPO's, and there is no KL.
 """
 
-from harness.errors import InputError
-
 
 class Args:
-    num_minibatches: int = option(
-        4, "optimizer steps of a pass; with one update this is GRPO", gt=0
-    )
-    del clip_low, clip_high  # the divergence takes their place
+    num_minibatches: int = option(4, "optimizer steps per pass; with one this is GRPO", gt=0)
+    del clip_low, clip_high  # the divergence replaces them
     max_divergence: float = option(0.15, "delta, how far a probability may move", gt=0, lt=1)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
 LINES = {
-    "several_updates = args.num_epochs * args.num_minibatches > 1": """
-        if "rollout_logprobs" not in batch:
-            raise InputError("--fast false: stock generate does not give the sampler's log-probs")
-        several_updates = False  # the log-probs of the sampler are there already
-    """,
     'old_logprobs = micro.get("old_logprobs", logprobs.detach())': """
-        old_logprobs = micro["rollout_logprobs"]
+        old_logprobs = micro.get("old_logprobs", micro.get("rollout_logprobs", logprobs.detach()))
     """,
 }
 
+add_logprobs = add_old_and_ref_logprobs
+
+
+@torch.no_grad()
+def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
+    """Add the log-probs of the reference, and old ones only where the sampler returned none."""
+    several_updates = several_updates and "rollout_logprobs" not in micro_batches[0]
+    add_logprobs(accelerator, model, reference, micro_batches, several_updates)
+
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
-    """The loss of each token (R, T), -M r A, and diagnostics {name: (R, T)}."""
+    """Return the loss of each token (R, T), -M r A, and diagnostics."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     old_probs = torch.where(loss_mask, old_logprobs, 0).exp()
     new_probs = torch.where(loss_mask, logprobs.detach(), 0).exp()
-    moved = new_probs - old_probs  # above 0 just where the ratio is above 1
+    moved = new_probs - old_probs  # above 0 exactly where the ratio is above 1
     too_low = (advantages < 0) & (moved < -args.max_divergence)
     too_high = (advantages > 0) & (moved > args.max_divergence)
     losses = (-ratio * advantages).masked_fill(too_low | too_high, 0)

@@ -1,20 +1,20 @@
-"""GDPO: each part of the reward is standardized by itself (arXiv 2601.05242, Eq. 4 to 6).
+"""GDPO: each reward term is standardized on its own (arXiv 2601.05242, Eq. 4 to 6).
 
-With several rewards, GRPO standardizes their sum, so that a part that varies little is lost. Here
+With several rewards, GRPO standardizes their sum, so that a term that varies little is lost. Here
 
-    A_ik = (R_ik - mean of part k in the group) / its standard deviation                          Eq. 4
-    A_i  = sum over k of weight_k A_ik                                                             Eq. 5
-    A_i  standardized over all rows of the rollout, on all processes                               Eq. 6
+    A_ik = (R_ik - mean of term k in the group) / its standard deviation                    Eq. 4
+    A_i  = sum over k of weight_k A_ik                                                      Eq. 5
+    A_i  standardized over all rows of the rollout, on all processes                        Eq. 6
 
-The weights are those of --reward_weights. A row to which a part does not apply counts in no
-statistic of that part, and gets nothing from it; the authors' code takes its reward for 0.
+The weights are those of --reward_weights. A row to which a term does not apply counts in no
+statistic of that term, and gets nothing from it; the authors' code takes its reward for 0.
 """
 
 from common.masked import moments
 
 
 class Args:
-    del normalize_std  # each part is divided by its standard deviation
+    del normalize_std  # each term is divided by its standard deviation
 
 
 LINES = {
@@ -27,7 +27,7 @@ LINES = {
 
 
 def compute_advantages(reward_functions, terms, args):
-    """The weighted sums (R, 1), float64, of the advantages of `terms` {name: (R,)}, Eq. 4 and 5."""
+    """Return weighted sums (R, 1), float64, of the advantages of `terms` {name: (R,)}, Eq. 4-5."""
     total = 0
     for reward in reward_functions:
         groups = terms[reward.name].double().view(-1, args.group_size)
@@ -36,7 +36,7 @@ def compute_advantages(reward_functions, terms, args):
 
 
 def standardized(groups, args):
-    """The advantages (P, G) of one part of the rewards, NaN where it does not apply (Eq. 4).
+    """Return advantages (P, G) of one term, whose rewards are NaN where it does not apply (Eq. 4).
 
     They are 0 there, and where all rewards of a group are equal.
     """
@@ -50,9 +50,9 @@ def standardized(groups, args):
 
 
 def over_rollout(accelerator, sums, terms, args):
-    """`sums` (R, 1), standardized over the rows of all processes to which a part applies (Eq. 6)."""
+    """Standardize `sums` (R, 1) over the rows of all processes to which a term applies (Eq. 6)."""
     sums = sums.to(accelerator.device)
-    applies = ~torch.stack([part.isnan() for part in terms.values()]).all(dim=0)
+    applies = ~torch.stack([term.isnan() for term in terms.values()]).all(dim=0)
     mean, variance = moments(sums[applies.to(sums.device), 0], 1, accelerator.reduce)
     advantages = ((sums - mean) / (variance.sqrt() + args.std_eps)).float()
     return advantages.masked_fill(~applies[:, None].to(sums.device), 0)

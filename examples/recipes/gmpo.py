@@ -3,11 +3,10 @@
 The ratio of a completion is the geometric mean of its tokens' ratios, as in GSPO, but each token is
 clipped before the mean, in log space and on one side:
 
-    J_i = A_i exp( 1/|o_i| sum_t m_t ),  m_t = min(log r_t, 0.4) where A_i > 0, else max(log r_t, -0.4)
+    J_i = A_i exp( 1/|o_i| sum_t m_t ),  m_t = min(log r_t, 0.4) if A_i > 0, else max(log r_t, -0.4)
 
-A token beyond its bound has no gradient, and the others of the row keep theirs; GSPO clips the whole
-row. The bounds are exp(-0.4) and exp(0.4), far wider than GRPO's. There is no KL.
-"""
+A token beyond its bound has no gradient, and the others of the row keep theirs; GSPO clips the
+whole row. The bounds are exp(-0.4) and exp(0.4), far wider than GRPO's. There is no KL. """
 
 from common.masked import log_ratio
 
@@ -15,13 +14,13 @@ from common.masked import log_ratio
 class Args:
     clip_low: float = option(0.4, "a token's log-ratio is at least minus this where A < 0", gt=0)
     clip_high: float = option(0.4, "a token's log-ratio is at most this where A > 0", gt=0)
-    del ratio_level  # the bounds are those of tokens, and the ratio is that of a row
+    del ratio_level  # tokens are clipped, rows have the ratio
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
-    """The loss of each token (R, T), -J of its row, and diagnostics {name: (R, T) or (R, 1)}.
+    """Return the loss of each token (R, T), -J of its row, and diagnostics.
 
-    Log-probs are (R, T), advantages (R, 1), the mask is boolean. Each token carries the loss of its row.
+    Log-probs are (R, T), advantages (R, 1), the mask is boolean.
     """
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     from_above = log_ratios.clamp(max=args.clip_high)

@@ -1,8 +1,7 @@
-"""REINFORCE with one baseline for all prompts: the mean reward of the rollout.
+"""REINFORCE with a single baseline for all prompts: the mean reward of the rollout.
 
-Second from the bottom of the ladder to GRPO in docs/fork.md. Each process takes the mean of its
-own rows, so with two processes this is another algorithm; reinforce_pp shows how to count the rows
-of all processes.
+The second rung of the ladder to GRPO in docs/fork.md. Each process uses the mean of its own rows,
+so two processes run a different algorithm; reinforce_pp.py shows how to average over all of them.
 """
 
 
@@ -12,11 +11,11 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: each reward less the mean of all."""
+    """Return advantages (R, 1), float64: each reward minus the mean of all."""
     rewards = rewards.double()
     return (rewards - rewards.mean()).view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
+    """Return weights (R, T): mean over rows of the sum over tokens, as of sequence log-probs."""
     return loss_mask.double() / totals["rows"]

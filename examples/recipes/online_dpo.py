@@ -1,9 +1,9 @@
 """Online DPO: the policy samples the pairs that it trains on (arXiv 2402.04792).
 
-Of the completions of a prompt, the best and the worst by --reward are a pair, if their rewards
-differ. Truncated completions are in no pair. When the pairs are used up, the policy as it is then
-samples new ones and is the new reference, so --beta pulls to the policy of the last round.
-pairs-N.jsonl holds the pairs of round N, and reward_model.py can train on them.
+Of the completions of a prompt, the best and the worst by --reward form a pair if their rewards
+differ. Truncated completions are in no pair. When the pairs are used up, the current policy samples
+new ones and becomes the new reference, so --beta pulls towards the policy of the last round.
+pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train on them.
 """
 
 from common.masked import all_equal
@@ -20,11 +20,12 @@ class Args:
     num_epochs: int = option(1, "passes over the pairs of a round", gt=0)
     pair_prompts: int = option(512, "prompts of a round, over all processes", gt=0)
     pair_samples: int = option(8, "completions of each prompt", gt=1)
+    temperature: float = option(1.0, "sampling temperature of the pairs", gt=0)
     del max_length
 
 
 class PairBuffer:
-    """The pairs of a round, and the order in which they are drawn; a part of each checkpoint."""
+    """The pairs of a round and the order of their draws, as part of each checkpoint."""
 
     def __init__(self, args, rank, processes):
         self.args = args
@@ -59,6 +60,7 @@ def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
     indices = shard_indices(len(prompts), accelerator)
     shard = [prompts[index % len(prompts)] for index in indices]
     samples = sample_and_score(shard, n, args.temperature, 1.0, seed)
+    metrics.add("pairs/truncated", samples.batch["truncated"].cpu())
     made = []  # (index of the prompt, pair, row)
     for i, (index, prompt) in enumerate(zip(indices, shard, strict=True)):
         if index >= len(prompts):  # a filler
@@ -101,7 +103,7 @@ def main(argv=None):
     accelerator = run.accelerator
     train_prompts, eval_prompts = load_prompts(args, run.tokenizer)
     policy = load_policy(args, run.tokenizer, accelerator)
-    # `model` wraps `policy` (DDP, FSDP2) and runs what needs a gradient. `policy` samples.
+    # `model` wraps `policy` for training (DDP, FSDP2); `policy` itself samples.
     model, optimizer = accelerator.prepare(policy, adamw(policy, args))
     sampler = PromptSampler(train_prompts, args.seed)  # of all processes
     buffer = PairBuffer(args, run.rank, run.processes)
@@ -113,12 +115,13 @@ def main(argv=None):
         rewards, terms = compute_rewards(run.reward_functions, prompts, completions, n)
         return Samples(batch, prompts, completions, rewards, terms)
 
-    evaluation = partial(evaluate, run, eval_prompts, sample_and_score)
-    run.start(model, evaluation, sampler=sampler, buffer=buffer)
+    run.start(model, sampler=sampler, buffer=buffer)
+    if run.evaluates(step=0):
+        run.log_scores(evaluate(run, eval_prompts, sample_and_score))
     for step in run.steps():
-        metrics = Metrics()
+        metrics = Metrics(run)
         if buffer.steps_left() == 0:
-            # Sample pairs from the policy as it is now, which is their reference.
+            # Sample pairs from the current policy, which is their reference.
             prompts = sampler.draw(min(args.pair_prompts, len(train_prompts)))
             seed = (args.seed, run.rank, buffer.round + 1, 1)
             with metrics.timed("pairs"):
@@ -129,14 +132,18 @@ def main(argv=None):
             run.log.write(f"pairs-{buffer.round}.jsonl", rows, mode="w")
             metrics.add("pairs/made", len(pairs))
         if buffer.steps_left() == 0:
-            run.log.print(f"step {step}: {len(pairs)} pairs do not fill a step: training ends")
-            run.end_step(metrics, evaluates=True)
+            run.end_early(metrics, f"{len(pairs)} pairs do not fill a step")
+            run.log_scores(evaluate(run, eval_prompts, sample_and_score))
+            run.end_step()
             break
         # Update the policy on the next pairs; a process takes its share of them.
         pairs = buffer.sampler.draw(args.pairs_per_step)
-        set_learning_rate(optimizer, learning_rate(run.step, args))
+        set_learning_rate(optimizer, learning_rate(step - 1, args))
         with metrics.timed("update"):
             update(accelerator, model, optimizer, pairs, args, metrics)
         metrics.add_pairs(pairs)
-        run.end_step(metrics)
+        run.log_step(metrics)
+        if run.evaluates(step):
+            run.log_scores(evaluate(run, eval_prompts, sample_and_score))
+        run.end_step()
     run.finish(policy)

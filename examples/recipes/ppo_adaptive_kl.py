@@ -1,8 +1,8 @@
-"""PPO whose KL coefficient beta moves towards a target KL (arXiv 1909.08593, section 2.2).
+"""PPO whose KL coefficient beta moves towards a target KL (arXiv 1909.08593, Section 2.2).
 
 After each rollout beta is multiplied by 1 + e N / horizon, where e is the relative distance of the
 KL from its target, clipped to +-0.2, and N the number of completions. The KL is that of a token, as
-in verl. The factor stays within 0.5 and 2. beta is a part of each checkpoint.
+in verl. The factor stays within 0.5 and 2. beta is part of each checkpoint.
 """
 
 
@@ -14,10 +14,8 @@ class Args:
 
 
 LINES = {
-    "run.start(model, partial(evaluate, run, eval_prompts, sample_and_score), sampler=sampler)": """
-        evaluation = partial(evaluate, run, eval_prompts, sample_and_score)
-        args.beta = AdaptiveKL(args)
-        run.start(model, evaluation, sampler=sampler, beta=args.beta)
+    "run.start(model, sampler=sampler)": """
+        run.start(model, sampler=sampler, beta=adaptive_kl(args))
     """,
     'ref_logprobs = micro.get("ref_logprobs") if args.kl_in == "loss" else None': """
         ref_logprobs = None
@@ -47,10 +45,17 @@ class AdaptiveKL:
         self.coef = state["coef"]
 
 
+def adaptive_kl(args):
+    """Return the coefficient of this run, which `args` carries to where it is used."""
+    if not hasattr(args, "beta"):
+        args.beta = AdaptiveKL(args)
+    return args.beta
+
+
 def shape_rewards(rewards, kl, completion_mask, args):
     """Return rewards (R, T): minus the KL (R, T), and the row's reward (R,) at its last token."""
     last = completion_mask.sum(dim=1, keepdim=True).clamp(min=1) - 1
-    return (-args.beta.coef * kl).scatter_add(1, last, rewards[:, None].to(kl.dtype))
+    return (-adaptive_kl(args).coef * kl).scatter_add(1, last, rewards[:, None].to(kl.dtype))
 
 
 update_policy = update
@@ -59,7 +64,9 @@ update_policy = update
 def update(accelerator, model, reference, optimizer, batch, args, metrics):
     """Train on one rollout, and move beta by the mean KL of its completions."""
     update_policy(accelerator, model, reference, optimizer, batch, args, metrics)
+    metrics.add("policy/kl_coef", adaptive_kl(args).coef)
+    if reference is None:
+        return
     sums = torch.stack([torch.as_tensor(x) for x in metrics.means["policy/kl_old_ref"]])
     total, rows = accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
-    metrics.add("policy/kl_coef", args.beta.coef)
-    args.beta.move(total / rows, args.prompts_per_step * args.group_size)
+    adaptive_kl(args).move(total / max(rows, 1), args.prompts_per_step * args.group_size)

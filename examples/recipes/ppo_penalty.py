@@ -1,9 +1,9 @@
-"""PPO with a KL penalty in place of the clip (arXiv 1707.06347, Eq. 8 and section 4).
+"""PPO with a KL penalty in place of the clip (arXiv 1707.06347, Eq. 8 and Section 4).
 
     L_t = r_t A_t - b KL(pi_old, pi)_t                                                        Eq. 8
 
-After a rollout's updates b is halved or doubled if KL(pi_old, pi) is off its target by more than a
-factor of 1.5. The coefficient is a part of each checkpoint.
+After the updates of a rollout, b is halved or doubled if KL(pi_old, pi) is off its target by more
+than a factor of 1.5. The coefficient is part of each checkpoint.
 """
 
 
@@ -14,11 +14,11 @@ class Args:
 
 
 LINES = {
-    "run.start(model, partial(evaluate, run, eval_prompts, sample_and_score), sampler=sampler)": """
-        evaluation = partial(evaluate, run, eval_prompts, sample_and_score)
-        args.penalty = Penalty(args)
-        run.start(model, evaluation, sampler=sampler, penalty=args.penalty)
-    """
+    "if 0 < args.dual_clip <= 1:": "",
+    'raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")': "",
+    "run.start(model, sampler=sampler)": """
+        run.start(model, sampler=sampler, penalty=kl_penalty(args))
+    """,
 }
 
 
@@ -42,6 +42,13 @@ class Penalty:
         self.coef = state["coef"]
 
 
+def kl_penalty(args):
+    """Return the coefficient of this run, which `args` carries to where it is used."""
+    if not hasattr(args, "penalty"):
+        args.penalty = Penalty(args)
+    return args.penalty
+
+
 def policy_loss(
     logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None, entropy=None
 ):
@@ -49,7 +56,7 @@ def policy_loss(
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     ratio = log_ratios.exp()
     # k1 of KL(old || new): on samples of the old policy its gradient is that of the KL.
-    losses = -(ratio * advantages + args.penalty.coef * log_ratios)
+    losses = -(ratio * advantages + kl_penalty(args).coef * log_ratios)
     stats = {
         "approx_kl": ratio - 1 - log_ratios,  # k3 of KL(old || new), on samples of the old policy
         "ratio_max": ratio,
@@ -78,10 +85,11 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
         metrics.add("policy/kl_old_new", estimate, micro["loss_mask"])
         kl += torch.stack([estimate.double().sum(), micro["loss_mask"].sum()])
     total, tokens = accelerator.reduce(kl, "sum").tolist()
-    metrics.add("policy/penalty_coef", args.penalty.coef)
-    args.penalty.move(total / max(tokens, 1))
+    metrics.add("policy/penalty_coef", kl_penalty(args).coef)
+    kl_penalty(args).move(total / max(tokens, 1))
 
 
 @torch.no_grad()
 def completion_logprobs(model, micro_batches):
+    """Return the log-probs (R, T) of each micro-batch under the current policy."""
     return [model(micro, with_entropy=False)[0] for micro in micro_batches]

@@ -1,6 +1,6 @@
 """REINFORCE: the gradient of R log pi. Nothing is subtracted from the reward.
 
-The bottom of the ladder to GRPO in docs/fork.md.
+The first rung of the ladder to GRPO in docs/fork.md.
 """
 
 
@@ -10,10 +10,10 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64: the rewards."""
+    """Return advantages (R, 1), float64: the rewards."""
     return rewards.double().view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T): the mean over rows of the sum over tokens, the log-prob of a completion."""
+    """Return weights (R, T): mean over rows of the sum over tokens, as of sequence log-probs."""
     return loss_mask.double() / totals["rows"]

@@ -13,25 +13,24 @@ class Args:
 
 
 def compute_advantages(rewards, args):
-    """Advantages (R, 1), float64, not yet whitened: each reward less the mean of its group."""
+    """Return centered rewards (R, 1), float64: each one minus the mean of its group."""
     groups = rewards.double().view(-1, args.group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     return advantages.masked_fill(all_equal(groups), 0).view(-1, 1)
 
 
 def whiten(accelerator, batch, args):
-    """The advantages (R, 1), whitened over the tokens of all processes, each of which has to call it."""
+    """Whiten the advantages (R, 1) over the tokens of all processes; each must call it."""
     mask = batch["loss_mask"]
     tokens = batch["advantages"].expand(mask.shape)[mask]  # (N,) of this process
     mean, variance = moments(tokens, 1, accelerator.reduce)
     return ((batch["advantages"] - mean) / (variance.sqrt() + args.std_eps)).float()
 
 
-train_on = update
-
-
-def update(accelerator, model, reference, optimizer, batch, args, metrics):
-    """Whiten the advantages, then train on the rollout."""
-    if args.normalize_std:
-        batch["advantages"] = whiten(accelerator, batch, args)
-    train_on(accelerator, model, reference, optimizer, batch, args, metrics)
+LINES = {
+    "set_learning_rate(optimizer, learning_rate(step - 1, args))": """
+        if args.normalize_std:
+            samples.batch["advantages"] = whiten(accelerator, samples.batch, args)
+        set_learning_rate(optimizer, learning_rate(step - 1, args))
+    """
+}

@@ -1,17 +1,18 @@
 """SDPO: the policy that sees a right answer of its group teaches itself (arXiv 2601.20802).
 
-The teacher of a completion is the policy of the rollout, with one more thing in its prompt: the first
+The teacher of a completion is the policy of the rollout with one addition to its prompt: the first
 right completion among the others of the group. The advantage of a token is
 
     A_t = log pi(o_t | question, right answer, o_<t) - log pi(o_t | question, o_<t)
 
-at the student's temperature, detached. Its gradient is, at each position, that of -KL(student ||
-teacher), without bias. Rewards only choose what is shown. Without another right completion in its
-group a row teaches nothing. The loss is GRPO's, with these advantages, and there is no KL.
+at the student's temperature, detached. At each position its gradient is an unbiased estimate of
+that of -KL(student || teacher). Rewards only decide what is shown. A row without another right
+completion in its group teaches nothing. The loss is GRPO's with these advantages, and there is no
+KL.
 
-The paper's objective is the whole KL of each position, and not its sample. The authors' code takes by
-default a Jensen-Shannon divergence over the 100 likeliest tokens, and an average of past weights as
-the teacher. Their feedback of an environment, such as an error message, is left out.
+The paper's objective is the full KL of each position instead of its sample. The authors' code takes
+by default a Jensen-Shannon divergence over the 100 most likely tokens, and an average of past
+weights as the teacher. Feedback of an environment, such as an error message, is left out.
 """
 
 from dataclasses import replace
@@ -47,12 +48,12 @@ LINES = {
 
 
 def compute_advantages(rewards, args):
-    """Zeros (R, 1): `add_old_and_ref_logprobs` has the advantages of the tokens."""
+    """Return zeros (R, 1): `add_old_and_ref_logprobs` adds the advantages of the tokens."""
     return torch.zeros(len(rewards), 1)
 
 
 def right_siblings(rewards, args):
-    """For each of R rows the number of the first other right row of its group, or None."""
+    """Return for each of R rows the index of the first other right row of its group, or None."""
     rewards = rewards.tolist()
     found = []
     for row in range(len(rewards)):
@@ -64,7 +65,7 @@ def right_siblings(rewards, args):
 
 
 def teacher_prompts(tokenizer, samples, siblings, policy, args):
-    """What the teacher reads before each completion: ids and mask (R, P, 2), padded on the left."""
+    """Return the teacher's prompt of each row: ids and mask (R, P, 2), padded on the left."""
     shown = []
     for row, sibling in enumerate(siblings):
         prompt = samples.prompts[row // args.group_size]
@@ -79,7 +80,7 @@ def teacher_prompts(tokenizer, samples, siblings, policy, args):
 
 
 def teacher_batch(micro):
-    """The micro-batch with the teacher's prompts, each computed once where those of others are."""
+    """Return the micro-batch with the teacher's prompts, equal ones under the same index."""
     teacher = micro | {"prompts": micro["teacher"][:, :, 0]}
     teacher["prompt_mask"] = micro["teacher"][:, :, 1].bool()
     if "prompt_index" in micro:
@@ -89,7 +90,7 @@ def teacher_batch(micro):
 
 
 def teacher_advantages(logprobs, teacher_logprobs, is_taught):
-    """Advantages (R, T): log(teacher / student) of the student's tokens, 0 where nothing is shown."""
+    """Return advantages (R, T): log(teacher / student), 0 where the teacher sees no answer."""
     return torch.where(is_taught, teacher_logprobs - logprobs, 0)
 
 
@@ -98,7 +99,10 @@ add_logprobs = add_old_and_ref_logprobs
 
 @torch.no_grad()
 def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
-    """Add the advantages of the tokens too, before the first update of the rollout."""
+    """Also add the advantages of the tokens, before the first update of the rollout."""
+    if "teacher" not in micro_batches[0]:
+        add_logprobs(accelerator, model, reference, micro_batches, several_updates)
+        return
     teachers = [teacher_batch(micro) for micro in micro_batches]
     for batches, its_reference in ((micro_batches, reference), (teachers, None)):
         add_logprobs(accelerator, model, its_reference, batches, several_updates=True)

@@ -1,21 +1,20 @@
 """TIS: truncated (or masked) importance sampling, for tokens that another sampler drew.
 
-An engine such as vLLM gives its tokens other probabilities than the training forward does, although
-both have the same weights. So the objective of each token is multiplied by
+An engine such as vLLM gives its tokens other probabilities than the training forward does, even
+with the same weights. So the objective of each token is multiplied by
 
-    w = pi_old / pi_sampler, without a gradient, and a larger w than C becomes C     truncated
-    the same, and a larger w than C becomes 0                                        masked
+    w = pi_old / pi_sampler, without a gradient, and a w larger than C becomes C    truncated
+    the same, and a w larger than C becomes 0                                       masked
 
-pi_old is the training forward before the first update, and pi_sampler is what `rollout_logprobs` has.
-A factor that is not negative may as well be put into the advantage. Truncation comes from the page
-"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), which numbers no
+pi_old is the training forward before the first update, and pi_sampler is in `rollout_logprobs`. A
+factor that is not negative can be part of the advantage. Truncation comes from the page "Your
+Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), which numbers no
 equation. IcePop (arXiv 2510.18855) masks, and also where w is below a floor: --sampler_cap 5
 --sampler_floor 0.5 --beyond_cap mask.
 
 This project samples with the weights that it trains, so every w is 1 to six digits. With
---sampler_temperature the tokens are drawn at another temperature, and that simulates another engine;
-its log-probs are exact. Evaluation samples as always. An entropy bonus and a KL to the reference are
-not weighted.
+--sampler_temperature the tokens are sampled at another temperature, which simulates another engine
+with exact log-probs. Evaluation samples as always. A KL to the reference is not weighted.
 """
 
 from harness.errors import InputError
@@ -34,8 +33,10 @@ LINES = {
     """,
     "add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates)": """
         add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates)
-        for micro in micro_batches:
-            micro["advantages"] = micro["advantages"] * sampler_weights(micro, args, metrics)  # (R, T)
+        if "rollout_logprobs" in batch:
+            for micro in micro_batches:
+                weights = sampler_weights(micro, args, metrics)
+                micro["advantages"] = micro["advantages"] * weights  # (R, T)
     """,
 }
 
@@ -43,24 +44,23 @@ sample = rollout
 
 
 def rollout(policy, prompts, n, temperature, top_p, seed, args):
-    """Sample in training at --sampler_temperature, if it is given."""
-    if args.sampler_temperature and seed[2] > 0:  # the step; an evaluation has 0
+    """Sample, in training at --sampler_temperature if that is given."""
+    if args.sampler_temperature and seed[2] > 0:  # the step, 0 in an evaluation
         temperature = args.sampler_temperature
-    return sample(policy, prompts, n, temperature, top_p, seed, args)
+    batch = sample(policy, prompts, n, temperature, top_p, seed, args)
+    if "rollout_logprobs" not in batch:
+        raise InputError("--fast false: stock generate does not return the log-probs")
+    return batch
 
 
 def sampler_weights(micro, args, metrics):
-    """The importance weights (R, T) of the tokens of a micro-batch, which it logs as `sampler/`."""
-    if "rollout_logprobs" not in micro:
-        raise InputError("--fast false: stock generate does not give the sampler's log-probs")
+    """Return the importance weights (R, T) of the tokens, and log them as `sampler/`."""
     mask = micro["loss_mask"]
     ratios = log_ratio(micro["old_logprobs"], micro["rollout_logprobs"], mask).exp()
     too_large = ratios > args.sampler_cap
-    weights = ratios.masked_fill(
-        too_large, args.sampler_cap if args.beyond_cap == "truncate" else 0.0
-    )
+    cap = args.sampler_cap if args.beyond_cap == "truncate" else 0.0
+    weights = ratios.masked_fill(too_large, cap)
     weights = weights.masked_fill(ratios < args.sampler_floor, 0.0)
-    metrics.add_all(
-        "sampler", {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}, mask
-    )
+    stats = {"weight": weights, "beyond_cap": too_large, "ratio_max": ratios}
+    metrics.add_all("sampler", stats, mask)
     return weights

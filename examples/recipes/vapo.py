@@ -1,8 +1,8 @@
-"""VC-PPO and VAPO: the critic has a lambda of its own, and that of the policy may grow with the length.
+"""VC-PPO and VAPO: the critic has its own lambda, and that of the policy may grow with the length.
 
-The returns that the critic learns are made with --gae_lambda_critic, where VC-PPO (arXiv 2503.01491)
-has 1. With --length_adaptive_alpha the policy's lambda is 1 - 1 / (alpha length), of VAPO (arXiv
-2504.05118). For short completions that is negative, so it is clamped to [0, 1].
+The critic's returns use --gae_lambda_critic, which is 1 in VC-PPO (arXiv 2503.01491). With
+--length_adaptive_alpha the policy's lambda is 1 - 1 / (alpha length), from VAPO (arXiv 2504.05118).
+For short completions that is negative, so it is clamped to [0, 1].
 """
 
 
@@ -14,7 +14,7 @@ class Args:
 
 
 def compute_advantages(token_rewards, values, completion_mask, args):
-    """Advantages and returns (R, T) by GAE, before whitening; 0 where the mask is false."""
+    """Return advantages and returns (R, T) by GAE, before whitening; 0 outside the mask."""
     actor_lambda = args.gae_lambda
     if args.length_adaptive_alpha:
         lengths = completion_mask.sum(dim=1).clamp(min=1).to(values.dtype)  # (R,)

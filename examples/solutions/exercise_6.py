@@ -1,6 +1,6 @@
-"""Exercise 6: GRPO with the weights of DAPO, under which every token counts the same."""
+"""Exercise 6: GRPO with the weights of DAPO, where every token counts the same."""
 
 
 def token_weights(loss_mask, totals, args):
-    """Weights (R, T) of sum 1 over an optimizer step: the mean over its tokens."""
+    """Return weights (R, T): the mean over all tokens of the optimizer step."""
     return loss_mask.double() / totals["tokens"]  # of the optimizer step, not of this micro-batch

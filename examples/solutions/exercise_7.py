@@ -1,21 +1,19 @@
-"""Exercise 7: GRPO with the ratio of GSPO, one for a completion.
+"""Exercise 7: GRPO with the ratio of GSPO, one per completion.
 
-The mean over rows of means that `token_weights` takes is then exactly Eq. 5 of arXiv 2507.18071,
-because all tokens of a row carry the same loss.
+`token_weights` takes the mean over rows of the mean over tokens. As all tokens of a row have the
+same loss, this is exactly Eq. 5 of arXiv 2507.18071.
 """
 
 
 class Args:
-    num_minibatches: int = option(
-        4, "optimizer steps of a pass; with one update nothing clips", gt=0
-    )
+    num_minibatches: int = option(4, "optimizer steps per pass; with one, nothing is clipped", gt=0)
     clip_low: float = option(3e-4, "s is clipped at 1 - this where A < 0", gt=0, le=1)
     clip_high: float = option(4e-4, "s is clipped at 1 + this where A > 0", gt=0)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):
-    """The loss of each token (R, T), by the ratio of its row, and diagnostics {name: (R, T)}."""
+    """Return the loss of each token (R, T), by the ratio of its row, and diagnostics."""
     log_ratios = log_ratio(logprobs, old_logprobs, loss_mask)  # (R, T)
     lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)  # (R, 1)
     log_s = log_ratios.sum(dim=1, keepdim=True) / lengths  # (R, 1), Eq. 7

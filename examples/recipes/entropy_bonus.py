@@ -1,0 +1,21 @@
+"""Entropy bonus: the loss of a token is its loss minus c times the policy's entropy (PPO, Eq. 9).
+
+It keeps the policy from becoming certain too early (A3C, arXiv 1602.01783; PPO, arXiv 1707.06347,
+with c 0.01 on Atari). The entropy has the weight of its token. Its gradient keeps the logits of all
+tokens in memory.
+"""
+
+
+class Args:
+    entropy_coef: float = option(0.01, "c, weight of the entropy bonus", ge=0)
+
+
+LINES = {
+    "logprobs, entropy = model(micro)": """
+        logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)
+    """,
+    'loss = (losses * token_weights(mask, micro["totals"], args)).sum()': """
+        losses = losses - args.entropy_coef * entropy
+        loss = (losses * token_weights(mask, micro["totals"], args)).sum()
+    """,
+}
