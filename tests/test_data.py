@@ -391,8 +391,8 @@ def test_bad_files_and_options(tmp_path, no_datasets):
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert "not enough data: training: 0 prompts" in error_of(tmp_path / "empty.jsonl")
-    assert "--dataset_split dev: there are train" in error_of(good, dataset_split="dev")
-    assert "--eval_split dev: there are train" in error_of(good, eval_split="dev")
+    assert "--dataset_split dev: not one of train" in error_of(good, dataset_split="dev")
+    assert "--eval_split dev: not one of train" in error_of(good, eval_split="dev")
     assert "0 prompts (4 longer than --max_prompt_tokens" in error_of(good, max_prompt_tokens=9)
     assert "evaluation: 0 held out" in error_of(write(tmp_path / "one.jsonl", numbered(1)))
 
@@ -409,10 +409,10 @@ def test_a_step_that_repeats_prompts_says_so(tmp_path, capsys):
     other = write(tmp_path / "other.jsonl", numbered(1))
     for count, told in ((4, False), (5, True), (8, True)):
         load(path, eval_dataset=str(other), prompts_per_step=count, max_steps=1)
-        line = f"--prompts_per_step {count}: a step repeats some of 4 prompts\n"
+        line = f"--prompts_per_step {count} is above the 4 training prompts: each step repeats some of them\n"
         assert (line in capsys.readouterr().out) == told
     options = dict(eval_dataset=str(other), prompts_per_step=9)
-    assert "some of 4 prompts more than once; lower it" in error_of(path, max_steps=1, **options)
+    assert "above the 4 training prompts, more than twice; lower it" in error_of(path, max_steps=1, **options)
     load(path, max_steps=0, **options)  # only evaluates
 
 

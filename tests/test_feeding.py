@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import grpo
 from common.batches import decode_completions
 from common.rewards import accuracy_reward
 from harness.chat import dialogue_text, read_text
@@ -392,3 +393,13 @@ def test_digits_of_a_csv_file_stay_beside_an_empty_cell(in_folder, tmp_path):
     assert [prompt.gold for prompt in prompts] == ["9007199254740993", None, "0.1"]
     assert [prompt.prompt for prompt in prompts] == ["a", "NA", "c"]
     assert [prompt.columns["level"] for prompt in prompts] == [1, 2, 3]
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("folder", ["\udce4\udcb8\udcad", "a\0b"])
+def test_a_folder_that_no_file_can_be_written_to_ends_the_run_at_its_start(folder, tmp_path):
+    """In a locale without UTF-8, Python reads a Chinese name so; safetensors would refuse it after the last step."""
+    with pytest.raises(InputError, match="--output_dir"):
+        grpo.main(["--output_dir", f"{tmp_path}/{folder}", "--max_steps", "1"])

@@ -123,11 +123,11 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1.0, float('nan'), 0.0]", "returned .*nan.*expected 3 finite numbers"),
-        ("[1.0, 0.0, float('inf')]", "returned .*inf.*3 finite numbers"),
+        ("[1.0, float('nan'), 0.0]", "returned nan: expected finite numbers"),
+        ("[1.0, 0.0, float('inf')]", "returned inf: expected finite numbers"),
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
         ("[0.0, [1.0], 0.0]", "failed: TypeError"),
-        ("[0.0, 1.0]", r"returned \[0.0, 1.0\]: expected 3 finite numbers"),
+        ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
         ("None", "failed: TypeError"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
