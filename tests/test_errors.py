@@ -80,6 +80,30 @@ def test_a_reward_that_fails_is_one_line_below_its_own_traceback(how, tmp_path, 
 
 
 @pytest.mark.parametrize(
+    "spec, word",
+    [
+        ("acuracy", "did you mean accuracy?"),  # it was "Empty module name"
+        ("nonsense", "Known are accuracy, format, rm:PATH"),
+        ("nowhere.py:score", "No such file"),
+        ("os:nonsense", "nonsense"),
+    ],
+)
+def test_a_reward_that_is_unknown_is_one_line(spec, word, tmp_path, capfd):
+    code, lines = ended("grpo", ["--reward", spec, "--output_dir", tmp_path], capfd)
+    assert code == 2 and len(lines) == 1 and word in lines[0]
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "1e400", "'x'"])
+def test_a_reward_that_is_no_number_is_named(value, tmp_path, capfd):
+    (tmp_path / "bad.py").write_text(
+        f"def bad(completions, **_): return [{value}] * len(completions)", encoding="utf-8"
+    )
+    options = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--output_dir", tmp_path / "run"]
+    code, lines = ended("grpo", [*TWO_STEPS, *options], capfd)
+    assert code == 2 and "--reward bad " in lines[-1]
+
+
+@pytest.mark.parametrize(
     "name, options, expected",
     [
         pytest.param("grpo", "--temperature 1e-40", 2, marks=pytest.mark.beside("fast")),
