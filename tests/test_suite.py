@@ -263,7 +263,7 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     original = module.rollout
 
     def spy(model, prompts, n, temperature, top_p, seed, args):
-        seeds.append((seed, temperature, top_p))
+        seeds.append((seed[:3], temperature, top_p))
         return original(model, prompts, n, temperature, top_p, seed, args)
 
     monkeypatch.setattr(module, "rollout", spy)
