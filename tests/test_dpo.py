@@ -150,7 +150,9 @@ def run(folder, *arguments):
 
 def test_max_steps_zero_only_evaluates_by_sampling(few_pairs, tmp_path, monkeypatch):
     original, calls = dpo.rollout, []
-    monkeypatch.setattr(dpo, "rollout", lambda *options: calls.append(options[2:6]) or original(*options))
+    monkeypatch.setattr(
+        dpo, "rollout", lambda *options: calls.append((*options[2:5], options[5][:3])) or original(*options)
+    )
     options = ["--seed", 3, "--eval_temperature", 0.7, "--eval_top_p", 0.9, "--eval_dataset", "embedded"]
     (row,) = run(tmp_path, *few_pairs, "--max_steps", 0, *options)
     assert calls == [(4, 0.7, 0.9, (3, 0, 0))]  # n, temperature, top-p, seed
