@@ -65,7 +65,7 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
         turn_seed = (*seed, len(turns))
         turn = sample_turn(policy, turn_prompts, copies, temperature, top_p, turn_seed, turn_args)
         if "rollout_logprobs" not in turn:
-            raise InputError("--fast false: stock generate does not return the log-probs")
+            raise InputError("--no_fast: stock generate does not return the log-probs")
         turns.append(turn)
         add_turn(rows, active, turn, policy, call_end)
         called = [row for row in active if not rows[row][-1][2]]

@@ -49,7 +49,7 @@ def rollout(policy, prompts, n, temperature, top_p, seed, args):
         temperature = args.sampler_temperature
     batch = sample(policy, prompts, n, temperature, top_p, seed, args)
     if "rollout_logprobs" not in batch:
-        raise InputError("--fast false: stock generate does not return the log-probs")
+        raise InputError("--no_fast: stock generate does not return the log-probs")
     return batch
 
 
