@@ -40,7 +40,7 @@ RUNS |= {
 RECIPES = {
     "penalty": ("ppo_penalty", "ppo.py", "--objective penalty"),
     "adaptive": ("ppo_adaptive_kl", "ppo.py", "--kl_coef 0.05 --kl_target 0.01"),
-    "rounds": ("online_dpo", "dpo.py --pair_prompts 32", "--rounds 2"),
+    "rounds": ("online_dpo", "dpo.py --pair_prompts 64", "--rounds 99"),
     "entropy": ("entropy_bonus", "grpo.py --entropy_coef 0.001", ""),
     "grpo_dual": ("dual_clip", "grpo.py --dual_clip 3 --num_minibatches 4", ""),
 }
