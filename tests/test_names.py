@@ -83,7 +83,7 @@ def error_of(name, words):
         ("grpo", "--max_length 2048", "use --max_new_tokens; it limits completions"),
         ("dapo", "--mask_truncated_completions", "use --overlong; only dapo.py has it, as --overlong filter"),
         ("grpo", "--lora_target_modules q_proj", "use --lora_targets"),
-        ("grpo", "--save_total_limit 1", "the two newest checkpoints are kept"),
+        ("grpo", "--max_ckpt_num 1", "use --save_total_limit"),
         ("grpo", "--reward_model_name_or_path a", "use --reward; a reward model is rm:PATH"),
         ("ppo", "--reward_model_path a", "use --reward rm:PATH"),  # of earlier versions
         ("grpo", "--rollout hf", "use --no_fast"),
