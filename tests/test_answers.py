@@ -127,13 +127,13 @@ SAME = {
     "units": [
         ("5 apples", "5"), ("5cm", "5 cm"), (r"5\text{ cm}", "5"), (r"5\,\mathrm{cm}^2", "5 cm²"), ("60 km/h", "60"),
         ("3 hours", "3 hour"), ("5 minutes", "5 min"), ("5 meters", "5 m"), ("$5", "5 USD"), ("€5", "5 EUR"),
-        ("$18 per day", "18"), ("45°", "45"), (r"45^\circ", "45 degrees"), ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
+        ("$18 per day", "18"), ("5% per year", "5"), (r"5\text{ m} / \text{s}", "5 m/s"), ("45°", "45"), (r"45^\circ", "45 degrees"), ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
         # nouns that look like number words
         *[(f"5 {noun}", "5") for noun in ("months", "times", "mm", "teeth", "cities", "canteens", "miles", "more apples")],
-        *[(f"5 {noun}", "5") for noun in ("tents", "seconds", "pairs", "millionaires", "leftover años", "parties")],
+        *[(f"5 {noun}", "5") for noun in ("tents", "seconds", "pairs", "millionaires", "leftover apples", "parties")],
         *[(f"5{noun}", "5") for noun in ("个苹果", "元", "分钟", "公里", "平方米", "名乘客", "倍", "개", "명")],
         # after values that are no plain numbers
-        (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"), (r"3\pi\text{ cm}^2", r"3\pi"), (r"\frac{\pi}{2} radians", r"\pi/2"),
+        (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"), (r"3\pi\text{ cm}^2", r"3\pi"), (r"\frac{\pi}{2} radians", r"\pi/2"), (r"2^{10}\text{ ways}", "2^{10}"), (r"10! \text{ ways}", "10!"),
         ("3 p.m.", "3 PM"),
     ],
     "computations and names": [
@@ -154,9 +154,10 @@ SAME = {
         (r"\frac{1}{\sqrt{2}}", r"1/\sqrt2"), (r"\left(\frac{2}{3}\right)^2", "(2/3)^2"), (r"\frac{\frac{a}{b}}{c}", "(a/b)/c"),
         (r"x^{2}+1", "x^2 + 1"), ("x²", "x^2"), ("2^10", "2^{10}"), ("2¹⁰", "2^10"), ("x^-1", "x^{-1}"), ("x^(1/2)", r"x^{\frac{1}{2}}"),
         ("x_1", "x_{1}"), ("101₂", "101_{2}"), (r"\log_2 3", r"\log_{2}3"), (r"2 \cdot \pi", r"2\pi"), (r"2\cdot 3", r"2 \times 3"),
-        (r"x \le 3", r"x \leq 3"), (r"x \ge 3", r"x \geq 3"), ("x ≥ 3", r"x \geqslant 3"), (r"x \ne 3", r"x \neq 3"),
-        (r"\boldsymbol{3}", "3"), (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"), (r"\mathrm{cos}", "cos"),
+        (r"x \le 3", r"x \leq 3"), (r"x \ge 3", r"x \geq 3"), ("x ≥ 3", r"x \geqslant 3"), (r"x \ne 3", r"x \neq 3"), ("x >= 3", "x ≥ 3"),
+        (r"\boldsymbol{3}", "3"), (r"\mathbb{R}", "ℝ"), (r"\color{red}{3}", "3"), (r"\bigl(1, 2\bigr)", "(1, 2)"), (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"), (r"\mathrm{cos}", "cos"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"), (r"\varnothing", r"\emptyset"),
+        (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix}", r"\begin{matrix} a & b \\ c & d \end{matrix}"),
         (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\lvert x \rvert", "|x|"), ("New  York", "new york"),
         ('"12"', "12"), ("“New York”", "new york"), ("'12'", "12"), ("**12**", "12"), ("12.", "12"), ("12<|im_end|>", "12"),
         ("\u200f12\u200b", "12"), ("３", "3"),
@@ -174,8 +175,8 @@ DIFFERENT = {
     "what changes a number": [
         (f"5 {words}", "5")
         for words in """dozen|million|hundred|hundredths|thousand|fifths|halves|and a half|squared|factorial|doubled|over ten|
-        minus one|or six|times ten|bil|MM|mil|millones|tausend|ribu|pi|sin x|twenty-fifths|forty|degrees below zero""".split("|")
-    ] + [(f"5{word}", "5") for word in ("万", "个半小时", "分之一", "又二分之一", "만", "億", "십", "割", "!", "^2", "i", "x", r"\pi")],
+        minus one|or six|times ten|bil|MM|mil|millones|Millionen|miliardi|tausend|ribu|docenas|pi|sin x|twenty-fifths|forty|degrees below zero""".split("|")
+    ] + [(f"5{word}", "5") for word in ("万", "个半小时", "元五角", "分之一", "又二分之一", "만", "億", "십", "割", "!", "^2", "i", "x", r"\pi")],
     "units and names": [
         ("5 cm", "5 m"), ("$5", "5 cents"), ("£5", "5 lb"), ("5 min", "5 m"), ("5 s", "5 m"), ("5 cm^2", "5 cm"), ("50%", "50 cm"),
         ("x = 3", "y = 3"), ("x_{1} = 3", "x_2 = 3"), (r"2\sqrt{3} cm", r"2\sqrt{3} m"), ("x=3 or x=4", "y=3 or y=4"),
@@ -279,7 +280,7 @@ def test_two_choices_or_another_letter_are_none(text):
 
 
 def test_several_choices_count_in_any_order_and_together():
-    for text in ("AC", "A, C", "C and A", "(A), (C)", r"\text{A and C}", "A、C"):
+    for text in ("AC", "A, C", "C and A", "(A), (C)", r"\text{A and C}", "A、C", "A & C"):
         assert accuracy_reward(rf"\boxed{{{text}}}", "AC") == accuracy_reward(f"Answer: {text}", "A, C") == 1.0
         assert accuracy_reward(rf"\boxed{{{text}}}", "A") == accuracy_reward(rf"\boxed{{{text}}}", "ACD") == 0.0
     assert accuracy_reward(r"\boxed{A} and \boxed{C}", "A, C") == 1.0
